@@ -1,0 +1,51 @@
+# Two commands do everything on a machine with Python 3.11 or later, make and a package registry:
+#   make demo    see it work          make test    prove that it works
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test check bench faults lock clean
+
+help:
+	@echo "make demo    an embedded bus at work, 20 s at most"
+	@echo "make test    the whole test suite, under 10 minutes"
+	@echo "make check   lint, types and import direction"
+	@echo "make bench   the benchmarks, each beside its peer; writes benchmarks/results/"
+	@echo "make faults  the long fault runs: 200 x kill -9 and more"
+	@echo "make lock    refresh requirements.lock from pyproject.toml"
+
+# Every package is pinned by version and hash; the build backend comes from the same lock.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "zbus needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/zbus demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not nightly"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+faults: $(READY)
+	$(BIN)/python -m pytest -m nightly tests/faults --timeout 3600
+
+lock: $(READY)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --python-version 3.11 \
+		--no-header --no-annotate --upgrade --quiet -o requirements.lock
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,136 @@
+"""The head record: a small file beside the log that says what the log must hold, and who owns it.
+
+A SQLite file cannot tell that it was replaced by an older copy, or that a flipped bit made its
+write-ahead log end early: both look like a shorter, healthy log. So the epoch and the last
+acknowledged offset are kept outside of it, in memory shared with the kernel, which survives a
+killed process at the price of a few stores per commit. Offsets are reserved in steps, synced to
+disk before any of them is used, so that not even a log that lost its end gives one out twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+from zbus.errors import LogDamaged, LogOwned
+
+RESERVE = 1 << 20
+_MAGIC = b"zbushead1\n"
+_OWNER = struct.Struct("<q")  # the owner's pid, at 16
+_SLOT = struct.Struct("<16sqqqqI")  # epoch, head, reserved, sent, serial, checksum
+_SLOTS_AT = (64, 128)
+_SIZE = 4096
+
+
+class Head(NamedTuple):
+    """What the record says of the log."""
+
+    epoch: bytes
+    head: int = 0
+    reserved: int = 0
+    sent: int = 0
+
+
+class HeadRecord:
+    """The record of one log, locked by its owner. `update` is cheap; `sync` puts it on disk."""
+
+    def __init__(self, log_path: str) -> None:
+        self.path = Path(f"{log_path}-head")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._lock(log_path)
+            new = os.fstat(self._fd).st_size == 0
+            if new:
+                os.truncate(self._fd, _SIZE)
+            self._map = mmap.mmap(self._fd, _SIZE)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._serial = 0
+        self.current: Head | None = None
+        if not new:
+            self._load(log_path)
+        self._map[: len(_MAGIC)] = _MAGIC
+        _OWNER.pack_into(self._map, 16, os.getpid())
+
+    def update(self, head: Head) -> None:
+        """Record `head`. The older of the two slots is written, so a torn write leaves the newer one."""
+        self._serial += 1
+        fields = (*head, self._serial)
+        checksum = zlib.crc32(repr(fields).encode())
+        _SLOT.pack_into(self._map, _SLOTS_AT[self._serial & 1], *fields, checksum)
+        self.current = head
+
+    def sync(self) -> None:
+        """Put the record on disk."""
+        self._map.flush()
+
+    def close(self) -> None:
+        """Sync, give up the ownership, and close."""
+        self.sync()
+        _OWNER.pack_into(self._map, 16, 0)
+        self._map.close()
+        os.close(self._fd)
+
+    def _lock(self, log_path: str) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LogOwned(log_path, owner_pid(log_path) or 0) from None
+
+    def _load(self, log_path: str) -> None:
+        try:
+            found = _newest(bytes(self._map), log_path)
+        except LogDamaged:
+            self._map.close()
+            os.close(self._fd)
+            raise
+        if found is not None:
+            self.current, self._serial = found
+
+
+def read_record(log_path: str) -> Head | None:
+    """What the record beside a log says, without owning it; None where there is none."""
+    try:
+        data = Path(f"{log_path}-head").read_bytes()
+    except FileNotFoundError:
+        return None
+    found = _newest(data, log_path)
+    return None if found is None else found[0]
+
+
+def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:
+    """The newer whole slot and its serial number; None where nothing was recorded yet."""
+    if not any(data):
+        return None  # made by a process that was killed before it wrote
+    if not data.startswith(_MAGIC) or len(data) < _SIZE:
+        raise LogDamaged(log_path, "the head record beside it is not one")
+    slots = [_SLOT.unpack_from(data, at) for at in _SLOTS_AT]
+    whole = [slot for slot in slots if slot[4] and zlib.crc32(repr(slot[:5]).encode()) == slot[5]]
+    if whole:
+        newest = max(whole, key=lambda slot: slot[4])
+        return Head(*newest[:4]), newest[4]
+    if any(slot[4] for slot in slots):
+        raise LogDamaged(log_path, "the head record beside it is damaged")
+    return None
+
+
+def owner_pid(log_path: str) -> int | None:
+    """The process that owns the log now, or None. A lock that can be had means that there is no owner."""
+    try:
+        with Path(f"{log_path}-head").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                return None
+            data = file.read(16 + _OWNER.size)
+    except FileNotFoundError:
+        return None
+    return int(_OWNER.unpack_from(data, 16)[0]) if len(data) >= 24 else None

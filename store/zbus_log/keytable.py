@@ -1,0 +1,74 @@
+"""The keys of a log, as readers need them: names of ids, and the ids that an expression asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import msgspec
+from sqlalchemy import Connection
+
+from zbus.keys import KeySet
+
+NAMES_KEPT_MAX = 200_000
+SETS_KEPT_MAX = 256
+
+_decode = msgspec.json.Decoder(list[tuple[int, str]]).decode
+_SINCE = "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id > ?1 AND key >= ?2 AND key < ?3"
+_BY_ID = (
+    "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id IN (SELECT value FROM json_each(?1))"
+)
+
+
+class KeyTable:
+    """Shared by the threads that read. Keys are only ever added, so what was learned stays true."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._matching: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def name(self, id_: int) -> str:
+        """The key of an id that `learn` has seen."""
+        return self._names[id_]
+
+    def learn(self, connection: Connection, ids: Iterable[int]) -> None:
+        """Look up the names of ids that are not known yet."""
+        names = self._names
+        unknown = [id_ for id_ in set(ids) if id_ not in names]
+        if unknown:
+            found = _decode(
+                connection.exec_driver_sql(_BY_ID, (msgspec.json.encode(unknown).decode(),)).scalar_one()
+            )
+            if len(names) + len(found) > NAMES_KEPT_MAX:
+                self._names = names = {}  # pages that still use the old one keep it
+            names.update(found)
+
+    def names(self) -> dict[int, str]:
+        """The names known now; a page keeps this until it is decoded."""
+        return self._names
+
+    def matching(self, connection: Connection, keys: KeySet) -> tuple[list[int], float]:
+        """The ids of the keys that belong to `keys`, and their share of all. Looks only at keys added since."""
+        with self._lock:
+            seen, ids = self._matching.pop(keys.expressions, (0, []))
+            newest = int(connection.exec_driver_sql("SELECT ifnull(max(id), 0) FROM keys").scalar_one())
+            if newest > seen:
+                fresh: dict[int, str] = {}
+                for low, high in {_bounds(each) for each in keys.expressions}:
+                    fresh.update(_decode(connection.exec_driver_sql(_SINCE, (seen, low, high)).scalar_one()))
+                ids = ids + [id_ for id_, name in fresh.items() if id_ <= newest and name in keys]
+            self._matching[keys.expressions] = (newest, ids)
+            while len(self._matching) > SETS_KEPT_MAX:
+                self._matching.pop(next(iter(self._matching)))
+            return ids, len(ids) / newest if newest else 0.0
+
+
+def _bounds(expression: str) -> tuple[str, str]:
+    """The range of text in which every key of an expression lies: its literal beginning."""
+    literal = expression.partition("*")[0].removesuffix("$")
+    if literal == expression:
+        return literal, literal + "\x00"
+    # 'a/**' matches 'a' too, so the range starts before the slash.
+    literal = literal.removesuffix("/")
+    return literal, literal + "\U0010ffff"

@@ -1,0 +1,297 @@
+"""The SQLite log as the core sees it: opening with every check, then writer, reader and cursors."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pysqlite3
+from sqlalchemy import Connection
+
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
+from zbus.keys import KeySet
+from zbus.ports import Appended, Page, Row, Span
+
+from .cursors import SqliteCursors
+from .database import log_errors, make_engine, transaction
+from .headrecord import RESERVE, Head, HeadRecord
+from .reader import Reader
+from .retention import Rules, Trimmed, plan, trim_step
+from .schema import BLOCK, VERSION, file_version, get_epoch, get_head, get_low_water, prepare, set_epoch
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+    from zbus.ports import Log
+
+POLL_S = (0.001, 0.02)
+
+
+def open_log(config: BusConfig) -> SqliteLog:
+    """Open the log that a configuration names."""
+    assert config.log is not None
+    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_past_cursors)
+    if config.log == "memory":
+        # A log like any other, on a file system in memory where there is one; it goes with the bus.
+        folder = tempfile.TemporaryDirectory(
+            prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+        )  # noqa: S108
+        return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
+    synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
+    return SqliteLog(
+        str(Path(config.log).expanduser()),
+        read_only=config.read_only,
+        synchronous=synchronous,
+        accept_loss=config.accept_loss,
+        rules=rules,
+    )
+
+
+class SqliteLog:
+    """An append-only log in one SQLite file, owned by one process, readable by any."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        read_only: bool = False,
+        synchronous: str = "FULL",
+        accept_loss: bool = False,
+        rules: Rules | None = None,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
+        self._rules = rules or Rules()
+        self._writer: Writer | None = None
+        self._connection: Connection | None = None
+        self._record: HeadRecord | None = None
+        self._watching: threading.Thread | None = None
+        self._closed = threading.Event()
+        if not Path(path).parent.is_dir():
+            raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
+        self.cursors = SqliteCursors(path)
+        try:
+            if read_only:
+                self._check_readable()
+            else:
+                self._own(accept_loss)
+        except BaseException:
+            self.close(1.0)
+            raise
+        self._reader = Reader(path, self._read_engine)
+
+    @property
+    def sent(self) -> int:
+        """How far the outbox is."""
+        return self._writer.sent if self._writer else 0
+
+    @sent.setter
+    def sent(self, offset: int) -> None:
+        if self._writer is not None:
+            self._writer.set_sent(offset)
+
+    def append(self, rows: Sequence[Row], done: Appended) -> None:
+        """Queue rows for the next commit; `done` is called from the writer's thread."""
+        if self._writer is None:
+            done(LogReadOnly(self.path))
+        elif self._closed.is_set():
+            done(LogError(f"{self.path} is closed; not stored"))
+        else:
+            self._writer.submit(rows, done)
+
+    def read(self, keys: KeySet, span: Span, limit: int) -> Page:
+        """The next page of a span."""
+        return self._reader.read(keys, span, limit)
+
+    def narrow(self, span: Span) -> Span:
+        """Times as offsets, and an end."""
+        return self._reader.narrow(span)
+
+    def head(self) -> int:
+        """The last committed offset."""
+        return self._reader.head()
+
+    def low_water(self) -> int:
+        """Everything up to this offset was removed by retention."""
+        return self._reader.low_water()
+
+    def watch(self, moved: Callable[[int], None]) -> None:
+        """Look at the head again and again, seldom while nothing happens: there is no socket to be told by."""
+
+        def run() -> None:
+            last, pause = -1, POLL_S[0]
+            while not self._closed.wait(pause):
+                try:
+                    head = self._reader.head()
+                except LogError:
+                    head = last  # shown to whoever reads; the watch goes on
+                pause = POLL_S[0] if head != last else min(POLL_S[1], pause * 1.5)
+                if head != last:
+                    last = head
+                    moved(head)
+
+        self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
+        self._watching.start()
+
+    def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Trimmed:
+        """Remove what the rules do not let stay, now; commits go on in between."""
+        if self._writer is None:
+            raise LogReadOnly(self.path)
+        done = threading.Event()
+        state: list[Any] = [None, 0, None]
+
+        def step() -> None:
+            try:
+                state[0] = state[0] or plan(self._writing, rules, self._owner.head, self.cursors.lowest())
+                removed = trim_step(self._writing, state[0][0])
+            except BaseException as error:
+                state[2] = error
+                done.set()
+                raise
+            state[1] += removed
+            if progress is not None:
+                progress(state[1])
+            self._owner.run(step) if removed else done.set()
+
+        self._writer.run(step)
+        while not done.wait(0.1):
+            if self._closed.is_set():
+                raise LogError(f"{self.path} was closed; {state[1]} events were removed")
+        if state[2] is not None:
+            raise state[2]
+        return Trimmed(get_low_water(self._writing), state[1], state[0][1])
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What this log is, for records and the command line."""
+        return {
+            "log": self.path,
+            "head": self.head(),
+            "low_water": self.low_water(),
+            "read_only": self.read_only,
+            "synchronous": self._synchronous,
+            "sqlite": pysqlite3.sqlite_version,
+        }
+
+    def close(self, timeout_s: float) -> None:
+        """Commit what was appended, then let go of the file. A disk that hangs is left to its daemon thread."""
+        self._closed.set()
+        deadline = time.monotonic() + timeout_s
+        stopped = self._writer is None or self._writer.close(timeout_s)
+        if self._watching is not None:
+            self._watching.join(max(0.1, deadline - time.monotonic()))
+        self.cursors.close(max(0.1, deadline - time.monotonic()))
+        if hasattr(self, "_read_engine"):
+            self._read_engine.dispose()
+        if stopped and self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if stopped and self._record is not None:
+            self._record.close()
+            self._record = None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def _owner(self) -> Writer:
+        assert self._writer is not None
+        return self._writer
+
+    @property
+    def _writing(self) -> Connection:
+        assert self._connection is not None
+        return self._connection
+
+    def _check_readable(self) -> None:
+        if not Path(self.path).is_file():
+            raise ConfigInvalid("log", f"there is no log {self.path!r} to read")
+        self._read_engine = make_engine(self.path, read_only=True)
+        with log_errors(self.path), self._read_engine.connect() as connection:
+            version = file_version(connection)
+        if version != VERSION:
+            raise LogDamaged(self.path, f"the log has version {version}, and reading alone needs {VERSION}")
+
+    def _own(self, accept_loss: bool) -> None:
+        """Lock, migrate, compare with the head record, and start the writer."""
+        self._record = HeadRecord(self.path)
+        existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
+        known = self._record.current
+        if not existed and known is not None and known.head > 0 and not accept_loss:
+            raise LogDamaged(self.path, "the file is gone or empty", (1, known.head))
+        self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
+        with log_errors(self.path):
+            prepare(self._connection, self.path)
+            state = self._compare(known, accept_loss)
+            lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
+        self._record.update(state)
+        self._record.sync()
+        self._read_engine = make_engine(self.path, read_only=True)
+        now_and_then = self._retain_now_and_then if self._rules else None
+        self._writer = Writer(
+            self.path, self._connection, self._record, self._synchronous, max(state.head, lost), now_and_then
+        )
+
+    def _compare(self, known: Head | None, accept_loss: bool) -> Head:
+        """Hold the file against the record; return what the record shall say from now on."""
+        head, epoch = get_head(self._writing), get_epoch(self._writing)
+        problem: LogDamaged | None = None
+        if known is None:
+            if head == 0:
+                return Head(epoch)
+            problem = LogDamaged(
+                self.path, "there is no head record beside it, so a lost end could not be noticed"
+            )
+            known = Head(epoch, head, head + RESERVE, head)
+        elif known.epoch != epoch and known.head > 0:
+            problem = LogDamaged(self.path, "this is another log than the one that was here", (1, known.head))
+        elif head < known.head:
+            reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
+            problem = LogDamaged(self.path, reason, (head + 1, known.head))
+        else:
+            self._check_tail(head)
+        if problem is None:
+            return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
+        if not accept_loss:
+            raise problem
+        return self._begin_epoch(known, head)
+
+    def _begin_epoch(self, known: Head, head: int) -> Head:
+        """Go on after a loss: what was reserved is never given out again."""
+        epoch, reserved = secrets.token_bytes(16), max(known.reserved, known.head, head)
+        with transaction(self._writing):
+            set_epoch(self._writing, epoch)
+            self._writing.exec_driver_sql(
+                "INSERT OR REPLACE INTO losses (first, last, found_at) VALUES (?, ?, ?)",
+                (head + 1, reserved, time.time_ns()),
+            )
+        return Head(epoch, head, reserved, min(known.sent, head))
+
+    def _check_tail(self, head: int) -> None:
+        """The end of the log is whole: as many events as there are offsets that were not sealed yet."""
+        found, first = self._writing.exec_driver_sql(
+            "SELECT count(*), min(offset) FROM events WHERE offset >"
+            f" (SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
+        ).one()
+        if not found:
+            return
+        lost = self._writing.exec_driver_sql(
+            "SELECT ifnull(sum(min(last, ?2) - max(first, ?1) + 1), 0) FROM losses WHERE first <= ?2 AND last >= ?1",
+            (first, head),
+        ).scalar_one()
+        if found != head - first + 1 - lost:
+            raise LogDamaged(
+                self.path, f"{head - first + 1 - lost - found} events are missing after offset {first}"
+            )
+
+    def _retain_now_and_then(self) -> None:
+        target, _ = plan(self._writing, self._rules, self._owner.head, self.cursors.lowest())
+        if trim_step(self._writing, target) > 1:
+            self._owner.run(self._retain_now_and_then)
+
+
+if TYPE_CHECKING:
+    _port: type[Log] = SqliteLog

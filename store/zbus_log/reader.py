@@ -1,0 +1,163 @@
+"""Reading a log: pages by offset, by time and by key expression, on any thread, beside the writer.
+
+A page is one statement, hence one consistent view and one short read transaction: a slow consumer
+never holds up a checkpoint. A page for some keys takes their offsets from `by_key`, so it reads the
+payloads of those keys and no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine
+
+from zbus.errors import LogTrimmed
+from zbus.keys import KeySet
+from zbus.ports import Span
+
+from .database import log_errors
+from .keytable import KeyTable
+from .rows import PAGE, SIZE, RowPage
+from .schema import BLOCK, get_head, get_low_water
+
+PAGE_BYTES_MAX = 8 * 1024 * 1024
+WINDOW_MIN = 4 * BLOCK
+WINDOW_MAX = 1 << 30
+SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
+
+_SEALED = f"(SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
+_TIMES = "published_at BETWEEN :from_ns AND :to_ns"
+_ALL = f"SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit"
+_MOST = f"""
+SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES}
+AND key IN (SELECT value FROM json_each(:keys)) ORDER BY offset LIMIT :limit
+"""
+_SOME = f"""
+SELECT events.* FROM (
+    SELECT offset FROM by_key
+    WHERE key IN (SELECT value FROM json_each(:keys)) AND offset > :after AND offset <= :until
+    UNION ALL
+    SELECT offset FROM events
+    WHERE offset > max(:after, {_SEALED}) AND offset <= :until AND key IN (SELECT value FROM json_each(:keys))
+    ORDER BY offset
+) AS wanted CROSS JOIN events ON events.offset = wanted.offset WHERE {_TIMES} ORDER BY events.offset LIMIT :limit
+"""
+_ids = msgspec.json.Decoder(list[int]).decode
+
+
+class Reader:
+    """Reads through its own connections; safe from several threads at once."""
+
+    def __init__(self, path: str, engine: Engine) -> None:
+        self.path, self._engine = path, engine
+        self._keys = KeyTable()
+        self._windows: dict[tuple[str, ...], int] = {}
+
+    def head(self) -> int:
+        """The last offset that is committed; 0 for an empty log."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_head(connection)
+
+    def low_water(self) -> int:
+        """Everything up to this offset was removed by retention."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_low_water(connection)
+
+    def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
+        """The next events of `span`; the page is bounded by `limit`, by bytes, and by how far it looks."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            if keys.everything:
+                return self._page(connection, _ALL, span, limit, WINDOW_MAX)
+            ids, share = self._keys.matching(connection, keys)
+            window = self._windows.get(keys.expressions, WINDOW_MIN)
+            chosen = _MOST if share > SCAN_SHARE else _SOME
+            page = self._page(connection, chosen, span, limit, window, msgspec.json.encode(ids).decode())
+            if len(self._windows) > 1000:
+                self._windows.clear()
+            # Look further where events are rare, less far where a window holds many pages.
+            full = page.count >= limit
+            self._windows[keys.expressions] = (
+                max(WINDOW_MIN, window // 2) if full else min(WINDOW_MAX, window * 2)
+            )
+            return page
+
+    def narrow(self, span: Span) -> Span:
+        """Turn times into offsets: blocks know the times they span, so little is scanned."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            try:
+                head, low_water = get_head(connection), get_low_water(connection)
+                if 0 < span.after < low_water:
+                    raise LogTrimmed(span.after, low_water)
+                after, until = span.after, head if span.until is None else min(span.until, head)
+                if span.from_ns is not None:
+                    after = max(after, first_at(connection, span.from_ns, head) - 1)
+                if span.to_ns is not None:
+                    until = min(until, _last_at(connection, span.to_ns))
+                return Span(after, until, span.from_ns, span.to_ns)
+            finally:
+                connection.exec_driver_sql("COMMIT")
+
+    def _page(
+        self, connection: Connection, chosen: str, span: Span, limit: int, window: int, keys: str = ""
+    ) -> _CountedPage:
+        until = span.after + window if span.until is None else min(span.until, span.after + window)
+        values: dict[str, Any] = {
+            "after": span.after,
+            "until": until,
+            "from_ns": -1 if span.from_ns is None else span.from_ns,
+            "to_ns": (1 << 63) - 1 if span.to_ns is None else span.to_ns,
+            "bytes": PAGE_BYTES_MAX,
+            "keys": keys,
+        }
+        page, size = PAGE.format(chosen=chosen), SIZE.format(chosen=chosen)
+        while True:
+            values["limit"] = limit
+            if limit == 1:
+                values["bytes"] = 1 << 40  # one event is always served, however large it is
+            row = connection.exec_driver_sql(page, values).one()
+            numbers, bodies, used, count, last, head, low_water = row
+            if count or limit == 1 or connection.exec_driver_sql(size, values).scalar_one() <= PAGE_BYTES_MAX:
+                break
+            limit = max(1, limit // 2)
+        low_water = int(low_water)
+        if span.after < low_water and (span.after > 0 or (count and last <= low_water)):
+            raise LogTrimmed(span.after, low_water)
+        self._keys.learn(connection, _ids(used))
+        covered = last if count >= limit else max(span.after, min(until, head))
+        return _CountedPage(numbers, bodies or b"", covered, low_water, self._keys.names(), count)
+
+
+class _CountedPage(RowPage):
+    def __init__(
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, names: dict[int, str], count: int
+    ) -> None:
+        super().__init__(numbers, bodies, covered, low_water, names.__getitem__)
+        self.count = count
+
+
+def first_at(connection: Connection, time_ns: int, head: int) -> int:
+    """The lowest offset published at or after a time; one past the head if there is none."""
+    block = connection.exec_driver_sql(
+        "SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)
+    ).scalar()
+    start = f"{int(block) * BLOCK}" if block is not None else f"{_SEALED} + 1"
+    found = connection.exec_driver_sql(
+        f"SELECT offset FROM events WHERE offset >= {start} AND published_at >= ? ORDER BY offset LIMIT 1",
+        (time_ns,),
+    ).scalar()
+    return head + 1 if found is None else int(found)
+
+
+def _last_at(connection: Connection, time_ns: int) -> int:
+    """No event published up to a time lies beyond this offset."""
+    tail = connection.exec_driver_sql(
+        f"SELECT max(offset) FROM events WHERE offset > {_SEALED} AND published_at <= ?", (time_ns,)
+    ).scalar()
+    if tail is not None:
+        return int(tail)
+    block = connection.exec_driver_sql(
+        "SELECT max(block) FROM blocks WHERE published_min <= ?", (time_ns,)
+    ).scalar()
+    return -1 if block is None else int(block) * BLOCK + BLOCK - 1

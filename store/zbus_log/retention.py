@@ -1,0 +1,87 @@
+"""Retention: removing the oldest events by age, size and count, in small steps between commits."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from zbus.ports import Cursor
+
+from .database import transaction
+from .reader import first_at
+from .schema import BLOCK, get_low_water
+
+STEP = 4096
+
+
+class Rules(NamedTuple):
+    """What may stay."""
+
+    age_s: float | None = None
+    size_bytes: int | None = None
+    events: int | None = None
+    past_cursors: bool = False
+
+    def __bool__(self) -> bool:
+        return any(rule is not None for rule in self[:3])
+
+
+class Trimmed(NamedTuple):
+    """What retention did: the new low-water mark, how many events went, and who held it back."""
+
+    low_water: int
+    removed: int
+    held_by: str | None
+
+
+def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None) -> tuple[int, str | None]:
+    """Up to which offset events may go, and the durable name that stands in the way, if one does."""
+    target = get_low_water(connection)
+    if rules.events is not None:
+        target = max(target, head - rules.events)
+    if rules.age_s is not None:
+        cutoff_ns = time.time_ns() - int(rules.age_s * 1e9)
+        target = max(target, first_at(connection, cutoff_ns, head) - 1)
+    if rules.size_bytes is not None:
+        target = max(target, _by_size(connection, rules.size_bytes, head))
+    if lowest is not None and lowest.offset < target and not rules.past_cursors:
+        return lowest.offset, lowest.name
+    return target, None
+
+
+def trim_step(connection: Connection, target: int) -> int:
+    """Remove at most one step's worth of events, oldest first; return how many went, 0 when done."""
+    low = get_low_water(connection)
+    if low >= target:
+        return 0
+    first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
+    upto = target if first is None else min(target, max(low, int(first) - 1) + STEP)
+    with transaction(connection):
+        connection.exec_driver_sql("UPDATE state SET low_water = ?", (upto,))
+        connection.exec_driver_sql(
+            "DELETE FROM by_key WHERE (key, offset) IN (SELECT key, offset FROM events WHERE offset <= ?)",
+            (upto,),
+        )
+        gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (upto,)).rowcount
+        for table in ("runs", "blocks"):
+            # The newest sealed block stays: it says how far sealing is.
+            connection.exec_driver_sql(
+                f"DELETE FROM {table} WHERE block < ? AND block < (SELECT max(block) FROM blocks)",
+                ((upto + 1) // BLOCK,),
+            )
+    connection.exec_driver_sql("PRAGMA incremental_vacuum(1000)").all()
+    return max(gone, 1)
+
+
+def _by_size(connection: Connection, size_bytes: int, head: int) -> int:
+    """The offset up to which events must go for the file to fit, from the mean size of an event."""
+    pages, free, page = (
+        int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    used, low = (pages - free) * page, get_low_water(connection)
+    if used <= size_bytes or head <= low:
+        return low
+    return low + min(head - low, int((used - size_bytes) / (used / (head - low))) + 1)

@@ -1,0 +1,103 @@
+"""Events as rows, many at a time: one SQL statement writes a batch, one reads a page.
+
+A Python driver gives up the interpreter lock and takes it back for every row it writes or reads,
+and beside a busy event loop each of those can wait milliseconds. So a batch goes in as one JSON
+array of numbers and one blob of all bodies, and a page comes out the same way: SQLite does the
+work of a whole batch in a single step, on another core, while Python goes on.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from zbus.errors import EventCorrupt, LogError
+from zbus.event import Event, headers_of
+from zbus.ports import Row
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
+_pack = struct.Struct("<qqqqq").pack
+_crc32 = zlib.crc32
+
+INSERT = """
+INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+       iif(value ->> 7, substr(?2, value ->> 6, value ->> 7), NULL),
+       substr(?2, (value ->> 6) + (value ->> 7), value ->> 8)
+FROM json_each(?1)
+"""
+
+# `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
+# first, and yields nothing when that is over :bytes, so that memory is bounded whatever the log holds.
+SIZE = "SELECT ifnull(sum(length(payload)), 0) FROM ({chosen})"
+PAGE = f"""
+SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
+                                   ifnull(length(headers), 0), length(payload))),
+       group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), ''),
+       json_group_array(DISTINCT key), count(*), max(offset),
+       (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water) FROM state),
+       (SELECT low_water FROM state)
+FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
+"""
+
+
+def encode_rows(rows: Sequence[Row], offset: int, key_ids: Mapping[str, int]) -> tuple[str, bytes]:
+    """The two parameters of INSERT for `rows` at the offsets from `offset` on."""
+    numbers = []
+    bodies = []
+    at = 1  # substr counts from one
+    for publisher, sequence, published_at, name, payload, headers in rows:
+        key = key_ids[name]
+        crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+        if headers:
+            crc = _crc32(headers, crc)
+            bodies.append(headers)
+            headers_bytes = len(headers)
+        else:
+            headers_bytes = 0
+        size = len(payload)
+        crc = _crc32(payload, crc)
+        numbers.append((offset, publisher, sequence, published_at, key, crc, at, headers_bytes, size))
+        bodies.append(payload)
+        at += headers_bytes + size
+        offset += 1
+    return _encode(numbers).decode(), b"".join(bodies)
+
+
+class RowPage:
+    """A page as SQLite returned it. Decoded when and where somebody wants the events."""
+
+    def __init__(
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str]
+    ) -> None:
+        self._numbers, self._bodies, self._key_name = numbers, bodies, key_name
+        self.covered, self.low_water = covered, low_water
+
+    def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
+        """The events of this page in order, each checked against its checksum."""
+        found: list[Event] = []
+        skipped = at = 0
+        bodies, key_name = self._bodies, self._key_name
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(
+            self._numbers
+        ):
+            headers = bodies[at : at + headers_bytes] if headers_bytes else None
+            at += headers_bytes
+            payload = bodies[at : at + size]
+            at += size
+            crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+            if headers:
+                crc = _crc32(headers, crc)
+            if _crc32(payload, crc) != stored:
+                if not skip_corrupt:
+                    return found, EventCorrupt(offset, "its checksum does not match"), skipped
+                skipped += 1
+                continue
+            found.append(
+                Event(publisher, sequence, published_at, key_name(key), payload, headers_of(headers), offset)
+            )
+        return found, None, skipped

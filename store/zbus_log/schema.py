@@ -1,0 +1,155 @@
+"""The tables of the log, and how an older file becomes a current one.
+
+`events` is append-only: triggers refuse an update, and a delete of anything above the low-water
+mark that retention sets first. It carries no secondary index, because an index by key or by
+publisher dirties a page per key at each commit. Instead the writer seals every block of 4,096
+offsets once: then its events are entered in `by_key`, the publishers' sequences in `runs`, and the
+times in `blocks`. What is not sealed yet is short enough to scan.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, insert, select, update
+from sqlalchemy.schema import CreateTable
+
+from zbus.errors import LogDamaged
+
+from .database import PAGE_BYTES, transaction
+
+BLOCK = 4096
+
+metadata = MetaData()
+
+events = Table(
+    "events",
+    metadata,
+    Column("offset", INTEGER, primary_key=True),
+    Column("publisher", INTEGER, nullable=False),
+    Column("sequence", INTEGER, nullable=False),
+    Column("published_at", INTEGER, nullable=False),
+    Column("key", INTEGER, nullable=False),
+    Column("checksum", INTEGER, nullable=False),
+    Column("headers", BLOB),
+    Column("payload", BLOB, nullable=False),
+    sqlite_strict=True,
+)
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", INTEGER, primary_key=True),
+    Column("key", TEXT, nullable=False, unique=True),
+    sqlite_strict=True,
+)
+by_key = Table(
+    "by_key",
+    metadata,
+    Column("key", INTEGER, primary_key=True),
+    Column("offset", INTEGER, primary_key=True),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+runs = Table(
+    "runs",
+    metadata,
+    Column("publisher", INTEGER, primary_key=True),
+    Column("block", INTEGER, primary_key=True),
+    Column("first_sequence", INTEGER, nullable=False),
+    Column("last_sequence", INTEGER, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("block", INTEGER, primary_key=True),
+    Column("events", INTEGER, nullable=False),
+    Column("bytes", INTEGER, nullable=False),
+    Column("published_min", INTEGER),
+    Column("published_max", INTEGER),
+    sqlite_strict=True,
+)
+losses = Table(
+    "losses",
+    metadata,
+    Column("first", INTEGER, primary_key=True),
+    Column("last", INTEGER, nullable=False),
+    Column("found_at", INTEGER, nullable=False),
+    sqlite_strict=True,
+)
+state = Table(  # one row
+    "state",
+    metadata,
+    Column("epoch", BLOB, nullable=False),
+    Column("low_water", INTEGER, nullable=False),
+    sqlite_strict=True,
+)
+
+_TRIGGERS = (
+    "CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events "
+    "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
+    "CREATE TRIGGER events_are_not_deleted BEFORE DELETE ON events "
+    "WHEN OLD.offset > (SELECT low_water FROM state) "
+    "BEGIN SELECT RAISE(ABORT, 'the log is append-only above its low-water mark'); END",
+)
+
+
+def _create(connection: Connection) -> None:
+    """Version 1: everything."""
+    for table in metadata.sorted_tables:
+        connection.execute(CreateTable(table))
+    for trigger in _TRIGGERS:
+        connection.exec_driver_sql(trigger)
+    connection.execute(insert(state).values(epoch=secrets.token_bytes(16), low_water=0))
+
+
+# MIGRATIONS[n] brings a file from version n to n + 1. Never change one that was released: add the next.
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create,)
+VERSION = len(MIGRATIONS)
+
+
+def prepare(connection: Connection, path: str) -> None:
+    """Make the file a log of the current version: create it, migrate it, or refuse a newer one."""
+    version = file_version(connection)
+    if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
+        raise LogDamaged(path, "this is a SQLite database, but not a log of zbus")
+    if version > VERSION:
+        raise LogDamaged(path, f"the log has version {version}, and this zbus knows {VERSION}: upgrade zbus")
+    if version == 0:
+        connection.exec_driver_sql(f"PRAGMA page_size={PAGE_BYTES}")
+        connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
+    if connection.exec_driver_sql("PRAGMA journal_mode=WAL").scalar_one() != "wal":
+        raise LogDamaged(path, "this file system cannot keep a write-ahead log")
+    for migration in MIGRATIONS[version:]:
+        with transaction(connection):
+            migration(connection)
+            version += 1
+            connection.exec_driver_sql(f"PRAGMA user_version={version}")
+
+
+def file_version(connection: Connection) -> int:
+    """The version that the file says it has."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def get_epoch(connection: Connection) -> bytes:
+    """The identity of this log's offsets."""
+    return bytes(connection.execute(select(state.c.epoch)).scalar_one())
+
+
+def set_epoch(connection: Connection, epoch: bytes) -> None:
+    """Begin a new epoch, after a loss."""
+    connection.execute(update(state).values(epoch=epoch))
+
+
+def get_low_water(connection: Connection) -> int:
+    """Retention removed everything up to this offset."""
+    return int(connection.exec_driver_sql("SELECT low_water FROM state").scalar_one())
+
+
+def get_head(connection: Connection) -> int:
+    """The last offset that was committed, also where retention has removed it; 0 for a new log."""
+    newest = connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one()
+    return max(newest or 0, get_low_water(connection))

@@ -1,0 +1,301 @@
+"""The one writer of a log: a thread that commits whatever has gathered, and seals full blocks.
+
+Group commit comes by itself: while one batch is being synced to disk, the next one gathers. Each
+batch is one statement, hence one transaction and one sync. A batch that brings a new key begins a
+transaction by name, so that the key and its first event are stored together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from sqlalchemy import Connection
+
+from zbus.errors import LogDamaged, LogError, LogStopped
+from zbus.ports import Appended, Row
+from zbus.records import record
+
+from .database import log_errors, roll_back, transaction
+from .headrecord import RESERVE, Head, HeadRecord
+from .rows import INSERT, encode_rows
+from .schema import BLOCK
+
+COMMIT_ROWS_MAX = 4096
+COMMIT_BYTES_MAX = 32 * 1024 * 1024
+PUBLISHERS_KEPT_MAX = 100_000
+KEYS_KEPT_MAX = 200_000
+SEAL_LAG_BLOCKS_MAX = 8
+IDLE_S = 15.0
+
+_SEAL = (
+    "INSERT INTO by_key SELECT key, offset FROM events WHERE offset BETWEEN ?2 AND ?3 ORDER BY key, offset",
+    "INSERT INTO runs SELECT publisher, ?1, min(sequence), max(sequence) FROM events "
+    "WHERE offset BETWEEN ?2 AND ?3 GROUP BY publisher",
+    "INSERT INTO blocks SELECT ?1, count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) "
+    "FROM events WHERE offset BETWEEN ?2 AND ?3",
+)
+
+Append = tuple[Sequence[Row], Appended]
+
+
+class Writer:
+    """Owns the only connection that writes. `submit` never waits; each `done` is called once."""
+
+    def __init__(
+        self,
+        path: str,
+        connection: Connection,
+        head_record: HeadRecord,
+        synchronous: str,
+        start_after: int,
+        now_and_then: Callable[[], None] | None,
+    ) -> None:
+        self.path, self._connection, self._record = path, connection, head_record
+        self._synchronous = synchronous
+        state = head_record.current
+        assert state is not None
+        self.head, self.sent, self._state = state.head, state.sent, state
+        self._next = start_after + 1
+        self._now_and_then = now_and_then
+        self._sealed = self._last_sealed()
+        self._key_ids: dict[str, int] = {}
+        self._last_sequences: dict[int, int] = {}
+        self._stopped: LogError | None = None
+        self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, rows: Sequence[Row], done: Appended) -> None:
+        """Queue rows for the next commit."""
+        self._inbox.put((rows, done))
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Queue other work that writes: retention."""
+        self._inbox.put(task)
+
+    def set_sent(self, offset: int) -> None:
+        """Remember how far the outbox is. Called by the outbox, read at the next start."""
+        self.sent = offset
+        if self._inbox.empty():
+            self.run(self._touch_record)
+
+    def close(self, timeout_s: float) -> bool:
+        """Commit what was submitted and stop; False if that took too long."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # Everything below runs on the writer's thread.
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            appends: list[Append] = []
+            try:
+                task = self._inbox.get(timeout=IDLE_S if self._now_and_then else None)
+            except Empty:
+                task = self._now_and_then
+            rows = size = 0
+            while True:
+                if task is None:
+                    ended = True
+                    break
+                if callable(task):
+                    self._commit(appends)
+                    appends, rows, size = [], 0, 0
+                    self._attempt(task)
+                else:
+                    appends.append(task)
+                    rows += len(task[0])
+                    size += sum([len(row[4]) for row in task[0]])
+                if rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
+                    break
+                try:
+                    task = self._inbox.get_nowait()
+                except Empty:
+                    break
+            self._commit(appends)
+            self._seal_what_is_full(ended)
+
+    def _commit(self, appends: list[Append]) -> None:
+        """Store all appends in one transaction; tell each of its offsets, or of the error."""
+        if not appends:
+            return
+        batch = appends[0][0] if len(appends) == 1 else [row for rows, _ in appends for row in rows]
+        try:
+            if self._stopped is not None:
+                raise self._stopped
+            offsets = self._store(batch)
+        except LogError as error:
+            for _, done in appends:
+                done(error)
+            return
+        at = 0
+        for rows, done in appends:
+            done(offsets[at : at + len(rows)])
+            at += len(rows)
+
+    def _store(self, batch: Sequence[Row]) -> Sequence[int]:
+        first = self._next
+        fresh, offsets = self._fresh(batch)
+        if fresh:
+            last = first + len(fresh) - 1
+            try:
+                with log_errors(self.path):
+                    self._reserve(last)
+                    self._insert(fresh, first)
+            except LogError as error:
+                self._after_failure(error, last)
+            self.head = last
+            self._next = last + 1
+            self._touch_record()
+        return offsets
+
+    def _insert(self, rows: Sequence[Row], first: int) -> None:
+        unknown = {row[3] for row in rows}.difference(self._key_ids)
+        if not unknown:
+            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, self._key_ids))
+            return
+        names = json.dumps(sorted(unknown))
+        with transaction(self._connection):
+            self._connection.exec_driver_sql(
+                "INSERT INTO keys (key) SELECT value FROM json_each(?1) WHERE value NOT IN (SELECT key FROM keys)",
+                (names,),
+            )
+            found = self._connection.exec_driver_sql(
+                "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
+            )
+            key_ids = {**self._key_ids, **{key: id_ for key, id_ in found.tuples()}}
+            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, key_ids))
+        self._key_ids = key_ids if len(key_ids) <= KEYS_KEPT_MAX else {}
+
+    def _after_failure(self, error: LogError, last: int) -> None:
+        """A commit that failed may have happened: look, and say what is true."""
+        self._last_sequences.clear()
+        if isinstance(error, LogStopped | LogDamaged):
+            self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
+            raise self._stopped from error
+        with log_errors(self.path):
+            roll_back(self._connection)
+            stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
+        if stored != last:
+            raise error
+
+    def _fresh(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
+        """The rows that are not stored yet, and the offset of every row, stored or about to be."""
+        last_sequences = self._last_sequences
+        rising = True
+        for row in batch:
+            last = last_sequences.get(row[0])
+            if last is None:
+                last = self._last_sequence(row[0])
+            if row[1] <= last:
+                rising = False
+                break
+            last_sequences[row[0]] = row[1]
+        if rising:
+            return batch, range(self._next, self._next + len(batch))
+        last_sequences.clear()
+        return self._fresh_one_by_one(batch)
+
+    def _fresh_one_by_one(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
+        fresh: list[Row] = []
+        offsets: list[int] = []
+        known: dict[tuple[int, int], int] = {}
+        for row in batch:
+            identity = row[0], row[1]
+            stored = known.get(identity) or self._stored_at(*identity)
+            if stored is None:
+                stored = self._next + len(fresh)
+                fresh.append(row)
+            known[identity] = stored
+            offsets.append(stored)
+        return fresh, offsets
+
+    def _last_sequence(self, publisher: int) -> int:
+        """The highest sequence that is stored of a publisher, or -1."""
+        if len(self._last_sequences) >= PUBLISHERS_KEPT_MAX:
+            self._last_sequences.clear()
+        with log_errors(self.path):
+            last = self._connection.exec_driver_sql(
+                "SELECT max(ifnull((SELECT max(last_sequence) FROM runs WHERE publisher = ?1), -1),"
+                " ifnull((SELECT max(sequence) FROM events WHERE offset > ?2 AND publisher = ?1), -1))",
+                (publisher, self._sealed_until),
+            ).scalar_one()
+        return int(last)
+
+    def _stored_at(self, publisher: int, sequence: int) -> int | None:
+        """The offset of an identity, or None. Only blocks whose runs span the sequence are looked into."""
+        with log_errors(self.path):
+            blocks = self._connection.exec_driver_sql(
+                "SELECT block FROM runs WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ?",
+                (publisher, sequence, sequence),
+            ).scalars()
+            spans = [(block * BLOCK, block * BLOCK + BLOCK - 1) for block in blocks]
+            for first, last in [(self._sealed_until + 1, self._next), *spans]:
+                offset = self._connection.exec_driver_sql(
+                    "SELECT offset FROM events WHERE offset BETWEEN ? AND ? AND publisher = ? AND sequence = ?",
+                    (first, last, publisher, sequence),
+                ).scalar()
+                if offset is not None:
+                    return int(offset)
+        return None
+
+    # The head record, and sealing.
+
+    @property
+    def _sealed_until(self) -> int:
+        return self._sealed * BLOCK + BLOCK - 1
+
+    def _reserve(self, last: int) -> None:
+        if last > self._state.reserved:
+            self._state = self._state._replace(reserved=last + RESERVE)
+            self._record.update(self._state)
+            self._record.sync()
+
+    def _touch_record(self) -> None:
+        self._state = Head(self._state.epoch, self.head, self._state.reserved, self.sent)
+        self._record.update(self._state)
+
+    def _last_sealed(self) -> int:
+        sealed = self._connection.exec_driver_sql("SELECT max(block) FROM blocks").scalar()
+        return -1 if sealed is None else int(sealed)
+
+    def _seal_what_is_full(self, ended: bool) -> None:
+        """Seal when there is nothing else to do, or when it cannot wait. Derived data: no sync of its own."""
+        while not ended and self._stopped is None:
+            behind = self.head // BLOCK - 1 - self._sealed
+            if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and not self._inbox.empty()):
+                return
+            if not self._attempt(self._seal_next):
+                return
+            if self._now_and_then is not None:
+                self._attempt(self._now_and_then)
+
+    def _seal_next(self) -> None:
+        block = self._sealed + 1
+        bounds = (block, block * BLOCK, block * BLOCK + BLOCK - 1)
+        self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
+        try:
+            with transaction(self._connection):
+                for statement in _SEAL:
+                    self._connection.exec_driver_sql(statement, bounds)
+        finally:
+            self._connection.exec_driver_sql(f"PRAGMA synchronous={self._synchronous}")
+        self._sealed = block
+
+    def _attempt(self, task: Callable[[], None]) -> bool:
+        """Work that nobody awaits. It is tried again after the next commit, unless syncing failed."""
+        try:
+            with log_errors(self.path):
+                task()
+            return True
+        except LogStopped as error:
+            self._stopped = error
+        except LogError as error:
+            record("LOG_TASK_FAILED", logging.WARNING, path=self.path, error=str(error))
+        return False

@@ -1,0 +1,488 @@
+"""The bus: one per process and event loop. It joins publishers, the log, the router and the fabric."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from .commits import Commits
+from .errors import BusClosed, ConfigInvalid, LogMissing, ZbusError
+from .event import Event, headers_of
+from .gate import Gate
+from .inbox import Inbox
+from .keys import KeySet, check_key
+from .outbox import Outbox
+from .payload import encode_headers, encode_payload
+from .ports import Fabric, Log, Row
+from .publisher import EventPublisher
+from .records import BUS_STARTED, BUS_STOPPED, record
+from .replay import Replay
+from .router import Router
+from .scope import Scope
+from .service import Handler, serve
+from .subscriber import EventSubscriber, Overflow, Start, check_options
+
+if TYPE_CHECKING:
+    from .config import BusConfig
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Handler)
+
+RECENT_EVENTS = 8192
+RECENT_BYTES = 16 * 1024 * 1024
+READ_THREADS = 2
+
+
+def open(  # noqa: A001 - zbus.open reads best
+    log: str | os.PathLike[str] | None = None,
+    *,
+    config: BusConfig | str | os.PathLike[str] | None = None,
+    session: Any = None,
+    **settings: Any,
+) -> Bus:
+    """A bus, to be used as `async with zbus.open("app.db") as bus: …`.
+
+    `log` is the path of the log, "memory" for one that ends with the bus, or nothing. Settings are
+    the fields of `BusConfig`; what is not given comes from `ZBUS_…` variables and from the TOML file
+    that `ZBUS_CONFIG` (or `config`) names. `session` lends the bus a Zenoh session that the
+    application already has. Raises `ConfigInvalid` with the field and the reason.
+    """
+    from .config import BusConfig, load_config
+
+    if isinstance(config, BusConfig):
+        if log is not None or settings:
+            raise ConfigInvalid("config", "give a BusConfig or single settings, not both")
+        return Bus(config, session)
+    if log is not None:
+        settings["log"] = os.fspath(log)
+    return Bus(load_config(config, **settings), session)
+
+
+class Bus:
+    """An open bus. All of its methods belong to the event loop that entered it."""
+
+    def __init__(self, config: BusConfig, session: Any = None) -> None:
+        self.config = config
+        self.payload_bytes_max = config.payload_bytes_max
+        self.read_only = config.read_only
+        self.log: Log | None = None
+        self.fabric: Fabric | None = None
+        self.commits: Commits | None = None
+        self.gate = Gate()
+        self.is_open = False
+        self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
+        self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self._session = session
+        self._router: Router[EventSubscriber] = Router()
+        self._subscriptions: set[EventSubscriber] = set()
+        self._expressions: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        self._recent_events = self._recent_bytes = 0
+        self._executor: ThreadPoolExecutor | None = None
+        self._outbox: Outbox | None = None
+        self._inbox: Inbox | None = None
+        self._services: set[asyncio.Task[None]] = set()
+        self._handlers: list[Callable[[], None]] = []
+        self._unyielded = 0
+        self._closing: asyncio.Task[None] | None = None
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Bus:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Open the log and the fabric; `async with` does this. Cancelled or failed, nothing stays open."""
+        from .plugins import open_fabric, open_log
+
+        if self._executor is not None:
+            raise ZbusError("a bus is opened once: make another one")
+        self._executor = ThreadPoolExecutor(READ_THREADS, "zbus-read")
+        try:
+            self.log = await self._opened(lambda: open_log(self.config), lambda log: log and log.close(1.0))
+            self.fabric = await self._opened(
+                lambda: open_fabric(self.config, self._session), lambda fabric: fabric.close()
+            )
+            await self._connect()
+        except BaseException:
+            self._release(1.0)
+            raise
+        self.is_open = True
+        for start in self._handlers:
+            start()
+        record(BUS_STARTED, **self.diagnostics())
+
+    async def aclose(self) -> None:
+        """Flush and close everything, in `close_timeout_s` at most; safe to call twice.
+
+        What was published is stored, what is queued stays readable, handlers finish what they have.
+        Cancelled, it goes on in the background and still closes in time.
+        """
+        if self._executor is None:
+            return
+        if self._closing is None:
+            self.is_open = False
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
+        """Run `make` on a thread. Cancelled in between, what it made is closed again."""
+        making = asyncio.get_running_loop().run_in_executor(self._executor, make)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda done: None if done.exception() else unmake(done.result()))
+            raise
+
+    async def _connect(self) -> None:
+        log, fabric = self.log, self.fabric
+        assert fabric is not None
+        if log is not None:
+            self.delivered = await self.run(log.head)
+            if log.read_only:
+                loop = asyncio.get_running_loop()
+                log.watch(lambda head: _call_soon(loop, self._moved, head))
+            else:
+                self.commits = Commits(log, self.gate, self.config.pending_bytes_max, self._stored)
+        if fabric.networked and not self.read_only:
+            self._inbox = Inbox(self._deliver, self.count)
+            self._outbox = await self.run(Outbox, fabric, log, self.count)
+
+    async def _close(self) -> None:
+        timeout_s = self.config.close_timeout_s
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        diagnostics = self.diagnostics() | {"counts": dict(self._counts)}
+        try:
+            async with asyncio.timeout(timeout_s / 2):
+                if self.commits is not None:
+                    await self.commits.drained()
+                for subscription in tuple(self._subscriptions):
+                    subscription.end()
+                if self._services:
+                    await asyncio.wait(self._services)
+        except TimeoutError:
+            diagnostics["unfinished"] = len(self._services)
+        for subscription in tuple(self._subscriptions):
+            subscription.end()
+        for service in self._services:
+            service.cancel()
+        left = max(0.2, deadline - asyncio.get_running_loop().time())
+        if self._services:
+            await asyncio.wait(self._services, timeout=left / 4)
+        await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
+        # Joining threads may take a moment: not on the loop, and not on the threads that are joined.
+        ending = ThreadPoolExecutor(1, "zbus-close")
+        try:
+            await asyncio.get_running_loop().run_in_executor(ending, self._release, left / 2)
+        except asyncio.CancelledError:
+            ending.shutdown(wait=False)
+            raise
+        ending.shutdown()
+        record(BUS_STOPPED, **diagnostics)
+
+    def _release(self, timeout_s: float) -> None:
+        """Close what is open, outermost first. Each part has a bound of its own."""
+        self.is_open = False
+        if self._outbox is not None:
+            self._outbox.close(timeout_s / 2)
+        if self.fabric is not None:
+            self.fabric.close()
+        if self.log is not None:
+            self.log.close(timeout_s)
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    # Publishing.
+
+    async def publisher(self, key: str) -> EventPublisher:
+        """A publisher for one concrete key; it has an identity of its own."""
+        self._check_open("make a publisher")
+        return EventPublisher(self, key)
+
+    async def put(self, *events: Event) -> Sequence[int]:
+        """Store events that have an identity already: a retry, or events from elsewhere.
+
+        An event whose identity is stored keeps its first offset; nothing is stored twice.
+        Without a log they are delivered only. Cancelled, they may or may not be stored.
+        """
+        self._check_open("put events")
+        rows: list[Row] = []
+        for event in events:
+            payload, _ = encode_payload(event.payload, self.payload_bytes_max)
+            headers = encode_headers(event.headers, None, None)
+            check_key(event.key)
+            rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
+        if not rows:
+            return []
+        if self.commits is not None:
+            return await self.commits.add_many(rows)
+        for row in rows:
+            await self.deliver_unlogged(row)
+        return [0] * len(rows)
+
+    def namespace(self, name: str) -> Scope:
+        """A namespace: the first segment of keys."""
+        return Scope(self, name)
+
+    def component(self, namespace: str, name: str) -> Scope:
+        """A component: the first two segments of keys."""
+        return Scope(self, namespace, name)
+
+    # Subscribing and reading.
+
+    def subscribe(
+        self,
+        *key_exprs: str,
+        start: Start = "new",
+        durable: str | None = None,
+        queue_events: int = 1000,
+        overflow: Overflow | None = None,
+        schema: Any = None,
+    ) -> EventSubscriber:
+        """A stream of the events that any of the expressions matches.
+
+        `start`: "new", "beginning", an offset (the first one wanted), or a datetime. `durable`: a name
+        whose position is kept; it resumes after its last acknowledged event. `overflow`: what happens
+        when `queue_events` wait: "drop_oldest" (the default), "drop_newest", "block" or "spill" (the
+        default with a durable name). `schema`: payloads must decode to this type.
+
+            async with bus.subscribe("shop/*/created", "audit/**") as sub:
+                async for event in sub: ...
+        """
+        self._check_open("subscribe")
+        keys = KeySet(key_exprs)
+        policy = check_options(self, durable, queue_events, overflow)
+        if start != "new" and self.log is None:
+            raise LogMissing("a start in the past")
+        if isinstance(start, bool) or not (
+            start in ("new", "beginning") or isinstance(start, (int, datetime))
+        ):
+            raise ConfigInvalid("start", f"{start!r} is none of 'new', 'beginning', an offset, a datetime")
+        return EventSubscriber(
+            self,
+            keys,
+            start=start,
+            durable=durable,
+            queue_events=queue_events,
+            overflow=policy,
+            schema=schema,
+        )
+
+    @overload
+    def on(self, *key_exprs: str, **options: Any) -> Callable[[H], H]: ...
+    @overload
+    def on(self, *key_exprs: str) -> Callable[[H], H]: ...
+    def on(self, *key_exprs: str, **options: Any) -> Callable[[H], H]:
+        """Run a handler for every event; options as for `subscribe`.
+
+            @bus.on("shop/**", durable="billing")
+            async def bill(event): ...
+
+        A handler that raises is reported; with a durable name the event is tried again, without one the
+        next event follows.
+        """
+
+        def register(handler: H) -> H:
+            def begin() -> None:
+                subscription = self.subscribe(*key_exprs, **options)
+                service = asyncio.get_running_loop().create_task(serve(subscription, handler, self.count))
+                self._services.add(service)
+                service.add_done_callback(self._service_ended)
+
+            begin() if self.is_open else self._handlers.append(begin)
+            return handler
+
+        return register
+
+    def replay(
+        self,
+        *key_exprs: str,
+        after: int | datetime = 0,
+        until: int | datetime | None = None,
+        skip_corrupt: bool | None = None,
+    ) -> Replay:
+        """Stored events, from the log alone: over `after`, up to and including `until` (or the head of now).
+
+        async for event in bus.replay("shop/**", after=1000): ...
+        """
+        self._check_open("replay")
+        self.need_log("replay")
+        skip = self.config.skip_corrupt if skip_corrupt is None else skip_corrupt
+        return Replay(self, KeySet(key_exprs or ("**",)), after, until, skip)
+
+    async def head(self) -> int:
+        """The offset of the last stored event; 0 for an empty log."""
+        self._check_open("read the head")
+        return await self.run(self.need_log("head()").head)
+
+    def stats(self) -> dict[str, int]:
+        """What was counted so far: deliveries, drops by reason, duplicates, gaps, spills, errors."""
+        return dict(self._counts)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What this bus is made of."""
+        found: dict[str, Any] = {
+            "pid": os.getpid(),
+            "mode": self.config.mode,
+            "subscriptions": len(self._subscriptions),
+        }
+        if self.fabric is not None:
+            found |= self.fabric.diagnostics()
+        if self.log is not None:
+            found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.delivered}
+        return found
+
+    @property
+    def zenoh(self) -> Any:
+        """The Zenoh session of this bus, for code that speaks Zenoh itself."""
+        self._check_open("use its Zenoh session")
+        return getattr(self.fabric, "session", None)
+
+    # For publishers, subscribers and replays, on the loop.
+
+    def attach(self, subscription: EventSubscriber) -> None:
+        """Route to a new subscription."""
+        self._subscriptions.add(subscription)
+        for expression in subscription.key_exprs:
+            self._router.add(expression, subscription)
+        self._expressions.update(subscription.key_exprs)
+        self._listen()
+
+    def detach(self, subscription: EventSubscriber) -> None:
+        """Forget a subscription."""
+        if subscription in self._subscriptions:
+            self._subscriptions.discard(subscription)
+            self.gate.open(subscription)
+            for expression in subscription.key_exprs:
+                self._router.remove(expression, subscription)
+            self._expressions.subtract(subscription.key_exprs)
+            self._listen()
+
+    async def room(self, key: str) -> None:
+        """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
+        await self.gate.wait(
+            lambda reasons: (
+                self.is_open and (self.commits in reasons or not reasons.isdisjoint(self._router.routes(key)))
+            )
+        )
+
+    async def deliver_unlogged(self, row: Row) -> None:
+        """Deliver an event that no log keeps, letting readers run when queues fill."""
+        self._deliver(Event(*row[:5], headers_of(row[5])))
+        if self._outbox is not None:
+            self._outbox.offer([row], [0])
+        self._unyielded += 1
+        if self.crowded or self._unyielded >= 256:
+            self.crowded, self._unyielded = False, 0
+            await asyncio.sleep(0)
+
+    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
+        """The delivered events after `offset`, if they are few and still in memory; else None."""
+        missing = self.delivered - offset
+        if missing <= 0:
+            return []
+        if missing > limit or missing > self._recent_events:
+            return None
+        found = []
+        for rows, offsets, _ in self._recent:
+            if offsets[-1] > offset:
+                found += [
+                    Event(*row[:5], headers_of(row[5]), at)
+                    for row, at in zip(rows, offsets, strict=True)
+                    if at > offset
+                ]
+        return found
+
+    def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Run something that blocks on a thread of the bus."""
+        if self._executor is None:
+            raise BusClosed("read")
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._executor, lambda: call(*args))
+        except RuntimeError:  # the executor was shut down
+            raise BusClosed("read") from None
+
+    def need_log(self, doing: str) -> Log:
+        """The log, or the error that says it is missing."""
+        if self.log is None:
+            raise LogMissing(doing)
+        return self.log
+
+    def count(self, name: str, events: int) -> None:
+        """Add to a counter of `stats`."""
+        if events:
+            self._counts[name] += events
+
+    def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """What one commit stored: to the live subscriptions, to memory for late ones, to the outbox."""
+        if offsets[-1] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
+            known = self.delivered  # some were stored before: they were delivered before, too
+            fresh = [(row, at) for row, at in zip(rows, offsets, strict=True) if at > known]
+            if not fresh:
+                return
+            rows, offsets = [row for row, _ in fresh], [at for _, at in fresh]
+        routes = self._router.routes
+        for row, offset in zip(rows, offsets, strict=True):
+            targets = routes(row[3])
+            if targets:
+                event = Event(row[0], row[1], row[2], row[3], row[4], headers_of(row[5]), offset)
+                for target in targets:
+                    target.offer(event)
+        self.delivered = offsets[-1]
+        size = sum([len(row[4]) for row in rows])
+        self._recent.append((rows, offsets, size))
+        self._recent_events += len(rows)
+        self._recent_bytes += size
+        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
+            gone, _, size = self._recent.popleft()
+            self._recent_events -= len(gone)
+            self._recent_bytes -= size
+        if self._outbox is not None:
+            self._outbox.offer(rows, offsets)
+
+    def _deliver(self, event: Event) -> None:
+        for target in self._router.routes(event.key):
+            target.offer(event)
+
+    def _moved(self, head: int) -> None:
+        if head > self.delivered:
+            self.delivered = head
+            for subscription in self._subscriptions:
+                subscription.moved()
+
+    def _listen(self) -> None:
+        """Tell the fabric what this node wants, if there is a network at all."""
+        if self._inbox is not None and self.fabric is not None:
+            wanted = [expression for expression, users in self._expressions.items() if users > 0]
+            self.fabric.listen(wanted, self._inbox.receive)
+
+    def _service_ended(self, service: asyncio.Task[None]) -> None:
+        self._services.discard(service)
+        if not service.cancelled() and (error := service.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
+            )
+
+    def _check_open(self, doing: str) -> None:
+        if not self.is_open:
+            raise BusClosed(doing)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        pass  # the loop is closed, and with it the bus

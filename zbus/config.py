@@ -1,0 +1,151 @@
+"""The configuration of a bus: arguments, then `ZBUS_…` variables, then a TOML file, then defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from .errors import ConfigInvalid
+
+_ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
+
+
+def _split(value: Any) -> Any:
+    """A list in an environment variable is written with commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Endpoints = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class BusConfig(BaseSettings):
+    """What `zbus.open` opens. Each field is also `ZBUS_<FIELD>` in the environment, or a line of a TOML file.
+
+    >>> BusConfig(log="app.db", durability="os").durability
+    'os'
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True)
+
+    log: str | None = Field(
+        None, description="path of the log, 'memory' for one that ends with the bus, or none"
+    )
+    read_only: bool = Field(False, description="read a log that another process owns")
+    durability: Literal["fsync", "os"] = Field("fsync", description="'os' survives a crash, not a power cut")
+    transport: str = Field("zenoh", description="'zenoh', or the name or URL of another transport")
+    mode: Literal["embedded", "peer", "client", "router"] = Field(
+        "embedded", description="embedded: no network"
+    )
+    listen: Endpoints = Field((), description="where to listen, such as tcp/127.0.0.1:7447")
+    connect: Endpoints = Field((), description="which nodes to connect to")
+    record: Literal["own"] = Field("own", description="what the log keeps: the events published on this node")
+    wire: Literal["zbus"] = Field("zbus", description="the envelope on the wire")
+    payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
+    pending_bytes_max: int = Field(
+        64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait"
+    )
+    close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
+    skip_corrupt: bool = Field(False, description="go past stored events that fail their checksum")
+    accept_loss: bool = Field(
+        False, description="open a damaged log: its missing offsets are never used again"
+    )
+    retain_age_s: float | None = Field(None, gt=0, description="remove events older than this")
+    retain_bytes: int | None = Field(None, ge=1, description="keep the log file under this size")
+    retain_events: int | None = Field(None, ge=1, description="keep this many events at most")
+    retain_past_cursors: bool = Field(False, description="let retention pass durable cursors")
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise _as_config_invalid(error) from error
+
+    @field_validator("transport", mode="before")
+    @classmethod
+    def _transport_named(cls, value: object) -> object:
+        if isinstance(value, str) and not re.fullmatch(r"[a-z][a-z0-9]*(://\S*)?", value):
+            raise ValueError(
+                "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
+            )
+        return value
+
+    @field_validator("listen", "connect")
+    @classmethod
+    def _endpoints_named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for endpoint in value:
+            if not _ENDPOINT.fullmatch(endpoint):
+                raise ValueError(f"{endpoint!r} is not an endpoint such as tcp/127.0.0.1:7447")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BusConfig:
+        if self.mode == "embedded" and (self.listen or self.connect):
+            field = "listen" if self.listen else "connect"
+            raise _Contradiction(
+                field, "mode 'embedded' opens no socket; use mode 'peer', 'client' or 'router'"
+            )
+        if self.mode == "client" and not self.connect:
+            raise _Contradiction("connect", "mode 'client' needs at least one endpoint to connect to")
+        if self.mode in ("peer", "router") and not (self.listen or self.connect):
+            raise _Contradiction(
+                "listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to"
+            )
+        if self.log is None:
+            for field in ("read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
+                if getattr(self, field):
+                    raise _Contradiction(field, "there is no log: set log to a path")
+        if self.log == "memory" and self.read_only:
+            raise _Contradiction("read_only", "a log in memory belongs to this bus alone")
+        if self.read_only and self.mode != "embedded":
+            raise _Contradiction("mode", "a bus that is read-only is embedded")
+        return self
+
+    @property
+    def transport_name(self) -> str:
+        """The transport without the rest of its URL."""
+        return self.transport.partition("://")[0]
+
+
+class _Contradiction(ValueError):
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+
+
+def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> BusConfig:
+    """Build a `BusConfig` from what is given, the environment, and a TOML file (`path`, or `ZBUS_CONFIG`).
+
+    `DYN_EVENT_PLANE` names the transport where nothing else does.
+    """
+    path = path or os.environ.get("ZBUS_CONFIG")
+    values = _read_toml(path) if path else {}
+    if os.environ.get("DYN_EVENT_PLANE"):
+        values.setdefault("transport", os.environ["DYN_EVENT_PLANE"])
+    named = {name: value for name, value in values.items() if f"ZBUS_{name.upper()}" not in os.environ}
+    return BusConfig(**named | given)
+
+
+def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid("config", f"{os.fspath(path)}: {error}") from error
+
+
+def _as_config_invalid(error: ValidationError) -> ConfigInvalid:
+    """The first problem, with its field and its reason; a secret value is never repeated."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, _Contradiction):
+        return ConfigInvalid(cause.field, str(cause))
+    field = ".".join(str(part) for part in first["loc"]) or "configuration"
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        reason = f"there is no such setting; known are: {', '.join(BusConfig.model_fields)}"
+    return ConfigInvalid(field, reason)

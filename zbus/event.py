@@ -1,0 +1,130 @@
+"""The event: what is published, stored, carried and handed to subscribers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar, cast, overload
+
+import msgspec
+
+from .errors import CursorError
+
+T = TypeVar("T")
+
+# The headers that zbus itself knows. Names are lower case; others are the user's.
+CORRELATION_ID = "correlation-id"
+CONTENT_TYPE = "content-type"
+TRACEPARENT = "traceparent"
+SCHEMA = "schema"
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class Delivery(Protocol):
+    """What an event knows of the subscription that handed it over."""
+
+    schema: Any
+    durable: str | None
+
+    async def _acknowledge(self, event: Event) -> None: ...
+
+
+class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """One event. Identity is (`publisher_id`, `sequence`), on every node and every transport.
+
+    `offset` is the position in the log it was read from, and 0 where there is none;
+    `published_at` is Unix time in nanoseconds; `payload` is bytes.
+
+    >>> event = Event(7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}')
+    >>> event.topic, event.decode(dict)
+    ('created', {'id': 1})
+    """
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    key: str
+    payload: bytes
+    headers: Mapping[str, str] = NO_HEADERS
+    offset: int = 0
+    _delivery: Delivery | None = None
+
+    @property
+    def topic(self) -> str:
+        """The last segment of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """(publisher_id, sequence): the same wherever the event is seen."""
+        return self.publisher_id, self.sequence
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The `correlation-id` header."""
+        return self.headers.get(CORRELATION_ID)
+
+    @property
+    def content_type(self) -> str | None:
+        """The `content-type` header; None stands for plain bytes."""
+        return self.headers.get(CONTENT_TYPE)
+
+    @overload
+    def decode(self) -> Any: ...
+    @overload
+    def decode(self, type_: type[T]) -> T: ...
+    def decode(self, type_: Any = None) -> Any:
+        """The payload as `type_`: a pydantic model, dataclass, msgspec struct, dict, list, str, bytes, …
+
+        Without an argument: as the subscription's `schema`, or by the content type. Raises `PayloadInvalid`.
+        """
+        from .payload import decode_payload
+
+        if type_ is None and self._delivery is not None:
+            type_ = self._delivery.schema
+        return decode_payload(self, type_)
+
+    async def ack(self) -> None:
+        """Acknowledge this event and all before it: none of them is seen again by this durable name.
+
+        Returns once that is on disk. Cancelled, the acknowledgement may or may not have happened.
+        """
+        if self._delivery is None or self._delivery.durable is None:
+            raise CursorError(
+                "", "this event did not come from a durable subscription; nothing to acknowledge"
+            )
+        await self._delivery._acknowledge(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Event):
+            return NotImplemented
+        mine = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload, self.offset)
+        return mine == (
+            other.publisher_id,
+            other.sequence,
+            other.published_at,
+            other.key,
+            other.payload,
+            other.offset,
+        ) and dict(self.headers) == dict(other.headers)
+
+    def __hash__(self) -> int:
+        return hash((self.publisher_id, self.sequence))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The subscription stays behind: an event crosses processes as plain data.
+        fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
+        return Event, (*fields, dict(self.headers), self.offset)
+
+    def _for(self, delivery: Delivery) -> Event:
+        """The same event, bound to one subscription."""
+        fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
+        return Event(*fields, self.headers, self.offset, delivery)
+
+
+def headers_of(encoded: bytes | None) -> Mapping[str, str]:
+    """Decode stored headers; none is the common case."""
+    return cast(Mapping[str, str], _headers(encoded)) if encoded else NO_HEADERS
+
+
+_headers = msgspec.msgpack.Decoder(dict[str, str]).decode

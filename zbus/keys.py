@@ -1,0 +1,164 @@
+"""Keys and key expressions: what is legal, and what matches what.
+
+A key says where an event belongs (`shop/orders/created`); an expression says what a subscriber
+wants (`shop/*/created`). The rules are Zenoh's: `*` is one segment, `**` any number of them,
+`$*` any text inside a segment, and no wildcard ever matches a segment that starts with `@`.
+A key that any transport could not carry is refused here, so that all of them accept the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from .errors import KeyInvalid
+
+KEY_BYTES_MAX = 1024
+SEGMENTS_MAX = 64
+
+# Whitespace and control characters break NATS subjects; '#' and '?' are illegal in Zenoh.
+_ILLEGAL = re.compile(r"[\s\x00-\x1f\x7f-\x9f#?]")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is a legal concrete key; raise `KeyInvalid` with the reason if not.
+
+    >>> check_key("shop/orders/created")
+    'shop/orders/created'
+    """
+    _check_common(key)
+    if key[0] == "@":
+        raise KeyInvalid(key, "a leading '@' is reserved for the system")
+    if "*" in key:
+        raise KeyInvalid(key, "an event is published to one concrete key, without wildcards")
+    if "$" in key:
+        raise KeyInvalid(key, "'$' is reserved for the wildcard '$*'")
+    return key
+
+
+@lru_cache(maxsize=16_384)
+def check_expression(expression: str) -> str:
+    """Return `expression` in canonical form; raise `KeyInvalid` with the reason if it is not legal.
+
+    >>> check_expression("shop/**/**/$*")
+    'shop/*/**'
+    """
+    _check_common(expression)
+    segments = [_check_segment(expression, segment) for segment in expression.split("/")]
+    return "/".join(_canonical(segments))
+
+
+def matches(expression: str, key: str) -> bool:
+    """Whether the concrete `key` is one that `expression` (canonical) asks for.
+
+    >>> matches("a/**/c", "a/c"), matches("ab$*cd", "abxcd"), matches("**", "@zbus/bus")
+    (True, True, False)
+    """
+    return _matches(expression.split("/"), key.split("/"))
+
+
+class KeySet:
+    """Several expressions at once: a key belongs if any of them matches.
+
+    >>> "shop/orders/created" in KeySet(["shop/*/created", "audit/**"])
+    True
+    """
+
+    __slots__ = ("_known", "everything", "expressions")
+
+    def __init__(self, expressions: Iterable[str]) -> None:
+        self.expressions = tuple(dict.fromkeys(check_expression(each) for each in expressions))
+        if not self.expressions:
+            raise KeyInvalid("", "name at least one key expression, such as '**'")
+        self.everything = "**" in self.expressions
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, key: str) -> bool:
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            found = self._known[key] = any(matches(each, key) for each in self.expressions)
+        return found
+
+
+def segment_pattern(segment: str) -> re.Pattern[str]:
+    """The regular expression of a segment that holds `$*`."""
+    return re.compile(".*".join(re.escape(part) for part in segment.split("$*")), re.DOTALL)
+
+
+_pattern = lru_cache(maxsize=4096)(segment_pattern)
+
+
+def _check_common(key: str) -> None:
+    if not isinstance(key, str):
+        raise KeyInvalid(key, f"a key is text, not {type(key).__name__}")
+    if not key:
+        raise KeyInvalid(key, "it is empty")
+    if len(key) > KEY_BYTES_MAX or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
+        raise KeyInvalid(key, f"it is over {KEY_BYTES_MAX} bytes")
+    if key[0] == "/" or key[-1] == "/" or "//" in key:
+        raise KeyInvalid(key, "it has an empty segment")
+    found = _ILLEGAL.search(key)
+    if found:
+        raise KeyInvalid(key, f"it holds {found.group()!r}, which not every transport can carry")
+    if any("\ud800" <= character <= "\udfff" for character in key):
+        raise KeyInvalid(key, "it holds half a surrogate pair, which is not UTF-8")
+    if key.count("/") >= SEGMENTS_MAX:
+        raise KeyInvalid(key, f"it has over {SEGMENTS_MAX} segments")
+
+
+def _check_segment(expression: str, segment: str) -> str:
+    if segment in ("*", "**"):
+        return segment
+    rest = segment.replace("$*", "")
+    if "*" in rest:
+        raise KeyInvalid(expression, "'*' and '**' stand for whole segments; inside one, write '$*'")
+    if "$" in rest:
+        raise KeyInvalid(expression, "'$' is legal only in '$*'")
+    if segment[0] == "@" and rest != segment:
+        raise KeyInvalid(expression, "a segment that starts with '@' is literal and holds no wildcard")
+    while "$*$*" in segment:
+        segment = segment.replace("$*$*", "$*")
+    return "*" if segment == "$*" else segment
+
+
+def _canonical(segments: list[str]) -> list[str]:
+    """`**` swallows a neighbouring `**` and comes after a neighbouring `*`: one spelling for each meaning."""
+    out: list[str] = []
+    for segment in segments:
+        if out and out[-1] == "**":
+            if segment == "**":
+                continue
+            if segment == "*":
+                out.insert(-1, "*")
+                continue
+        out.append(segment)
+    return out
+
+
+def _matches(expression: list[str], key: list[str]) -> bool:
+    """Match without recursion: on a mismatch, let the last `**` swallow one more segment."""
+    at_expression = at_key = 0
+    retry_expression = retry_key = -1
+    while at_key < len(key):
+        if at_expression < len(expression) and expression[at_expression] == "**":
+            retry_expression, retry_key = at_expression, at_key
+            at_expression += 1
+        elif at_expression < len(expression) and _segment_matches(expression[at_expression], key[at_key]):
+            at_expression, at_key = at_expression + 1, at_key + 1
+        elif retry_expression >= 0 and key[retry_key][0] != "@":
+            retry_key += 1
+            at_expression, at_key = retry_expression + 1, retry_key
+        else:
+            return False
+    return all(segment == "**" for segment in expression[at_expression:])
+
+
+def _segment_matches(expression: str, segment: str) -> bool:
+    if expression == segment:
+        return True
+    if segment[0] == "@":
+        return False
+    return expression == "*" or ("$*" in expression and _pattern(expression).fullmatch(segment) is not None)

@@ -1,0 +1,37 @@
+"""The one place where a name becomes an implementation: by entry point, so the core imports none of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+from .errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from .config import BusConfig
+    from .ports import Fabric, Log
+
+
+def open_log(config: BusConfig) -> Log | None:
+    """Open the log that the configuration names; None where it names none. Blocks: call it off the loop."""
+    if config.log is None:
+        return None
+    return cast("Log", _load("zbus.logs", "sqlite", "log")(config))
+
+
+def open_fabric(config: BusConfig, session: Any = None) -> Fabric:
+    """Open the fabric that the configuration names. Blocks: call it off the loop."""
+    return cast("Fabric", _load("zbus.fabrics", config.transport_name, "transport")(config, session))
+
+
+def _load(group: str, name: str, field: str) -> Any:
+    found = {point.name: point for point in entry_points(group=group)}
+    if name not in found:
+        raise ConfigInvalid(
+            field, f"{name!r} is not installed; this installation has: {', '.join(sorted(found))}"
+        )
+    try:
+        return found[name].load()
+    except ImportError as error:
+        reason = f"{name!r} needs {error.name}, which is missing: pip install 'zbus-mesh[{name}]'"
+        raise ConfigInvalid(field, reason) from error

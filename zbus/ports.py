@@ -1,0 +1,111 @@
+"""The ports: what the core asks of a log and of a fabric. Implementations are found by name.
+
+Both are small on purpose. A log keeps events in order and makes them durable; a fabric carries
+them to other nodes. Neither knows the other, and the core imports no implementation of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .errors import LogError
+from .event import Event
+from .keys import KeySet
+
+
+# One event on its way into the log, encoded, without an offset yet:
+# publisher_id, sequence, published_at, key, payload, headers. A plain tuple, because it is made for every event.
+Row = tuple[int, int, int, str, bytes, bytes | None]
+
+# Called once by the log's own thread: one offset per row, or the error that befell all of them.
+Appended = Callable[[Sequence[int] | LogError], None]
+
+
+class Span(NamedTuple):
+    """What to read: offsets over `after` up to `until`, and times from `from_ns` up to `to_ns`, both included."""
+
+    after: int = 0
+    until: int | None = None
+    from_ns: int | None = None
+    to_ns: int | None = None
+
+
+class Page(Protocol):
+    """A run of events as the log has them; decoding waits until somebody wants them."""
+
+    covered: int  # every event asked for, up to this offset, is in this page or an earlier one
+    low_water: int  # everything up to this offset was removed by retention
+
+    def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
+        """The events in order; the error that ends them early, if any; how many bad ones were skipped."""
+
+
+class Cursor(NamedTuple):
+    """The position of a durable name."""
+
+    name: str
+    offset: int
+    keys: tuple[str, ...]
+    updated_at_ns: int
+    owner_pid: int | None
+
+
+class Cursors(Protocol):
+    """Durable positions by name. They survive the process, and one reader at a time uses each."""
+
+    def claim(self, name: str, keys: Sequence[str], start: int) -> int:
+        """Take `name` for this process and return its position, which is `start` where it is new."""
+
+    def advance(self, name: str, offset: int, done: Callable[[LogError | None], None] | None = None) -> None:
+        """Store a position, never backwards, without waiting; `done` is called when it is on disk, or failed."""
+
+    def release(self, name: str) -> None:
+        """Store what is pending for `name` and let others claim it."""
+
+    def list(self) -> Sequence[Cursor]: ...
+    def reset(self, name: str, offset: int) -> None: ...
+    def delete(self, name: str) -> None: ...
+
+
+class Log(Protocol):
+    """An append-only, ordered record of events. All but `append` may block: call them off the loop."""
+
+    path: str
+    read_only: bool
+    sent: int  # the outbox has handed everything up to here to the fabric
+    cursors: Cursors
+
+    def append(self, rows: Sequence[Row], done: Appended) -> None:
+        """Take rows, at once; `done` is called from the log's thread when they are durable, or failed."""
+
+    def read(self, keys: KeySet, span: Span, limit: int) -> Page: ...
+    def head(self) -> int: ...
+    def low_water(self) -> int: ...
+    def narrow(self, span: Span) -> Span:
+        """The same span with its times turned into offsets as far as they go, and an end: the head of now."""
+
+    def watch(self, moved: Callable[[int], None]) -> None:
+        """Tell `moved` of the head whenever another process appended (a log that is read here only)."""
+
+    def diagnostics(self) -> dict[str, Any]: ...
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Fabric(Protocol):
+    """What carries events between nodes. Its threads only call `receive`, which only appends and wakes."""
+
+    name: str
+    networked: bool  # whether there can be another node at the far end
+
+    def send(self, key: str, envelope: bytes) -> None:
+        """Hand one envelope over; may block while the network does. Any thread but the loop's."""
+
+    def listen(self, expressions: Sequence[str], receive: Callable[[bytes], None]) -> None:
+        """Receive what other nodes send for these expressions, from now on; replaces the earlier ones."""
+
+    def ready(self, key: str) -> bool:
+        """Whether some other node wants `key` now."""
+
+    def diagnostics(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...

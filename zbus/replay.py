@@ -1,0 +1,63 @@
+"""Replay: events from the log alone, page by page, up to the head of the moment it began."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from .errors import LogError
+from .event import Event
+from .keys import KeySet
+from .ports import Span
+from .subscriber import PAGE_EVENTS, to_ns
+
+if TYPE_CHECKING:
+    from .bus import Bus
+
+
+class Replay:
+    """An async iterator over stored events, made by `bus.replay`. Cancelling a step loses nothing."""
+
+    def __init__(
+        self, bus: Bus, keys: KeySet, after: int | datetime, until: int | datetime | None, skip_corrupt: bool
+    ) -> None:
+        self._bus, self._keys, self._skip_corrupt = bus, keys, skip_corrupt
+        # Both ends are like offsets: `after` itself is left out, `until` is included.
+        self._span = Span(
+            after if isinstance(after, int) else 0,
+            until if isinstance(until, int) else None,
+            to_ns(after) + 1 if isinstance(after, datetime) else None,
+            to_ns(until) if isinstance(until, datetime) else None,
+        )
+        self._ready: deque[Event] = deque()
+        self._failed: LogError | None = None
+        self._narrowed = False
+
+    def __aiter__(self) -> Replay:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._ready:
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                raise failed
+            await self._read_page()
+        return self._ready.popleft()
+
+    async def _read_page(self) -> None:
+        log = self._bus.need_log("replay")
+        if not self._narrowed:
+            self._span = await self._bus.run(log.narrow, self._span)
+            self._narrowed = True
+        span = self._span
+        if span.until is None or span.after >= span.until:
+            raise StopAsyncIteration
+        page = await self._bus.run(log.read, self._keys, span, PAGE_EVENTS)
+        events, self._failed, skipped = page.events(self._skip_corrupt)
+        self._bus.count("corrupt_skipped", skipped)
+        self._ready.extend(events)
+        after = page.covered
+        if self._failed is not None:
+            after = events[-1].offset if events else span.after
+        self._span = span._replace(after=after)

@@ -1,0 +1,57 @@
+"""Scopes: a namespace, a component in it, an endpoint of that. Sugar over the first segments of a key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import KeyInvalid
+from .keys import check_key
+
+if TYPE_CHECKING:
+    from .bus import Bus
+
+_KINDS = ("namespace", "component", "endpoint")
+
+
+class Scope:
+    """The beginning of a key: `bus.namespace("shop").component("orders").endpoint("api")`."""
+
+    __slots__ = ("bus", "segments")
+
+    def __init__(self, bus: Bus, *segments: str) -> None:
+        for segment in segments:
+            _check_segment(segment)
+        self.bus, self.segments = bus, segments
+
+    @property
+    def kind(self) -> str:
+        """`namespace`, `component` or `endpoint`."""
+        return _KINDS[len(self.segments) - 1]
+
+    def component(self, name: str) -> Scope:
+        """A component of this namespace."""
+        return self._inner("namespace", name)
+
+    def endpoint(self, name: str) -> Scope:
+        """An endpoint of this component."""
+        return self._inner("component", name)
+
+    def key(self, topic: str, kind: str) -> str:
+        """The key of a topic here, for a caller that expects a scope of this kind."""
+        if self.kind != kind:
+            raise KeyInvalid("/".join(self.segments), f"this scope is a {self.kind}, and a {kind} is wanted")
+        _check_segment(topic)
+        return "/".join((*self.segments, topic))
+
+    def _inner(self, kind: str, name: str) -> Scope:
+        if self.kind != kind:
+            raise KeyInvalid(
+                "/".join(self.segments), f"only a {kind} has such a part, and this is a {self.kind}"
+            )
+        return Scope(self.bus, *self.segments, name)
+
+
+def _check_segment(segment: str) -> None:
+    check_key(segment)
+    if "/" in segment:
+        raise KeyInvalid(segment, "a namespace, component, endpoint or topic is one segment, without '/'")

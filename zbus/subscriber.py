@@ -1,0 +1,392 @@
+"""The subscribing end: a bounded queue between the bus and one reader.
+
+The bus must never wait for a slow reader, and memory must never grow without limit. So a queue that
+is full does what its policy says: it drops and tells the reader (`SubscriberLagged`), it lets
+publishers wait, or it spills: the reader goes on from the log and joins the live events again when it
+has caught up. Every event carries its offset, so nothing is missed or repeated at that seam.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from .errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
+from .event import Event
+from .keys import KeySet
+from .ports import Span
+from .records import EVENT_SUBSCRIBER_SLOW, record
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .bus import Bus
+
+T = TypeVar("T")
+Start = Literal["new", "beginning"] | int | datetime
+Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
+
+PAGE_EVENTS = 512
+ACK_S = 0.02
+
+
+class _Gap:
+    """Dropped events: how many, and between which offsets."""
+
+    __slots__ = ("after", "missed", "until")
+
+    def __init__(self, after: int) -> None:
+        self.missed, self.after, self.until = 0, after, 0
+
+    def add(self, offset: int) -> None:
+        self.missed += 1
+        self.until = max(self.until, offset)
+
+
+class EventSubscriber:
+    """A stream of events: `async with bus.subscribe("shop/**") as sub: async for event in sub: …`.
+
+    It receives from the moment it is made. One task at a time reads from it. Cancelling a read
+    loses nothing: the next read returns the same event. Closing it, or the bus, ends the stream
+    after what is already queued.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        keys: KeySet,
+        *,
+        start: Start,
+        durable: str | None,
+        queue_events: int,
+        overflow: Overflow,
+        schema: Any,
+    ) -> None:
+        self._bus, self._keys, self._start = bus, keys, start
+        self.durable, self.schema, self.overflow = durable, schema, overflow
+        self.queue_events = queue_events
+        self.dropped = 0
+        self._bound = durable is not None or schema is not None
+        self._queue: deque[Event | _Gap] = deque()
+        self._front_gap: _Gap | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._failed: LogError | None = None
+        self._closed = self._reading = self._claimed = False
+        self._position = bus.delivered  # everything up to here is queued, handed over, or not asked for
+        self._handed = self._acknowledged = self._position
+        self._timer: asyncio.TimerHandle | None = None
+        self._resolved = start == "new" and durable is None
+        self._live = self._resolved and not bus.read_only
+        bus.attach(self)
+
+    @classmethod
+    async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of a namespace; options as for `bus.subscribe`."""
+        return scope.bus.subscribe(scope.key(topic, "namespace"), **options)
+
+    @classmethod
+    async def for_component(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of a component; options as for `bus.subscribe`."""
+        return scope.bus.subscribe(scope.key(topic, "component"), **options)
+
+    @classmethod
+    async def for_endpoint(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of an endpoint; options as for `bus.subscribe`."""
+        return scope.bus.subscribe(scope.key(topic, "endpoint"), **options)
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """The key expressions of this subscription."""
+        return self._keys.expressions
+
+    @property
+    def queued(self) -> int:
+        """How many events wait in memory."""
+        return len(self._queue)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether events come as they are published, rather than from the log."""
+        return self._live
+
+    def __aiter__(self) -> EventSubscriber:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._handed > self._acknowledged and self.durable is not None:
+            self._acknowledge_soon()
+        queue = self._queue
+        while True:
+            if self._front_gap is not None:
+                gap, self._front_gap = self._front_gap, None
+                raise self._lagged(gap)
+            if queue:
+                item = queue.popleft()
+                if isinstance(item, _Gap):
+                    raise self._lagged(item)
+                if self.overflow == "block" and len(queue) <= self.queue_events // 2:
+                    self._bus.gate.open(self)
+                if item.offset:
+                    self._handed = item.offset
+                if self.schema is not None:
+                    item.decode()  # refuse here what does not fit; decoding again is the reader's choice
+                return item
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                raise failed
+            if self._closed:
+                raise StopAsyncIteration
+            await self._refill()
+
+    async def next(self) -> Event | None:
+        """The next event; None when the subscription or the bus was closed."""
+        try:
+            return await self.__anext__()
+        except StopAsyncIteration:
+            return None
+
+    async def typed(self, type_: type[T]) -> AsyncIterator[tuple[Event, T]]:
+        """Events with their payloads as `type_`: `async for event, order in sub.typed(Order): …`."""
+        async for event in self:
+            yield event, event.decode(type_)
+
+    async def __aenter__(self) -> EventSubscriber:
+        await self._resolve()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop receiving; what is queued can still be read. Stores what a durable name has acknowledged.
+
+        Always closes, also when it is cancelled; the position is then stored in the background.
+        """
+        already, self._closed = self._closed, True
+        if not already:
+            self._live = False
+            self._bus.detach(self)
+            self._wake()
+        if self._claimed and self.durable is not None:
+            self._claimed = False
+            self._store_position()
+            await asyncio.shield(
+                self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
+            )
+
+    # What the bus calls, on the loop.
+
+    def offer(self, event: Event) -> None:
+        """Queue one live event, or do what the overflow policy says."""
+        offset = event.offset
+        if not self._live or 0 < offset <= self._position:
+            return
+        queue = self._queue
+        if len(queue) >= self.queue_events and not self._make_room(event):
+            return
+        queue.append(event._for(self) if self._bound else event)
+        if offset:
+            self._position = offset
+        if len(queue) * 2 >= self.queue_events:
+            self._bus.crowded = True
+            if len(queue) >= self.queue_events and self.overflow == "block":
+                self._bus.gate.close(self)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def end(self) -> None:
+        """The bus is closing: end the stream after what is queued."""
+        self._closed, self._live = True, False
+        self._wake()
+
+    def moved(self) -> None:
+        """The head of a log that another process owns has moved."""
+        self._wake()
+
+    # Reading on.
+
+    async def _refill(self) -> None:
+        """Wait for live events, or read the next page of the log."""
+        if self._reading:
+            raise ZbusError("this subscription is already being read by another task; open one for each")
+        self._reading = True
+        try:
+            if not self._resolved:
+                await self._resolve()
+            if self._live or self._join_live():
+                if not self._queue and not self._closed:
+                    await self._sleep()
+            elif self._bus.read_only and self._position >= self._bus.delivered:
+                await self._sleep()
+            else:
+                await self._read_page()
+        finally:
+            self._reading = False
+
+    async def _sleep(self) -> None:
+        self._note_idle()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def _read_page(self) -> None:
+        log = self._bus.need_log("reading on from the log")
+        page = await self._bus.run(log.read, self._keys, Span(self._position), PAGE_EVENTS)
+        events, error, skipped = page.events(self._bus.config.skip_corrupt)
+        self._bus.count("corrupt_skipped", skipped)
+        self._queue.extend([event._for(self) for event in events] if self._bound else events)
+        if error is None:
+            self._position = page.covered
+        else:
+            self._position = events[-1].offset if events else self._position
+            self._failed = error
+
+    def _join_live(self) -> bool:
+        """Go over to live events, if what lies between is short enough to be handed over from memory."""
+        if self._bus.read_only or self._closed:
+            return False
+        missing = self._bus.recent_after(self._position, self.queue_events)
+        if missing is None:
+            return False
+        self._live = True
+        for event in missing:
+            if event.key in self._keys:
+                self.offer(event)
+        return True
+
+    async def _resolve(self) -> None:
+        """Find where to start: by offset, by time, or where the durable name stopped."""
+        if self._resolved:
+            return
+        log = self._bus.need_log("a start in the past, or a durable name,")
+        after = self._position
+        if self._start == "beginning":
+            after = 0
+        elif isinstance(self._start, datetime):
+            after = (await self._bus.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
+        elif isinstance(self._start, int):
+            after = max(0, self._start - 1)
+        if self.durable is not None and not self._claimed:
+            claiming = self._bus.run(log.cursors.claim, self.durable, self._keys.expressions, after)
+            try:
+                after = await asyncio.shield(claiming)
+            except asyncio.CancelledError:
+                # The claim goes on without us: give the name back once it is had, so that it is not stuck.
+                claiming.add_done_callback(self._give_back)
+                raise
+            self._claimed = True
+        self._position = self._handed = self._acknowledged = after
+        self._resolved = True
+
+    def _give_back(self, claiming: asyncio.Future[int]) -> None:
+        if not claiming.cancelled() and claiming.exception() is None and self.durable is not None:
+            self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Overflow.
+
+    def _make_room(self, event: Event) -> bool:
+        """Whether `event` may still be queued, after what the policy did."""
+        if self.overflow == "block":
+            return True  # publishers wait; what they had under way is bounded
+        if self.overflow == "spill" and event.offset:
+            self._live = False
+            self._bus.count("spilled", 1)
+            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, keys=self.key_exprs, queue_events=self.queue_events)
+            return False
+        self.dropped += 1
+        self._bus.count("dropped_queue_full", 1)
+        if self.overflow == "drop_oldest":
+            if self._front_gap is None:
+                self._front_gap = _Gap(self._handed)
+            oldest = self._queue.popleft()
+            self._front_gap.add(oldest.until if isinstance(oldest, _Gap) else oldest.offset)
+            return True
+        last = self._queue[-1]
+        if not isinstance(last, _Gap):
+            last = _Gap(last.offset)
+            self._queue.append(last)
+        last.add(event.offset)
+        self._position = max(self._position, event.offset)
+        return False
+
+    def _lagged(self, gap: _Gap) -> SubscriberLagged:
+        fields = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
+        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
+        return SubscriberLagged(**fields, queue_events=self.queue_events)  # type: ignore[arg-type]
+
+    # Acknowledging.
+
+    async def _acknowledge(self, event: Event) -> None:
+        """Store the position of an event; for `Event.ack`."""
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: LogError | None) -> None:
+            if not stored.done():
+                stored.set_exception(error) if error is not None else stored.set_result(None)
+
+        def done(error: LogError | None) -> None:  # on the cursors' thread
+            try:
+                loop.call_soon_threadsafe(settle, error)
+            except RuntimeError:
+                pass  # the loop is closed; the position is stored all the same
+
+        self._acknowledged = max(self._acknowledged, event.offset)
+        assert self.durable is not None
+        self._bus.need_log("a durable name").cursors.advance(self.durable, event.offset, done)
+        await stored
+
+    def _acknowledge_soon(self) -> None:
+        """Asking for the next event acknowledges the last; positions are stored together, a little later."""
+        self._acknowledged = self._handed
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ACK_S, self._store_position)
+
+    def _note_idle(self) -> None:
+        """Nothing is left to hand over: the position moves on past events that others asked for.
+
+        Otherwise a durable name that waits for rare keys would hold back retention for ever.
+        """
+        if self._claimed and self._handed == self._acknowledged and self._position > self._acknowledged:
+            self._handed = self._position
+            self._acknowledge_soon()
+
+    def _store_position(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.durable is not None:
+            self._bus.need_log("a durable name").cursors.advance(self.durable, self._acknowledged)
+
+
+def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: str | None) -> Overflow:
+    """Refuse what contradicts itself; return the policy, which follows from `durable` where it is not given."""
+    policy = overflow or ("spill" if durable is not None else "drop_oldest")
+    if policy not in ("drop_oldest", "drop_newest", "block", "spill"):
+        raise ConfigInvalid("overflow", f"{policy!r} is none of drop_oldest, drop_newest, block, spill")
+    if durable is not None and policy.startswith("drop"):
+        raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
+    if not isinstance(queue_events, int) or queue_events < 1:
+        raise ConfigInvalid("queue_events", "a queue holds at least one event")
+    if bus.log is None and (durable is not None or policy == "spill"):
+        raise LogMissing("a durable name" if durable is not None else "overflow='spill'")
+    return policy  # type: ignore[return-value]
+
+
+def to_ns(moment: datetime) -> int:
+    """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    return whole * 1_000_000_000 + moment.microsecond * 1000
