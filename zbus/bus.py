@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
 from .errors import BusClosed, ConfigInvalid, LogMissing, ZbusError
-from .event import Event, headers_of
+from .event import Event
 from .gate import Gate
+from .headers import decode_headers, encode_headers
 from .inbox import Inbox
 from .keys import KeySet, check_key
 from .outbox import Outbox
-from .payload import encode_headers, encode_payload
+from .payload import encode_payload
 from .ports import Fabric, Log, Row
 from .publisher import EventPublisher
 from .records import BUS_STARTED, BUS_STOPPED, record
@@ -112,7 +113,9 @@ class Bus:
             raise ZbusError("a bus is opened once: make another one")
         self._executor = ThreadPoolExecutor(READ_THREADS, "zbus-read")
         try:
-            self.log = await self._opened(lambda: open_log(self.config), lambda log: log and log.close(1.0))
+            self.log = await self._opened(
+                lambda: open_log(self.config), lambda log: log.close(1.0) if log is not None else None
+            )
             self.fabric = await self._opened(
                 lambda: open_fabric(self.config, self._session), lambda fabric: fabric.close()
             )
@@ -267,9 +270,7 @@ class Bus:
         policy = check_options(self, durable, queue_events, overflow)
         if start != "new" and self.log is None:
             raise LogMissing("a start in the past")
-        if isinstance(start, bool) or not (
-            start in ("new", "beginning") or isinstance(start, (int, datetime))
-        ):
+        if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
             raise ConfigInvalid("start", f"{start!r} is none of 'new', 'beginning', an offset, a datetime")
         return EventSubscriber(
             self,
@@ -281,10 +282,6 @@ class Bus:
             schema=schema,
         )
 
-    @overload
-    def on(self, *key_exprs: str, **options: Any) -> Callable[[H], H]: ...
-    @overload
-    def on(self, *key_exprs: str) -> Callable[[H], H]: ...
     def on(self, *key_exprs: str, **options: Any) -> Callable[[H], H]:
         """Run a handler for every event; options as for `subscribe`.
 
@@ -381,7 +378,7 @@ class Bus:
 
     async def deliver_unlogged(self, row: Row) -> None:
         """Deliver an event that no log keeps, letting readers run when queues fill."""
-        self._deliver(Event(*row[:5], headers_of(row[5])))
+        self._deliver(Event(*row[:5], decode_headers(row[5])))
         if self._outbox is not None:
             self._outbox.offer([row], [0])
         self._unyielded += 1
@@ -400,7 +397,7 @@ class Bus:
         for rows, offsets, _ in self._recent:
             if offsets[-1] > offset:
                 found += [
-                    Event(*row[:5], headers_of(row[5]), at)
+                    Event(*row[:5], decode_headers(row[5]), at)
                     for row, at in zip(rows, offsets, strict=True)
                     if at > offset
                 ]
@@ -438,7 +435,7 @@ class Bus:
         for row, offset in zip(rows, offsets, strict=True):
             targets = routes(row[3])
             if targets:
-                event = Event(row[0], row[1], row[2], row[3], row[4], headers_of(row[5]), offset)
+                event = Event(row[0], row[1], row[2], row[3], row[4], decode_headers(row[5]), offset)
                 for target in targets:
                     target.offer(event)
         self.delivered = offsets[-1]

@@ -33,28 +33,20 @@ class BusConfig(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True)
 
-    log: str | None = Field(
-        None, description="path of the log, 'memory' for one that ends with the bus, or none"
-    )
+    log: str | None = Field(None, description="path of the log, 'memory' for one that ends with the bus, or none")
     read_only: bool = Field(False, description="read a log that another process owns")
     durability: Literal["fsync", "os"] = Field("fsync", description="'os' survives a crash, not a power cut")
     transport: str = Field("zenoh", description="'zenoh', or the name or URL of another transport")
-    mode: Literal["embedded", "peer", "client", "router"] = Field(
-        "embedded", description="embedded: no network"
-    )
+    mode: Literal["embedded", "peer", "client", "router"] = Field("embedded", description="embedded: no network")
     listen: Endpoints = Field((), description="where to listen, such as tcp/127.0.0.1:7447")
     connect: Endpoints = Field((), description="which nodes to connect to")
     record: Literal["own"] = Field("own", description="what the log keeps: the events published on this node")
     wire: Literal["zbus"] = Field("zbus", description="the envelope on the wire")
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
-    pending_bytes_max: int = Field(
-        64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait"
-    )
+    pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
     skip_corrupt: bool = Field(False, description="go past stored events that fail their checksum")
-    accept_loss: bool = Field(
-        False, description="open a damaged log: its missing offsets are never used again"
-    )
+    accept_loss: bool = Field(False, description="open a damaged log: its missing offsets are never used again")
     retain_age_s: float | None = Field(None, gt=0, description="remove events older than this")
     retain_bytes: int | None = Field(None, ge=1, description="keep the log file under this size")
     retain_events: int | None = Field(None, ge=1, description="keep this many events at most")
@@ -70,9 +62,7 @@ class BusConfig(BaseSettings):
     @classmethod
     def _transport_named(cls, value: object) -> object:
         if isinstance(value, str) and not re.fullmatch(r"[a-z][a-z0-9]*(://\S*)?", value):
-            raise ValueError(
-                "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
-            )
+            raise ValueError("a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'")
         return value
 
     @field_validator("listen", "connect")
@@ -87,15 +77,11 @@ class BusConfig(BaseSettings):
     def _consistent(self) -> BusConfig:
         if self.mode == "embedded" and (self.listen or self.connect):
             field = "listen" if self.listen else "connect"
-            raise _Contradiction(
-                field, "mode 'embedded' opens no socket; use mode 'peer', 'client' or 'router'"
-            )
+            raise _Contradiction(field, "mode 'embedded' opens no socket; use mode 'peer', 'client' or 'router'")
         if self.mode == "client" and not self.connect:
             raise _Contradiction("connect", "mode 'client' needs at least one endpoint to connect to")
         if self.mode in ("peer", "router") and not (self.listen or self.connect):
-            raise _Contradiction(
-                "listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to"
-            )
+            raise _Contradiction("listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to")
         if self.log is None:
             for field in ("read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
                 if getattr(self, field):

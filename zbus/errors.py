@@ -82,9 +82,7 @@ class EventTooLarge(EventInvalid):
         self.what, self.size_bytes, self.limit_bytes = what, size_bytes, limit_bytes
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} of {self.size_bytes:,} bytes is over the limit of {self.limit_bytes:,}; not stored"
-        )
+        return f"{self.what} of {self.size_bytes:,} bytes is over the limit of {self.limit_bytes:,}; not stored"
 
 
 class PayloadInvalid(EventInvalid):
@@ -97,20 +95,17 @@ class PayloadInvalid(EventInvalid):
     def __str__(self) -> str:
         if self.event is None:
             return f"{self.reason}; not stored"
-        return (
-            f"event at offset {self.event.offset} on {self.event.key!r}: {self.reason}; the log still has it"
-        )
+        return f"event at offset {self.event.offset} on {self.event.key!r}: {self.reason}; the log still has it"
 
 
 class LogError(ZbusError):
     """The outcome of a commit is unknown. `bus.put` the same events again: none is stored twice."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, *fields: object) -> None:
+        super().__init__(*fields)
 
     def __str__(self) -> str:
-        return self.reason
+        return str(self.args[0])
 
 
 class LogMissing(LogError):

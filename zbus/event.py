@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import msgspec
 
 from .errors import CursorError
+from .headers import CONTENT_TYPE, CORRELATION_ID, NO_HEADERS, SCHEMA, TRACEPARENT
+from .payload import decode_payload
 
 T = TypeVar("T")
-
-# The headers that zbus itself knows. Names are lower case; others are the user's.
-CORRELATION_ID = "correlation-id"
-CONTENT_TYPE = "content-type"
-TRACEPARENT = "traceparent"
-SCHEMA = "schema"
-
-NO_HEADERS: Mapping[str, str] = {}
-
 
 class Delivery(Protocol):
     """What an event knows of the subscription that handed it over."""
@@ -69,6 +62,16 @@ class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """The `content-type` header; None stands for plain bytes."""
         return self.headers.get(CONTENT_TYPE)
 
+    @property
+    def traceparent(self) -> str | None:
+        """The `traceparent` header: the trace that this event belongs to."""
+        return self.headers.get(TRACEPARENT)
+
+    @property
+    def schema(self) -> str | None:
+        """The `schema` header: the name or hash of the payload's schema."""
+        return self.headers.get(SCHEMA)
+
     @overload
     def decode(self) -> Any: ...
     @overload
@@ -78,8 +81,6 @@ class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
         Without an argument: as the subscription's `schema`, or by the content type. Raises `PayloadInvalid`.
         """
-        from .payload import decode_payload
-
         if type_ is None and self._delivery is not None:
             type_ = self._delivery.schema
         return decode_payload(self, type_)
@@ -90,9 +91,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
         Returns once that is on disk. Cancelled, the acknowledgement may or may not have happened.
         """
         if self._delivery is None or self._delivery.durable is None:
-            raise CursorError(
-                "", "this event did not come from a durable subscription; nothing to acknowledge"
-            )
+            raise CursorError("", "this event did not come from a durable subscription; nothing to acknowledge")
         await self._delivery._acknowledge(self)
 
     def __eq__(self, other: object) -> bool:
@@ -120,11 +119,3 @@ class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """The same event, bound to one subscription."""
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
         return Event(*fields, self.headers, self.offset, delivery)
-
-
-def headers_of(encoded: bytes | None) -> Mapping[str, str]:
-    """Decode stored headers; none is the common case."""
-    return cast(Mapping[str, str], _headers(encoded)) if encoded else NO_HEADERS
-
-
-_headers = msgspec.msgpack.Decoder(dict[str, str]).decode

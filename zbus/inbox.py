@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from .codec import decode
 from .errors import EventInvalid
@@ -67,14 +68,14 @@ class Inbox:
             return False
         if last is not None and event.sequence > last + 1:
             self._count("gaps", 1)
-            fields = {"publisher_id": event.publisher_id, "first": last + 1, "last": event.sequence - 1}
-            record(EVENT_GAP, logging.WARNING, **fields)
+            who, first = event.publisher_id, last + 1
+            record(EVENT_GAP, logging.WARNING, publisher_id=who, first=first, last=event.sequence - 1)
         if len(self._last) >= PUBLISHERS_KEPT_MAX:
             self._last.pop(next(iter(self._last)))
         self._last[event.publisher_id] = event.sequence
         return True
 
-    def _report(self, name: str, **fields: object) -> None:
+    def _report(self, name: str, **fields: Any) -> None:
         """Say it once a minute; the counters have every one."""
         now = time.monotonic()
         if now - self._reported_at.get(name, -REPORT_S) >= REPORT_S:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from .codec import encode
 from .errors import ZbusError
-from .event import Event, headers_of
+from .event import Event
+from .headers import decode_headers
 from .keys import KeySet
 from .ports import Fabric, Log, Row, Span
 from .records import EVENT_DROPPED, EVENT_RETRY, record
@@ -101,7 +102,7 @@ class Outbox:
             self._backlog_events -= len(rows)
         for row, offset in zip(rows, offsets, strict=True):
             if self._log is None or offset > self._sent:
-                self._send(Event(*row[:5], headers_of(row[5]), offset))
+                self._send(Event(*row[:5], decode_headers(row[5]), offset))
         if self._log is not None:
             self._log.sent = self._sent
 

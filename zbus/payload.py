@@ -6,27 +6,17 @@ are encoded once here and marked with a content type.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .errors import EventInvalid, EventTooLarge, PayloadInvalid
-from .event import CONTENT_TYPE, CORRELATION_ID
+from .errors import EventTooLarge, PayloadInvalid
+from .headers import JSON, TEXT
 
 if TYPE_CHECKING:
     from .event import Event
 
-JSON = "application/json"
-TEXT = "text/plain"
-HEADERS_BYTES_MAX = 64 * 1024
-
-_HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_HEADER_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _encode_json = msgspec.json.Encoder().encode
-_encode_headers = msgspec.msgpack.Encoder().encode
-_ENCODED_TYPE = {kind: _encode_headers({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
 
 
 def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
@@ -45,37 +35,6 @@ def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
     if len(body) > limit_bytes:
         raise EventTooLarge("payload", len(body), limit_bytes)
     return body, kind
-
-
-def encode_headers(
-    headers: Mapping[str, str] | None, correlation_id: str | None, content_type: str | None
-) -> bytes | None:
-    """Encode the headers of one event, or None where there are none. Headers given win over our own."""
-    if not headers and correlation_id is None:
-        return None if content_type is None else _ENCODED_TYPE[content_type]
-    merged: dict[str, str] = {}
-    if content_type is not None:
-        merged[CONTENT_TYPE] = content_type
-    if correlation_id is not None:
-        merged[CORRELATION_ID] = correlation_id
-    if headers:
-        merged.update(headers)
-    for name, value in merged.items():
-        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise EventInvalid(
-                f"header name {name!r} refused: lower-case letters, digits and -_. only; not stored"
-            )
-        if not isinstance(value, str) or _HEADER_CONTROL.search(value):
-            raise EventInvalid(
-                f"header {name!r} refused: its value is not text without control characters; not stored"
-            )
-    try:
-        encoded = _encode_headers(merged)
-    except UnicodeEncodeError as error:
-        raise EventInvalid(f"headers refused: {error}; not stored") from error
-    if len(encoded) > HEADERS_BYTES_MAX:
-        raise EventTooLarge("headers", len(encoded), HEADERS_BYTES_MAX)
-    return encoded
 
 
 def decode_payload(event: Event, type_: Any) -> Any:
@@ -111,6 +70,4 @@ def _encode_value(value: Any) -> bytes:
             return encoded
         return _encode_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise PayloadInvalid(
-            f"a payload of type {type(value).__name__} cannot be encoded: {error}"
-        ) from error
+        raise PayloadInvalid(f"a payload of type {type(value).__name__} cannot be encoded: {error}") from error

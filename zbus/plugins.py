@@ -27,9 +27,7 @@ def open_fabric(config: BusConfig, session: Any = None) -> Fabric:
 def _load(group: str, name: str, field: str) -> Any:
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
-        raise ConfigInvalid(
-            field, f"{name!r} is not installed; this installation has: {', '.join(sorted(found))}"
-        )
+        raise ConfigInvalid(field, f"{name!r} is not installed; this installation has: {', '.join(sorted(found))}")
     try:
         return found[name].load()
     except ImportError as error:

@@ -13,7 +13,6 @@ from .errors import LogError
 from .event import Event
 from .keys import KeySet
 
-
 # One event on its way into the log, encoded, without an offset yet:
 # publisher_id, sequence, published_at, key, payload, headers. A plain tuple, because it is made for every event.
 Row = tuple[int, int, int, str, bytes, bytes | None]
@@ -63,9 +62,14 @@ class Cursors(Protocol):
     def release(self, name: str) -> None:
         """Store what is pending for `name` and let others claim it."""
 
-    def list(self) -> Sequence[Cursor]: ...
-    def reset(self, name: str, offset: int) -> None: ...
-    def delete(self, name: str) -> None: ...
+    def list(self) -> Sequence[Cursor]:
+        """Every cursor, by name."""
+
+    def reset(self, name: str, offset: int) -> None:
+        """Move a cursor that nobody uses."""
+
+    def delete(self, name: str) -> None:
+        """Forget a cursor that nobody uses."""
 
 
 class Log(Protocol):
@@ -73,23 +77,41 @@ class Log(Protocol):
 
     path: str
     read_only: bool
-    sent: int  # the outbox has handed everything up to here to the fabric
-    cursors: Cursors
+
+    @property
+    def cursors(self) -> Cursors:
+        """The durable positions kept with this log."""
+
+    @property
+    def sent(self) -> int:
+        """The outbox has handed everything up to this offset to the fabric."""
+
+    @sent.setter
+    def sent(self, offset: int) -> None: ...
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         """Take rows, at once; `done` is called from the log's thread when they are durable, or failed."""
 
-    def read(self, keys: KeySet, span: Span, limit: int) -> Page: ...
-    def head(self) -> int: ...
-    def low_water(self) -> int: ...
+    def read(self, keys: KeySet, span: Span, limit: int) -> Page:
+        """The next events of a span, at most `limit`; fewer, or none, do not mean that there are no more."""
+
+    def head(self) -> int:
+        """The last committed offset; 0 for an empty log."""
+
+    def low_water(self) -> int:
+        """Everything up to this offset was removed by retention."""
+
     def narrow(self, span: Span) -> Span:
         """The same span with its times turned into offsets as far as they go, and an end: the head of now."""
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Tell `moved` of the head whenever another process appended (a log that is read here only)."""
 
-    def diagnostics(self) -> dict[str, Any]: ...
-    def close(self, timeout_s: float) -> None: ...
+    def diagnostics(self) -> dict[str, Any]:
+        """What this log is."""
+
+    def close(self, timeout_s: float) -> None:
+        """Store what was appended and let go of the file, in bounded time."""
 
 
 class Fabric(Protocol):
@@ -107,5 +129,8 @@ class Fabric(Protocol):
     def ready(self, key: str) -> bool:
         """Whether some other node wants `key` now."""
 
-    def diagnostics(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    def diagnostics(self) -> dict[str, Any]:
+        """What this fabric is."""
+
+    def close(self) -> None:
+        """Let go of the network. Safe to call twice."""

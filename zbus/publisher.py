@@ -9,8 +9,9 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from .errors import BusClosed, ZbusError
+from .headers import encode_headers
 from .keys import check_key
-from .payload import encode_headers, encode_payload
+from .payload import encode_payload
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class EventPublisher:
         """
         bus = self._bus
         body, kind = encode_payload(payload, bus.payload_bytes_max)
-        encoded = None if kind is headers is correlation_id else encode_headers(headers, correlation_id, kind)
+        plain = kind is None and headers is None and correlation_id is None
+        encoded = None if plain else encode_headers(headers, correlation_id, kind)
         if bus.gate.shut:
             await bus.room(self.key)
         if not bus.is_open:
@@ -128,9 +130,7 @@ class EventPublisher:
         limit, rows, size = self._bus.payload_bytes_max, [], 0
         for payload in payloads:
             body, kind = encode_payload(payload, limit)
-            encoded = (
-                None if kind is headers is correlation_id else encode_headers(headers, correlation_id, kind)
-            )
+            encoded = encode_headers(headers, correlation_id, kind)
             rows.append((self.publisher_id, self._sequence, time_ns(), self.key, body, encoded))
             self._sequence += 1
             size += len(body)

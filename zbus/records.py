@@ -20,9 +20,7 @@ EVENT_INVALID = "EVENT_INVALID"
 EVENT_SUBSCRIBER_SLOW = "EVENT_SUBSCRIBER_SLOW"
 
 
-def record(
-    name: str, level: int = logging.INFO, exc_info: BaseException | None = None, **fields: Any
-) -> None:
+def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, **fields: Any) -> None:
     """Write one record, if anybody listens."""
     if logger.isEnabledFor(level):
         text = " ".join(f"{field}={value!r}" for field, value in fields.items())

@@ -45,9 +45,7 @@ class Scope:
 
     def _inner(self, kind: str, name: str) -> Scope:
         if self.kind != kind:
-            raise KeyInvalid(
-                "/".join(self.segments), f"only a {kind} has such a part, and this is a {self.kind}"
-            )
+            raise KeyInvalid("/".join(self.segments), f"only a {kind} has such a part, and this is a {self.kind}")
         return Scope(self.bus, *self.segments, name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from .errors import PayloadInvalid, SubscriberLagged
 from .event import Event
@@ -47,7 +48,7 @@ async def _handle(
         except Exception as error:
             count("handler_errors", 1)
             again = subscription.durable is not None
-            fields = {"key": event.key, "offset": event.offset, "again_in_s": pause if again else None}
+            fields: dict[str, Any] = {"key": event.key, "offset": event.offset, "again_in_s": pause if again else None}
             record(EVENT_RETRY, logging.ERROR, exc_info=error, **fields)
             if not again:
                 return

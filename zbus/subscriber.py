@@ -176,9 +176,7 @@ class EventSubscriber:
         if self._claimed and self.durable is not None:
             self._claimed = False
             self._store_position()
-            await asyncio.shield(
-                self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
-            )
+            await asyncio.shield(self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable))
 
     # What the bus calls, on the loop.
 
@@ -323,9 +321,9 @@ class EventSubscriber:
         return False
 
     def _lagged(self, gap: _Gap) -> SubscriberLagged:
-        fields = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
+        fields: dict[str, Any] = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
         record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
-        return SubscriberLagged(**fields, queue_events=self.queue_events)  # type: ignore[arg-type]
+        return SubscriberLagged(**fields, queue_events=self.queue_events)
 
     # Acknowledging.
 

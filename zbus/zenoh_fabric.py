@@ -51,7 +51,8 @@ class ZenohFabric:
     def ready(self, key: str) -> bool:
         """Whether Zenoh knows of a subscriber to `key`."""
         with _zenoh_errors(f"ask who wants {key!r}"):
-            return bool(self._publisher(key).matching_status.matching)
+            status: Any = self._publisher(key).matching_status  # the stub says bool; it is a MatchingStatus
+            return bool(status.matching)
 
     def listen(self, expressions: Sequence[str], receive: Callable[[bytes], None]) -> None:
         """Declare a subscriber per expression that no other one includes; undeclare the rest."""
@@ -86,13 +87,13 @@ class ZenohFabric:
             self._subscribers.clear()
             self._publishers.clear()
             if self._owned:
-                self.session.close()
+                self.session.close()  # type: ignore[no-untyped-call]
 
     def _publisher(self, key: str) -> zenoh.Publisher:
         publisher = self._publishers.get(key)
         if publisher is None:
             if len(self._publishers) >= PUBLISHERS_MAX:
-                self._publishers.pop(next(iter(self._publishers))).undeclare()
+                self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
             publisher = self._publishers[key] = self.session.declare_publisher(
                 key, congestion_control=zenoh.CongestionControl.BLOCK
             )

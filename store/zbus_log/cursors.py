@@ -69,9 +69,7 @@ class SqliteCursors:
             with transaction(connection):
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 if row is not None and row.owner_pid and is_alive(row.owner_pid, row.owner_started):
-                    raise CursorError(
-                        name, f"process {row.owner_pid} reads with this name; a name has one reader"
-                    )
+                    raise CursorError(name, f"process {row.owner_pid} reads with this name; a name has one reader")
                 owner = {"owner_pid": pid, "owner_started": started_at(pid), "keys": json.dumps(list(keys))}
                 connection.execute(
                     upsert(_cursors)

@@ -15,9 +15,7 @@ SETS_KEPT_MAX = 256
 
 _decode = msgspec.json.Decoder(list[tuple[int, str]]).decode
 _SINCE = "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id > ?1 AND key >= ?2 AND key < ?3"
-_BY_ID = (
-    "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id IN (SELECT value FROM json_each(?1))"
-)
+_BY_ID = "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id IN (SELECT value FROM json_each(?1))"
 
 
 class KeyTable:
@@ -37,9 +35,7 @@ class KeyTable:
         names = self._names
         unknown = [id_ for id_ in set(ids) if id_ not in names]
         if unknown:
-            found = _decode(
-                connection.exec_driver_sql(_BY_ID, (msgspec.json.encode(unknown).decode(),)).scalar_one()
-            )
+            found = _decode(connection.exec_driver_sql(_BY_ID, (msgspec.json.encode(unknown).decode(),)).scalar_one())
             if len(names) + len(found) > NAMES_KEPT_MAX:
                 self._names = names = {}  # pages that still use the old one keep it
             names.update(found)

@@ -38,9 +38,7 @@ def open_log(config: BusConfig) -> SqliteLog:
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_past_cursors)
     if config.log == "memory":
         # A log like any other, on a file system in memory where there is one; it goes with the bus.
-        folder = tempfile.TemporaryDirectory(
-            prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
-        )  # noqa: S108
+        folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
         return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
@@ -74,7 +72,7 @@ class SqliteLog:
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
-        self.cursors = SqliteCursors(path)
+        self._cursors = SqliteCursors(path)
         try:
             if read_only:
                 self._check_readable()
@@ -84,6 +82,11 @@ class SqliteLog:
             self.close(1.0)
             raise
         self._reader = Reader(path, self._read_engine)
+
+    @property
+    def cursors(self) -> SqliteCursors:
+        """The durable positions kept beside this log."""
+        return self._cursors
 
     @property
     def sent(self) -> int:
@@ -147,7 +150,7 @@ class SqliteLog:
 
         def step() -> None:
             try:
-                state[0] = state[0] or plan(self._writing, rules, self._owner.head, self.cursors.lowest())
+                state[0] = state[0] or plan(self._writing, rules, self._owner.head, self._cursors.lowest())
                 removed = trim_step(self._writing, state[0][0])
             except BaseException as error:
                 state[2] = error
@@ -184,7 +187,7 @@ class SqliteLog:
         stopped = self._writer is None or self._writer.close(timeout_s)
         if self._watching is not None:
             self._watching.join(max(0.1, deadline - time.monotonic()))
-        self.cursors.close(max(0.1, deadline - time.monotonic()))
+        self._cursors.close(max(0.1, deadline - time.monotonic()))
         if hasattr(self, "_read_engine"):
             self._read_engine.dispose()
         if stopped and self._connection is not None:
@@ -242,9 +245,7 @@ class SqliteLog:
         if known is None:
             if head == 0:
                 return Head(epoch)
-            problem = LogDamaged(
-                self.path, "there is no head record beside it, so a lost end could not be noticed"
-            )
+            problem = LogDamaged(self.path, "there is no head record beside it, so a lost end could not be noticed")
             known = Head(epoch, head, head + RESERVE, head)
         elif known.epoch != epoch and known.head > 0:
             problem = LogDamaged(self.path, "this is another log than the one that was here", (1, known.head))
@@ -283,12 +284,10 @@ class SqliteLog:
             (first, head),
         ).scalar_one()
         if found != head - first + 1 - lost:
-            raise LogDamaged(
-                self.path, f"{head - first + 1 - lost - found} events are missing after offset {first}"
-            )
+            raise LogDamaged(self.path, f"{head - first + 1 - lost - found} events are missing after offset {first}")
 
     def _retain_now_and_then(self) -> None:
-        target, _ = plan(self._writing, self._rules, self._owner.head, self.cursors.lowest())
+        target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
         if trim_step(self._writing, target) > 1:
             self._owner.run(self._retain_now_and_then)
 

@@ -77,9 +77,7 @@ class Reader:
                 self._windows.clear()
             # Look further where events are rare, less far where a window holds many pages.
             full = page.count >= limit
-            self._windows[keys.expressions] = (
-                max(WINDOW_MIN, window // 2) if full else min(WINDOW_MAX, window * 2)
-            )
+            self._windows[keys.expressions] = max(WINDOW_MIN, window // 2) if full else min(WINDOW_MAX, window * 2)
             return page
 
     def narrow(self, span: Span) -> Span:
@@ -139,9 +137,7 @@ class _CountedPage(RowPage):
 
 def first_at(connection: Connection, time_ns: int, head: int) -> int:
     """The lowest offset published at or after a time; one past the head if there is none."""
-    block = connection.exec_driver_sql(
-        "SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)
-    ).scalar()
+    block = connection.exec_driver_sql("SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)).scalar()
     start = f"{int(block) * BLOCK}" if block is not None else f"{_SEALED} + 1"
     found = connection.exec_driver_sql(
         f"SELECT offset FROM events WHERE offset >= {start} AND published_at >= ? ORDER BY offset LIMIT 1",
@@ -157,7 +153,5 @@ def _last_at(connection: Connection, time_ns: int) -> int:
     ).scalar()
     if tail is not None:
         return int(tail)
-    block = connection.exec_driver_sql(
-        "SELECT max(block) FROM blocks WHERE published_min <= ?", (time_ns,)
-    ).scalar()
+    block = connection.exec_driver_sql("SELECT max(block) FROM blocks WHERE published_min <= ?", (time_ns,)).scalar()
     return -1 if block is None else int(block) * BLOCK + BLOCK - 1

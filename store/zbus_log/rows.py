@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from zbus.errors import EventCorrupt, LogError
-from zbus.event import Event, headers_of
+from zbus.event import Event
+from zbus.headers import decode_headers
 from zbus.ports import Row
 
 _encode = msgspec.json.Encoder().encode
@@ -82,9 +83,7 @@ class RowPage:
         found: list[Event] = []
         skipped = at = 0
         bodies, key_name = self._bodies, self._key_name
-        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(
-            self._numbers
-        ):
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(self._numbers):
             headers = bodies[at : at + headers_bytes] if headers_bytes else None
             at += headers_bytes
             payload = bodies[at : at + size]
@@ -97,7 +96,5 @@ class RowPage:
                     return found, EventCorrupt(offset, "its checksum does not match"), skipped
                 skipped += 1
                 continue
-            found.append(
-                Event(publisher, sequence, published_at, key_name(key), payload, headers_of(headers), offset)
-            )
+            found.append(Event(publisher, sequence, published_at, key_name(key), payload, decode_headers(headers), offset))
         return found, None, skipped

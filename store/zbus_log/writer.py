@@ -169,7 +169,7 @@ class Writer:
             found = self._connection.exec_driver_sql(
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
-            key_ids = {**self._key_ids, **{key: id_ for key, id_ in found.tuples()}}
+            key_ids = {**self._key_ids, **dict(found.tuples().all())}
             self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, key_ids))
         self._key_ids = key_ids if len(key_ids) <= KEYS_KEPT_MAX else {}
 

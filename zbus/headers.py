@@ -1,0 +1,61 @@
+"""Headers: small text beside the payload. Encoded once, and absent where there are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
+
+from .errors import EventInvalid, EventTooLarge
+
+# The headers that zbus itself knows. Names are lower case; others are the user's.
+CORRELATION_ID = "correlation-id"
+CONTENT_TYPE = "content-type"
+TRACEPARENT = "traceparent"
+SCHEMA = "schema"
+
+JSON = "application/json"
+TEXT = "text/plain"
+
+HEADERS_BYTES_MAX = 64 * 1024
+NO_HEADERS: Mapping[str, str] = {}
+
+_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, str]).decode
+_ENCODED_TYPE = {kind: _encode({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
+
+
+def encode_headers(
+    headers: Mapping[str, str] | None, correlation_id: str | None, content_type: str | None
+) -> bytes | None:
+    """Encode the headers of one event, or None where there are none. Headers given win over our own."""
+    if not headers and correlation_id is None:
+        return None if content_type is None else _ENCODED_TYPE[content_type]
+    merged: dict[str, str] = {}
+    if content_type is not None:
+        merged[CONTENT_TYPE] = content_type
+    if correlation_id is not None:
+        merged[CORRELATION_ID] = correlation_id
+    if headers:
+        merged.update(headers)
+    for name, value in merged.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise EventInvalid(f"header name {name!r} refused: lower-case letters, digits and -_. only; not stored")
+        if not isinstance(value, str) or _CONTROL.search(value):
+            raise EventInvalid(f"header {name!r} refused: its value is not text without control characters; not stored")
+    try:
+        encoded = _encode(merged)
+    except UnicodeEncodeError as error:
+        raise EventInvalid(f"headers refused: {error}; not stored") from error
+    if len(encoded) > HEADERS_BYTES_MAX:
+        raise EventTooLarge("headers", len(encoded), HEADERS_BYTES_MAX)
+    return encoded
+
+
+def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
+    """The headers of a stored event; none is the common case."""
+    return cast("Mapping[str, str]", _decode(encoded)) if encoded else NO_HEADERS
