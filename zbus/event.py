@@ -13,6 +13,7 @@ from .payload import decode_payload
 
 T = TypeVar("T")
 
+
 class Delivery(Protocol):
     """What an event knows of the subscription that handed it over."""
 

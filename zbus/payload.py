@@ -21,6 +21,8 @@ _encode_json = msgspec.json.Encoder().encode
 
 def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
     """Return the bytes and their content type (None for plain bytes); over the limit is refused before a copy."""
+    if type(payload) is bytes and len(payload) <= limit_bytes:
+        return payload, None  # the hot path
     if isinstance(payload, (bytes, bytearray, memoryview)):
         size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
         if size > limit_bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -60,18 +60,15 @@ def trim_step(connection: Connection, target: int) -> int:
     upto = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
         connection.exec_driver_sql("UPDATE state SET low_water = ?", (upto,))
-        connection.exec_driver_sql(
-            "DELETE FROM by_key WHERE (key, offset) IN (SELECT key, offset FROM events WHERE offset <= ?)",
-            (upto,),
-        )
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (upto,)).rowcount
-        for table in ("runs", "blocks"):
-            # The newest sealed block stays: it says how far sealing is.
-            connection.exec_driver_sql(
-                f"DELETE FROM {table} WHERE block < ? AND block < (SELECT max(block) FROM blocks)",
-                ((upto + 1) // BLOCK,),
-            )
-    connection.exec_driver_sql("PRAGMA incremental_vacuum(1000)").all()
+        # What was entered for whole blocks goes with them; the newest one stays, as it says how far sealing is.
+        newest = connection.exec_driver_sql("SELECT ifnull(max(block), 0) FROM blocks").scalar_one()
+        whole = min((upto + 1) // BLOCK, newest)
+        for table in ("by_key", "runs", "blocks"):
+            connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
+        connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
+    driver: Any = connection.connection.dbapi_connection
+    driver.execute("PRAGMA incremental_vacuum(1000)").fetchall()  # a page per step: SQLAlchemy would take one
     return max(gone, 1)
 
 

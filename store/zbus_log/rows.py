@@ -26,10 +26,9 @@ _crc32 = zlib.crc32
 
 INSERT = """
 INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
-       iif(value ->> 7, substr(?2, value ->> 6, value ->> 7), NULL),
-       substr(?2, (value ->> 6) + (value ->> 7), value ->> 8)
-FROM json_each(?1)
+SELECT ?3 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+       nullif(substr(?2, value ->> 5, value ->> 6), x''), substr(?2, value ->> 7, value ->> 8)
+FROM jsonb_each(?1)
 """
 
 # `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
@@ -46,11 +45,12 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
 
 
-def encode_rows(rows: Sequence[Row], offset: int, key_ids: Mapping[str, int]) -> tuple[str, bytes]:
-    """The two parameters of INSERT for `rows` at the offsets from `offset` on."""
+def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, bytes, int]:
+    """The parameters of INSERT for `rows` at the offsets from `first` on."""
     numbers = []
-    bodies = []
-    at = 1  # substr counts from one
+    offset = first
+    bodies = [b"\x00"]  # never empty: substr of an empty blob is NULL
+    at = 2  # and substr counts from one
     for publisher, sequence, published_at, name, payload, headers in rows:
         key = key_ids[name]
         crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
@@ -62,11 +62,12 @@ def encode_rows(rows: Sequence[Row], offset: int, key_ids: Mapping[str, int]) ->
             headers_bytes = 0
         size = len(payload)
         crc = _crc32(payload, crc)
-        numbers.append((offset, publisher, sequence, published_at, key, crc, at, headers_bytes, size))
+        body_at = at + headers_bytes
+        numbers.append((publisher, sequence, published_at, key, crc, at, headers_bytes, body_at, size))
         bodies.append(payload)
-        at += headers_bytes + size
+        at = body_at + size
         offset += 1
-    return _encode(numbers).decode(), b"".join(bodies)
+    return _encode(numbers).decode(), b"".join(bodies), first
 
 
 class RowPage:
@@ -96,5 +97,7 @@ class RowPage:
                     return found, EventCorrupt(offset, "its checksum does not match"), skipped
                 skipped += 1
                 continue
-            found.append(Event(publisher, sequence, published_at, key_name(key), payload, decode_headers(headers), offset))
+            found.append(
+                Event(publisher, sequence, published_at, key_name(key), payload, decode_headers(headers), offset)
+            )
         return found, None, skipped

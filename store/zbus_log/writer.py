@@ -32,9 +32,13 @@ SEAL_LAG_BLOCKS_MAX = 8
 IDLE_S = 15.0
 
 _SEAL = (
-    "INSERT INTO by_key SELECT key, offset FROM events WHERE offset BETWEEN ?2 AND ?3 ORDER BY key, offset",
-    "INSERT INTO runs SELECT publisher, ?1, min(sequence), max(sequence) FROM events "
+    "INSERT INTO by_key SELECT ?1, key, offset FROM events WHERE offset BETWEEN ?2 AND ?3 ORDER BY key, offset",
+    "INSERT INTO runs SELECT ?1, publisher, min(sequence), max(sequence) FROM events "
     "WHERE offset BETWEEN ?2 AND ?3 GROUP BY publisher",
+    "INSERT INTO publishers (publisher, first_block, last_block, last_sequence) "
+    "SELECT publisher, block, block, last_sequence FROM runs WHERE block = ?1 AND ?2 <= ?3 "
+    "ON CONFLICT (publisher) DO UPDATE SET last_block = excluded.last_block, "
+    "last_sequence = max(last_sequence, excluded.last_sequence)",
     "INSERT INTO blocks SELECT ?1, count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) "
     "FROM events WHERE offset BETWEEN ?2 AND ?3",
 )
@@ -64,6 +68,7 @@ class Writer:
         self._sealed = self._last_sealed()
         self._key_ids: dict[str, int] = {}
         self._last_sequences: dict[int, int] = {}
+        self._forget_publishers()
         self._stopped: LogError | None = None
         self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
@@ -134,6 +139,12 @@ class Writer:
             for _, done in appends:
                 done(error)
             return
+        except Exception as error:  # a fault of ours: nobody may wait for ever, and nothing more is written
+            self._stopped = LogStopped(self.path, f"unexpected {error!r}")
+            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+            for _, done in appends:
+                done(self._stopped)
+            return
         at = 0
         for rows, done in appends:
             done(offsets[at : at + len(rows)])
@@ -141,7 +152,8 @@ class Writer:
 
     def _store(self, batch: Sequence[Row]) -> Sequence[int]:
         first = self._next
-        fresh, offsets = self._fresh(batch)
+        with log_errors(self.path):
+            fresh, offsets = self._fresh(batch)
         if fresh:
             last = first + len(fresh) - 1
             try:
@@ -169,37 +181,38 @@ class Writer:
             found = self._connection.exec_driver_sql(
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
-            key_ids = {**self._key_ids, **dict(found.tuples().all())}
+            key_ids = {**self._key_ids, **dict(found.all())}
             self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, key_ids))
         self._key_ids = key_ids if len(key_ids) <= KEYS_KEPT_MAX else {}
 
     def _after_failure(self, error: LogError, last: int) -> None:
         """A commit that failed may have happened: look, and say what is true."""
-        self._last_sequences.clear()
         if isinstance(error, LogStopped | LogDamaged):
             self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
             raise self._stopped from error
         with log_errors(self.path):
             roll_back(self._connection)
+            self._forget_publishers()
             stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
         if stored != last:
             raise error
 
     def _fresh(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
-        """The rows that are not stored yet, and the offset of every row, stored or about to be."""
+        """The rows that are not stored yet, and the offset of every row, stored or about to be.
+
+        Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
+        """
         last_sequences = self._last_sequences
-        rising = True
+        unknown = {row[0] for row in batch}.difference(last_sequences)
+        if unknown:
+            self._learn_publishers(unknown)
         for row in batch:
-            last = last_sequences.get(row[0])
-            if last is None:
-                last = self._last_sequence(row[0])
-            if row[1] <= last:
-                rising = False
+            if row[1] <= last_sequences[row[0]]:
                 break
             last_sequences[row[0]] = row[1]
-        if rising:
+        else:
             return batch, range(self._next, self._next + len(batch))
-        last_sequences.clear()
+        self._forget_publishers()
         return self._fresh_one_by_one(batch)
 
     def _fresh_one_by_one(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
@@ -216,33 +229,49 @@ class Writer:
             offsets.append(stored)
         return fresh, offsets
 
-    def _last_sequence(self, publisher: int) -> int:
-        """The highest sequence that is stored of a publisher, or -1."""
+    def _learn_publishers(self, unknown: set[int]) -> None:
+        """Look up the highest sequence of publishers; those that have unsealed events are known already."""
         if len(self._last_sequences) >= PUBLISHERS_KEPT_MAX:
-            self._last_sequences.clear()
-        with log_errors(self.path):
-            last = self._connection.exec_driver_sql(
-                "SELECT max(ifnull((SELECT max(last_sequence) FROM runs WHERE publisher = ?1), -1),"
-                " ifnull((SELECT max(sequence) FROM events WHERE offset > ?2 AND publisher = ?1), -1))",
-                (publisher, self._sealed_until),
-            ).scalar_one()
-        return int(last)
+            self._forget_publishers()
+        found = self._connection.exec_driver_sql(
+            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN (SELECT value FROM json_each(?1))",
+            (json.dumps(list(unknown)),),
+        )
+        stored: dict[int, int] = dict(found.all())
+        for publisher in unknown:
+            self._last_sequences.setdefault(publisher, stored.get(publisher, -1))
+
+    def _forget_publishers(self) -> None:
+        """Start again from what is stored: all of the unsealed tail, the rest when it is asked for."""
+        found = self._connection.exec_driver_sql(
+            "SELECT publisher, max(sequence) FROM events WHERE offset > ? GROUP BY publisher", (self._sealed_until,)
+        )
+        tail: dict[int, int] = dict(found.all())
+        self._last_sequences.clear()
+        if tail:
+            self._learn_publishers(set(tail))
+            for publisher, sequence in tail.items():
+                self._last_sequences[publisher] = max(sequence, self._last_sequences[publisher])
 
     def _stored_at(self, publisher: int, sequence: int) -> int | None:
         """The offset of an identity, or None. Only blocks whose runs span the sequence are looked into."""
-        with log_errors(self.path):
-            blocks = self._connection.exec_driver_sql(
-                "SELECT block FROM runs WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ?",
-                (publisher, sequence, sequence),
-            ).scalars()
-            spans = [(block * BLOCK, block * BLOCK + BLOCK - 1) for block in blocks]
-            for first, last in [(self._sealed_until + 1, self._next), *spans]:
-                offset = self._connection.exec_driver_sql(
-                    "SELECT offset FROM events WHERE offset BETWEEN ? AND ? AND publisher = ? AND sequence = ?",
-                    (first, last, publisher, sequence),
-                ).scalar()
-                if offset is not None:
-                    return int(offset)
+        span = self._connection.exec_driver_sql(
+            "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
+        ).one_or_none() or (0, -1)
+        blocks = self._connection.exec_driver_sql(
+            "SELECT blocks.block FROM blocks CROSS JOIN runs ON runs.block = blocks.block AND publisher = ?"
+            " WHERE blocks.block BETWEEN ? AND ? AND first_sequence <= ? AND last_sequence >= ?"
+            " ORDER BY blocks.block DESC",
+            (publisher, *span, sequence, sequence),
+        ).scalars()
+        spans = [(block * BLOCK, block * BLOCK + BLOCK - 1) for block in blocks]
+        for first, last in [(self._sealed_until + 1, self._next), *spans]:
+            offset = self._connection.exec_driver_sql(
+                "SELECT offset FROM events WHERE offset BETWEEN ? AND ? AND publisher = ? AND sequence = ?",
+                (first, last, publisher, sequence),
+            ).scalar()
+            if offset is not None:
+                return int(offset)
         return None
 
     # The head record, and sealing.
@@ -296,6 +325,6 @@ class Writer:
             return True
         except LogStopped as error:
             self._stopped = error
-        except LogError as error:
-            record("LOG_TASK_FAILED", logging.WARNING, path=self.path, error=str(error))
+        except Exception as error:
+            record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False

@@ -1,0 +1,201 @@
+"""Publishing: offsets, identities, payloads, limits, and what is true after an error."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pydantic
+import pytest
+
+import zbus
+
+
+class Order(pydantic.BaseModel):
+    id: int
+
+
+@dataclasses.dataclass
+class Parcel:
+    id: int
+
+
+class Bill(msgspec.Struct):
+    id: int
+
+
+async def test_offsets_start_at_one_and_follow_each_other(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("shop/orders/created")
+
+        offsets = [await publisher.publish(b"x") for _ in range(3)]
+        many = await publisher.publish_many([b"y"] * 2500)
+
+        assert offsets == [1, 2, 3]
+        assert list(many) == list(range(4, 2504))
+        assert await bus.head() == 2503
+
+
+async def test_every_publisher_object_is_a_new_identity_with_sequences_from_zero(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        first, second = await bus.publisher("a/b"), await bus.publisher("a/b")
+        for publisher in (first, second, first):
+            await publisher.publish(b"")
+
+        events = [event async for event in bus.replay()]
+
+    assert first.publisher_id != second.publisher_id
+    assert all(0 <= publisher.publisher_id < 1 << 53 for publisher in (first, second))
+    assert [event.identity for event in events] == [
+        (first.publisher_id, 0),
+        (second.publisher_id, 0),
+        (first.publisher_id, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "type_", "content_type"),
+    [
+        (b"raw", bytes, None),
+        (bytearray(b"raw"), bytes, None),
+        ("text", str, "text/plain"),
+        ({"id": 7}, dict, "application/json"),
+        ([1, 2], list, "application/json"),
+        (Order(id=7), Order, "application/json"),
+        (Parcel(7), Parcel, "application/json"),
+        (Bill(7), Bill, "application/json"),
+    ],
+)
+@pytest.mark.parametrize("log", [None, "memory"])
+async def test_a_payload_of_any_kind_arrives_as_what_it_was(
+    payload: object, type_: type, content_type: str | None, log: str | None
+) -> None:
+    async with zbus.open(log) as bus, bus.subscribe("**") as subscription:
+        publisher = await bus.publisher("a/b")
+        await publisher.publish(payload, correlation_id="c-1", headers={"tenant": "x"})
+
+        event = await anext(subscription)
+
+    assert event.decode(type_) == payload
+    assert event.content_type == content_type
+    assert event.correlation_id == "c-1"
+    assert event.headers["tenant"] == "x"
+
+
+async def test_an_event_over_the_limit_is_refused_and_the_next_one_is_stored(log_path: Path) -> None:
+    async with zbus.open(log_path, payload_bytes_max=10) as bus:
+        publisher = await bus.publisher("a/b")
+
+        with pytest.raises(zbus.EventTooLarge):
+            await publisher.publish(b"x" * 11)
+        offset = await publisher.publish(b"x" * 10)
+
+        assert offset == 1
+        assert [event.sequence async for event in bus.replay()] == [0]
+
+
+@pytest.mark.parametrize("key", ["a/*", "a/**", "a//b", "", "@sys/x", "a b", "x\n/PUB admin"])
+async def test_a_key_that_no_transport_could_carry_is_refused(key: str) -> None:
+    async with zbus.open() as bus:
+        with pytest.raises(zbus.KeyInvalid):
+            await bus.publisher(key)
+
+
+async def test_putting_the_same_identity_again_stores_nothing_and_returns_the_first_offset(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("a/b")
+        await publisher.publish_many([b"0", b"1", b"2"])
+        stored = [event async for event in bus.replay()]
+        async with bus.subscribe("**") as subscription:
+            again = await bus.put(*stored, zbus.Event(5, 0, 1, "x/y", b"new"))
+            event = await anext(subscription)
+
+            assert list(again) == [1, 2, 3, 4]
+            assert event.payload == b"new"
+            assert subscription.queued == 0
+        assert await bus.head() == 4
+
+
+async def test_a_cancelled_publish_leaves_the_publisher_usable_and_its_events_in_order(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("a/b")
+        tasks = [asyncio.create_task(publisher.publish(b"%d" % n)) for n in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        last = await publisher.publish(b"last")
+
+        stored = [event async for event in bus.replay()]
+
+    acknowledged = [result for result in results if isinstance(result, int)]
+    assert len(acknowledged) >= 25
+    assert [event.sequence for event in stored] == sorted(event.sequence for event in stored)
+    assert {event.offset for event in stored} >= {*acknowledged, last}
+
+
+async def test_publish_many_says_how_many_were_stored_before_an_error(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("a/b")
+
+        def payloads() -> object:
+            yield from [b"x"] * 3000
+            yield object()
+
+        with pytest.raises(zbus.PayloadInvalid) as caught:
+            await publisher.publish_many(payloads())  # type: ignore[arg-type]
+
+        assert caught.value.__notes__ == ["3000 events of this call were stored"]
+        assert await bus.head() == 3000
+
+
+async def test_publishing_on_a_closed_bus_is_an_error_and_stores_nothing(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("a/b")
+        await publisher.publish(b"x")
+    with pytest.raises(zbus.BusClosed):
+        await publisher.publish(b"y")
+    with pytest.raises(zbus.BusClosed):
+        bus.subscribe("**")
+
+    async with zbus.open(log_path) as bus:
+        assert await bus.head() == 1
+
+
+async def test_without_a_log_publish_returns_zero_and_what_needs_one_says_so() -> None:
+    async with zbus.open() as bus:
+        publisher = await bus.publisher("a/b")
+        assert await publisher.publish(b"x") == 0
+        assert await publisher.publish_many([b"x", b"y"]) == [0, 0]
+        for attempt in (
+            lambda: bus.replay(),
+            lambda: bus.subscribe("**", durable="x"),
+            lambda: bus.subscribe("**", start="beginning"),
+            lambda: bus.subscribe("**", overflow="spill"),
+        ):
+            with pytest.raises(zbus.LogMissing, match=r"zbus.open\('app.db'\)"):
+                attempt()
+        with pytest.raises(zbus.LogMissing):
+            await bus.head()
+
+
+async def test_a_publisher_that_never_waits_lets_its_readers_run() -> None:
+    async with zbus.open() as bus, bus.subscribe("**", queue_events=100) as subscription:
+        publisher = await bus.publisher("a/b")
+
+        async def read() -> int:
+            seen = 0
+            async for _ in subscription:
+                seen += 1
+                if seen == 5000:
+                    break
+            return seen
+
+        reading = asyncio.create_task(read())
+        for _ in range(5000):
+            await publisher.publish(b"x")
+
+        assert await asyncio.wait_for(reading, 10) == 5000
+        assert subscription.dropped == 0

@@ -1,0 +1,95 @@
+"""The command's root: its own commands, those that other packages bring, and the one way in which all of them end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.core
+import typer.main
+
+import zbus
+
+from .bench import bench
+from .demo import demo
+from .doctor import doctor
+from .failures import describe
+from .output import encode_json, note, write
+from .pub import pub
+from .sub import sub
+
+COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
+
+
+class Commands(typer.core.TyperGroup):
+    """A group that also finds the commands of other packages, and imports only the one that is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Our own first, then the others."""
+        own = super().list_commands(ctx)
+        return own + sorted(_others().keys() - set(own))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One of our own, or one that is found by its entry point."""
+        own = super().get_command(ctx, cmd_name)
+        other = _others().get(cmd_name)
+        return own if own is not None or other is None else _load(other)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="An event bus with a durable log. Data goes to stdout, prose to stderr; exit codes: 0, 1 (error), 2 (usage).",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (pub, sub, demo, bench, doctor):
+    app.command()(command)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=lambda asked: _version(asked), help="Print the version.")
+    ] = False,
+) -> None:
+    """What comes before a command."""
+
+
+def main() -> NoReturn:
+    """Run the command line, and end the process: errors as one line on stderr, never a traceback."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return its exit code."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="zbus", standalone_mode=False)
+    except typer.Abort:
+        note("zbus: nothing was done")
+        return 1
+    except Exception as error:
+        if os.environ.get("ZBUS_DEBUG"):
+            traceback.print_exception(error)
+        line, code = describe(error)
+        note(f"zbus: {line}")
+    return int(code or 0)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        write(f"zbus {zbus.__version__}\n".encode())
+        raise typer.Exit
+
+
+def _others() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=COMMANDS)}
+
+
+def _load(point: EntryPoint) -> Any:
+    command = typer.main.get_command(point.load())
+    command.name = point.name
+    return command

@@ -1,0 +1,70 @@
+"""One event as one line: JSON for programs, text for people. `zbus sub` and `zbus log` share it."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.text import Text
+
+from zbus.event import Event
+
+SHOWN_CHARACTERS_MAX = 400
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_line(event: Event) -> bytes:
+    """The event as a JSON object, with its line end; a payload that is not UTF-8 goes under `payload_base64`.
+
+    >>> json_line(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode().rstrip()
+    '{"offset":3,"key":"a/b","publisher_id":7,"sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
+"published_ns":1700000000000000000,"headers":{},"payload":"hello"}'
+    """
+    fields: dict[str, Any] = {
+        "offset": event.offset,
+        "key": event.key,
+        "publisher_id": event.publisher_id,
+        "sequence": event.sequence,
+        "published_at": published_at(event).isoformat(timespec="microseconds"),
+        "published_ns": event.published_at,
+        "headers": event.headers,
+    }
+    try:
+        fields["payload"] = event.payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_base64"] = base64.b64encode(event.payload).decode()
+    return _encode(fields) + b"\n"
+
+
+def readable_line(event: Event) -> Text:
+    """The event for a terminal, in colour; control characters in it do not reach the terminal."""
+    line = Text()
+    line.append(f"{published_at(event).astimezone():%H:%M:%S.%f} ", "dim")
+    line.append(f"{event.offset:>8} ", "cyan")
+    line.append(_printable(event.key), "bold green")
+    for name, value in event.headers.items():
+        line.append(f" {_printable(name)}={_printable(value)}", "dim")
+    return line.append(f" {_shown(event.payload)}")
+
+
+def published_at(event: Event) -> datetime:
+    """The time of an event as a datetime in UTC, cut to microseconds, without going through a float."""
+    seconds, nanoseconds = divmod(event.published_at, 1_000_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
+
+
+def _shown(payload: bytes) -> str:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return f"{payload[:32].hex(' ')}… ({len(payload):,} bytes)"
+    if len(text) <= SHOWN_CHARACTERS_MAX:
+        return _printable(text)
+    return f"{_printable(text[:SHOWN_CHARACTERS_MAX])}… ({len(payload):,} bytes)"
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

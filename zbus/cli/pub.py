@@ -1,0 +1,78 @@
+"""`zbus pub`: publish events from the command line, and print where each of them is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+import zbus
+from zbus.errors import ConfigInvalid
+from zbus.keys import check_key
+
+from .options import LogOption
+from .output import encode_json, write
+from .stdin import read_all, read_lines
+
+
+def pub(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Where the event belongs, such as shop/orders/created.")],
+    payload: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAYLOAD|-]", help="The payload; '-' or nothing reads it from stdin."),
+    ] = None,
+    log: LogOption = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A header of the event; may be given several times."),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One event for each line of stdin, as lines come.")] = False,
+) -> None:
+    """Publish an event, and print its offset once it is on disk: one JSON line for each event.
+
+    A log that is not there yet is created. A log that another process owns is published to in that process.
+    """
+    if lines and payload not in (None, "-"):
+        raise typer.BadParameter("the events are the lines of stdin: give no PAYLOAD", param_hint="--lines")
+    if payload is None and not lines and os.isatty(0):
+        raise typer.BadParameter("give one, or pipe it in", param_hint="PAYLOAD")
+    check_key(key)
+    headers = dict(_header(each) for each in header or ())
+    bus = zbus.open(log)
+    if bus.config.log is None and bus.config.mode == "embedded":
+        raise ConfigInvalid("log", "without one nobody would ever see the event: give --log PATH, or set ZBUS_LOG")
+    if lines:
+        asyncio.run(_publish_lines(bus, key, headers))
+    else:
+        body = read_all(bus.payload_bytes_max + 1) if payload in (None, "-") else os.fsencode(payload or "")
+        asyncio.run(_publish(bus, key, body, headers))
+
+
+async def _publish(bus: zbus.Bus, key: str, payload: bytes, headers: dict[str, str]) -> None:
+    async with bus:
+        publisher = await bus.publisher(key)
+        offset = await publisher.publish(payload, headers=headers)
+        write(_stored(offset, publisher.publisher_id, 0))
+
+
+async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> None:
+    async with bus:
+        publisher = await bus.publisher(key)
+        async for lines in read_lines(bus.payload_bytes_max):
+            first = publisher.sequence
+            offsets = await publisher.publish_many(lines, headers=headers)
+            found = enumerate(offsets, first)
+            write(b"".join(_stored(offset, publisher.publisher_id, sequence) for sequence, offset in found))
+
+
+def _stored(offset: int, publisher_id: int, sequence: int) -> bytes:
+    return encode_json({"offset": offset, "publisher_id": publisher_id, "sequence": sequence})
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+    return name, value
