@@ -84,10 +84,7 @@ async def test_replay_to_live_under_full_load_misses_none_and_repeats_none(log_p
                         return events, was_live
             raise AssertionError("the stream ended")
 
-        followers = [
-            asyncio.create_task(follow(after))
-            for after in (0, 20_000, 50_000, 59_000)
-        ]
+        followers = [asyncio.create_task(follow(after)) for after in (0, 20_000, 50_000, 59_000)]
         async with asyncio.timeout(100):
             await asyncio.gather(*[publish(number) for number in range(publishers)])
             await (await bus.publisher("end/x/x")).publish(b"")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
-from .errors import BusClosed, ConfigInvalid, LogMissing, ZbusError
+from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, ZbusError
 from .event import Event
 from .gate import Gate
 from .headers import decode_headers, encode_headers
@@ -378,6 +378,8 @@ class Bus:
 
     async def deliver_unlogged(self, row: Row) -> None:
         """Deliver an event that no log keeps, letting readers run when queues fill."""
+        if self.read_only and self.log is not None:
+            raise LogReadOnly(self.log.path)
         self._deliver(Event(*row[:5], decode_headers(row[5])))
         if self._outbox is not None:
             self._outbox.offer([row], [0])

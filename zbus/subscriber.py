@@ -75,7 +75,8 @@ class EventSubscriber:
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
-        self._closed = self._reading = self._claimed = False
+        self._closed = self._reading = False
+        self._claiming: asyncio.Future[int] | None = None
         self._position = bus.delivered  # everything up to here is queued, handed over, or not asked for
         self._handed = self._acknowledged = self._position
         self._timer: asyncio.TimerHandle | None = None
@@ -155,7 +156,11 @@ class EventSubscriber:
             yield event, event.decode(type_)
 
     async def __aenter__(self) -> EventSubscriber:
-        await self._resolve()
+        try:
+            await self._resolve()
+        except BaseException:
+            await self.aclose()  # nobody else will: what fails to enter is not exited
+            raise
         return self
 
     async def __aexit__(
@@ -173,10 +178,10 @@ class EventSubscriber:
             self._live = False
             self._bus.detach(self)
             self._wake()
-        if self._claimed and self.durable is not None:
-            self._claimed = False
+        if self._claiming is not None:
+            claiming, self._claiming = self._claiming, None
             self._store_position()
-            await asyncio.shield(self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable))
+            await asyncio.shield(asyncio.ensure_future(self._give_back(claiming)))
 
     # What the bus calls, on the loop.
 
@@ -273,21 +278,25 @@ class EventSubscriber:
             after = (await self._bus.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
         elif isinstance(self._start, int):
             after = max(0, self._start - 1)
-        if self.durable is not None and not self._claimed:
-            claiming = self._bus.run(log.cursors.claim, self.durable, self._keys.expressions, after)
+        if self.durable is not None:
+            # Cancelled, the claim goes on without us; the next attempt, or closing, finds it here.
+            if self._claiming is None:
+                self._claiming = self._bus.run(log.cursors.claim, self.durable, self._keys.expressions, after)
             try:
-                after = await asyncio.shield(claiming)
-            except asyncio.CancelledError:
-                # The claim goes on without us: give the name back once it is had, so that it is not stuck.
-                claiming.add_done_callback(self._give_back)
+                after = await asyncio.shield(self._claiming)
+            except ZbusError:
+                self._claiming = None
                 raise
-            self._claimed = True
         self._position = self._handed = self._acknowledged = after
         self._resolved = True
 
-    def _give_back(self, claiming: asyncio.Future[int]) -> None:
-        if not claiming.cancelled() and claiming.exception() is None and self.durable is not None:
-            self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
+    async def _give_back(self, claiming: asyncio.Future[int]) -> None:
+        """Let others have the durable name, once it is ours."""
+        try:
+            await claiming
+        except ZbusError:
+            return
+        await self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -358,7 +367,7 @@ class EventSubscriber:
 
         Otherwise a durable name that waits for rare keys would hold back retention for ever.
         """
-        if self._claimed and self._handed == self._acknowledged and self._position > self._acknowledged:
+        if self._claiming and self._handed == self._acknowledged and self._position > self._acknowledged:
             self._handed = self._position
             self._acknowledge_soon()
 
@@ -366,7 +375,7 @@ class EventSubscriber:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.durable is not None:
+        if self.durable is not None and self._resolved:
             self._bus.need_log("a durable name").cursors.advance(self.durable, self._acknowledged)
 
 

@@ -21,12 +21,12 @@ from zbus.records import record
 
 from .database import log_errors, roll_back, transaction
 from .headrecord import RESERVE, Head, HeadRecord
+from .identities import Identities
 from .rows import INSERT, encode_rows
 from .schema import BLOCK
 
 COMMIT_ROWS_MAX = 4096
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
-PUBLISHERS_KEPT_MAX = 100_000
 KEYS_KEPT_MAX = 200_000
 SEAL_LAG_BLOCKS_MAX = 8
 IDLE_S = 15.0
@@ -67,8 +67,7 @@ class Writer:
         self._now_and_then = now_and_then
         self._sealed = self._last_sealed()
         self._key_ids: dict[str, int] = {}
-        self._last_sequences: dict[int, int] = {}
-        self._forget_publishers()
+        self._identities = Identities(connection, self._sealed_until)
         self._stopped: LogError | None = None
         self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
@@ -153,7 +152,7 @@ class Writer:
     def _store(self, batch: Sequence[Row]) -> Sequence[int]:
         first = self._next
         with log_errors(self.path):
-            fresh, offsets = self._fresh(batch)
+            fresh, offsets = self._identities.fresh(batch, first)
         if fresh:
             last = first + len(fresh) - 1
             try:
@@ -192,87 +191,10 @@ class Writer:
             raise self._stopped from error
         with log_errors(self.path):
             roll_back(self._connection)
-            self._forget_publishers()
+            self._identities.forget()
             stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
         if stored != last:
             raise error
-
-    def _fresh(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
-        """The rows that are not stored yet, and the offset of every row, stored or about to be.
-
-        Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
-        """
-        last_sequences = self._last_sequences
-        unknown = {row[0] for row in batch}.difference(last_sequences)
-        if unknown:
-            self._learn_publishers(unknown)
-        for row in batch:
-            if row[1] <= last_sequences[row[0]]:
-                break
-            last_sequences[row[0]] = row[1]
-        else:
-            return batch, range(self._next, self._next + len(batch))
-        self._forget_publishers()
-        return self._fresh_one_by_one(batch)
-
-    def _fresh_one_by_one(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
-        fresh: list[Row] = []
-        offsets: list[int] = []
-        known: dict[tuple[int, int], int] = {}
-        for row in batch:
-            identity = row[0], row[1]
-            stored = known.get(identity) or self._stored_at(*identity)
-            if stored is None:
-                stored = self._next + len(fresh)
-                fresh.append(row)
-            known[identity] = stored
-            offsets.append(stored)
-        return fresh, offsets
-
-    def _learn_publishers(self, unknown: set[int]) -> None:
-        """Look up the highest sequence of publishers; those that have unsealed events are known already."""
-        if len(self._last_sequences) >= PUBLISHERS_KEPT_MAX:
-            self._forget_publishers()
-        found = self._connection.exec_driver_sql(
-            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN (SELECT value FROM json_each(?1))",
-            (json.dumps(list(unknown)),),
-        )
-        stored: dict[int, int] = dict(found.all())
-        for publisher in unknown:
-            self._last_sequences.setdefault(publisher, stored.get(publisher, -1))
-
-    def _forget_publishers(self) -> None:
-        """Start again from what is stored: all of the unsealed tail, the rest when it is asked for."""
-        found = self._connection.exec_driver_sql(
-            "SELECT publisher, max(sequence) FROM events WHERE offset > ? GROUP BY publisher", (self._sealed_until,)
-        )
-        tail: dict[int, int] = dict(found.all())
-        self._last_sequences.clear()
-        if tail:
-            self._learn_publishers(set(tail))
-            for publisher, sequence in tail.items():
-                self._last_sequences[publisher] = max(sequence, self._last_sequences[publisher])
-
-    def _stored_at(self, publisher: int, sequence: int) -> int | None:
-        """The offset of an identity, or None. Only blocks whose runs span the sequence are looked into."""
-        span = self._connection.exec_driver_sql(
-            "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
-        ).one_or_none() or (0, -1)
-        blocks = self._connection.exec_driver_sql(
-            "SELECT blocks.block FROM blocks CROSS JOIN runs ON runs.block = blocks.block AND publisher = ?"
-            " WHERE blocks.block BETWEEN ? AND ? AND first_sequence <= ? AND last_sequence >= ?"
-            " ORDER BY blocks.block DESC",
-            (publisher, *span, sequence, sequence),
-        ).scalars()
-        spans = [(block * BLOCK, block * BLOCK + BLOCK - 1) for block in blocks]
-        for first, last in [(self._sealed_until + 1, self._next), *spans]:
-            offset = self._connection.exec_driver_sql(
-                "SELECT offset FROM events WHERE offset BETWEEN ? AND ? AND publisher = ? AND sequence = ?",
-                (first, last, publisher, sequence),
-            ).scalar()
-            if offset is not None:
-                return int(offset)
-        return None
 
     # The head record, and sealing.
 
@@ -316,6 +238,7 @@ class Writer:
         finally:
             self._connection.exec_driver_sql(f"PRAGMA synchronous={self._synchronous}")
         self._sealed = block
+        self._identities.sealed_until = self._sealed_until
 
     def _attempt(self, task: Callable[[], None]) -> bool:
         """Work that nobody awaits. It is tried again after the next commit, unless syncing failed."""

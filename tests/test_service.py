@@ -1,0 +1,102 @@
+"""`@bus.on`: handlers for services."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+import zbus
+
+
+async def until(condition: object, within_s: float = 20.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.002)
+
+
+async def test_a_handler_runs_for_every_event_in_order(log_path: Path) -> None:
+    seen: list[int] = []
+    async with zbus.open(log_path) as bus:
+
+        @bus.on("shop/**", "audit/*")
+        async def handle(event: zbus.Event) -> None:
+            seen.append(event.offset)
+
+        await (await bus.publisher("shop/x")).publish_many([b""] * 20)
+        await (await bus.publisher("other/x")).publish(b"")
+        await (await bus.publisher("audit/x")).publish(b"")
+        await until(lambda: len(seen) == 21)
+
+    assert seen == [*range(1, 21), 22]
+
+
+async def test_a_handler_may_be_named_before_the_bus_is_open(log_path: Path) -> None:
+    seen: list[bytes] = []
+    bus = zbus.open(log_path)
+
+    @bus.on("**")
+    async def handle(event: zbus.Event) -> None:
+        seen.append(event.payload)
+
+    async with bus:
+        await (await bus.publisher("a/b")).publish(b"x")
+        await until(lambda: seen == [b"x"])
+
+
+async def test_a_durable_handler_that_raises_gets_the_same_event_again(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "zbus")
+    seen: list[int] = []
+    async with zbus.open(log_path) as bus:
+
+        @bus.on("**", durable="billing")
+        async def handle(event: zbus.Event) -> None:
+            seen.append(event.offset)
+            if seen.count(2) < 3 and event.offset == 2:
+                raise ValueError("not yet")
+
+        await (await bus.publisher("a/b")).publish_many([b""] * 3)
+        await until(lambda: 3 in seen)
+        assert bus.stats()["handler_errors"] == 2
+
+    assert seen == [1, 2, 2, 2, 3]
+
+
+async def test_a_handler_that_raises_without_a_durable_name_is_reported_and_goes_on(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+    async with zbus.open(log_path) as bus:
+
+        @bus.on("**")
+        async def handle(event: zbus.Event) -> None:
+            seen.append(event.offset)
+            raise ValueError("bad")
+
+        await (await bus.publisher("a/b")).publish_many([b""] * 2)
+        await until(lambda: seen == [1, 2])
+        await until(lambda: bus.stats().get("handler_errors") == 2)
+
+    assert any("EVENT_RETRY" in record.getMessage() and record.exc_info for record in caplog.records)
+
+
+async def test_what_a_handler_did_before_closing_is_not_repeated(log_path: Path) -> None:
+    seen: list[int] = []
+    for _ in range(3):
+        async with zbus.open(log_path) as bus:
+
+            @bus.on("**", durable="billing", start="beginning")
+            async def handle(event: zbus.Event) -> None:
+                seen.append(event.offset)
+
+            publisher = await bus.publisher("a/b")
+            await publisher.publish_many([b""] * 10)
+            target = await bus.head()
+            await until(lambda: seen[-1:] == [target])  # noqa: B023
+            await until(lambda: bus.log is not None and bus.log.cursors.list()[0].offset == target)  # noqa: B023
+
+    assert seen == list(range(1, 31))
