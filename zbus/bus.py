@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
+from .delivery import Delivery
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, ZbusError
 from .event import Event
 from .gate import Gate
@@ -24,7 +25,6 @@ from .ports import Fabric, Log, Row
 from .publisher import EventPublisher
 from .records import BUS_STARTED, BUS_STOPPED, record
 from .replay import Replay
-from .router import Router
 from .scope import Scope
 from .service import Handler, serve
 from .subscriber import EventSubscriber, Overflow, Start, check_options
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
 
-RECENT_EVENTS = 8192
-RECENT_BYTES = 16 * 1024 * 1024
 READ_THREADS = 2
 
 
@@ -78,14 +76,11 @@ class Bus:
         self.gate = Gate()
         self.is_open = False
         self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
-        self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self.delivery = Delivery()
         self._session = session
-        self._router: Router[EventSubscriber] = Router()
         self._subscriptions: set[EventSubscriber] = set()
         self._expressions: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
-        self._recent_events = self._recent_bytes = 0
         self._executor: ThreadPoolExecutor | None = None
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
@@ -154,14 +149,14 @@ class Bus:
         log, fabric = self.log, self.fabric
         assert fabric is not None
         if log is not None:
-            self.delivered = await self.run(log.head)
+            self.delivery.delivered = await self.run(log.head)
             if log.read_only:
                 loop = asyncio.get_running_loop()
                 log.watch(lambda head: _call_soon(loop, self._moved, head))
             else:
                 self.commits = Commits(log, self.gate, self.config.pending_bytes_max, self._stored)
         if fabric.networked and not self.read_only:
-            self._inbox = Inbox(self._deliver, self.count)
+            self._inbox = Inbox(self.delivery.unstored, self.count)
             self._outbox = await self.run(Outbox, fabric, log, self.count)
 
     async def _close(self) -> None:
@@ -339,7 +334,7 @@ class Bus:
         if self.fabric is not None:
             found |= self.fabric.diagnostics()
         if self.log is not None:
-            found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.delivered}
+            found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.delivery.delivered}
         return found
 
     @property
@@ -354,7 +349,7 @@ class Bus:
         """Route to a new subscription."""
         self._subscriptions.add(subscription)
         for expression in subscription.key_exprs:
-            self._router.add(expression, subscription)
+            self.delivery.router.add(expression, subscription)
         self._expressions.update(subscription.key_exprs)
         self._listen()
 
@@ -364,7 +359,7 @@ class Bus:
             self._subscriptions.discard(subscription)
             self.gate.open(subscription)
             for expression in subscription.key_exprs:
-                self._router.remove(expression, subscription)
+                self.delivery.router.remove(expression, subscription)
             self._expressions.subtract(subscription.key_exprs)
             self._listen()
 
@@ -372,7 +367,7 @@ class Bus:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
         await self.gate.wait(
             lambda reasons: (
-                self.is_open and (self.commits in reasons or not reasons.isdisjoint(self._router.routes(key)))
+                self.is_open and (self.commits in reasons or not reasons.isdisjoint(self.delivery.router.routes(key)))
             )
         )
 
@@ -380,30 +375,13 @@ class Bus:
         """Deliver an event that no log keeps, letting readers run when queues fill."""
         if self.read_only and self.log is not None:
             raise LogReadOnly(self.log.path)
-        self._deliver(Event(*row[:5], decode_headers(row[5])))
+        self.delivery.unstored(Event(*row[:5], decode_headers(row[5])))
         if self._outbox is not None:
             self._outbox.offer([row], [0])
         self._unyielded += 1
         if self.crowded or self._unyielded >= 256:
             self.crowded, self._unyielded = False, 0
             await asyncio.sleep(0)
-
-    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
-        """The delivered events after `offset`, if they are few and still in memory; else None."""
-        missing = self.delivered - offset
-        if missing <= 0:
-            return []
-        if missing > limit or missing > self._recent_events:
-            return None
-        found = []
-        for rows, offsets, _ in self._recent:
-            if offsets[-1] > offset:
-                found += [
-                    Event(*row[:5], decode_headers(row[5]), at)
-                    for row, at in zip(rows, offsets, strict=True)
-                    if at > offset
-                ]
-        return found
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run something that blocks on a thread of the bus."""
@@ -426,39 +404,13 @@ class Bus:
             self._counts[name] += events
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        """What one commit stored: to the live subscriptions, to memory for late ones, to the outbox."""
-        if offsets[-1] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
-            known = self.delivered  # some were stored before: they were delivered before, too
-            fresh = [(row, at) for row, at in zip(rows, offsets, strict=True) if at > known]
-            if not fresh:
-                return
-            rows, offsets = [row for row, _ in fresh], [at for _, at in fresh]
-        routes = self._router.routes
-        for row, offset in zip(rows, offsets, strict=True):
-            targets = routes(row[3])
-            if targets:
-                event = Event(row[0], row[1], row[2], row[3], row[4], decode_headers(row[5]), offset)
-                for target in targets:
-                    target.offer(event)
-        self.delivered = offsets[-1]
-        size = sum([len(row[4]) for row in rows])
-        self._recent.append((rows, offsets, size))
-        self._recent_events += len(rows)
-        self._recent_bytes += size
-        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
-            gone, _, size = self._recent.popleft()
-            self._recent_events -= len(gone)
-            self._recent_bytes -= size
-        if self._outbox is not None:
+        rows, offsets = self.delivery.stored(rows, offsets)
+        if self._outbox is not None and rows:
             self._outbox.offer(rows, offsets)
 
-    def _deliver(self, event: Event) -> None:
-        for target in self._router.routes(event.key):
-            target.offer(event)
-
     def _moved(self, head: int) -> None:
-        if head > self.delivered:
-            self.delivered = head
+        if head > self.delivery.delivered:
+            self.delivery.delivered = head
             for subscription in self._subscriptions:
                 subscription.moved()
 

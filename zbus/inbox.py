@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from .codec import decode
 from .errors import EventInvalid
 from .event import Event
@@ -55,7 +57,7 @@ class Inbox:
                 self._report(EVENT_INVALID, reason=str(error))
                 continue
             if self._is_new(event):
-                self._deliver(event)
+                self._deliver(msgspec.structs.replace(event, offset=0))  # the sender's offset means nothing here
         if self._overflowed:
             lost, self._overflowed = self._overflowed, 0
             self._count("dropped_inbox_full", lost)

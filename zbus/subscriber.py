@@ -16,6 +16,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from .durable import Durable
 from .errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
 from .event import Event
 from .keys import KeySet
@@ -31,7 +32,7 @@ Start = Literal["new", "beginning"] | int | datetime
 Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
 PAGE_EVENTS = 512
-ACK_S = 0.02
+IDLE_S = 0.5
 
 
 class _Gap:
@@ -76,10 +77,11 @@ class EventSubscriber:
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
         self._closed = self._reading = False
-        self._claiming: asyncio.Future[int] | None = None
-        self._position = bus.delivered  # everything up to here is queued, handed over, or not asked for
-        self._handed = self._acknowledged = self._position
-        self._timer: asyncio.TimerHandle | None = None
+        self._position = bus.delivery.delivered  # everything up to here is queued, handed over, or not asked for
+        self._handed = self._position
+        self._durable: Durable | None = None
+        if durable is not None:
+            self._durable = Durable(bus.need_log("a durable name").cursors, bus.run, durable, keys.expressions)
         self._resolved = start == "new" and durable is None
         self._live = self._resolved and not bus.read_only
         bus.attach(self)
@@ -118,8 +120,8 @@ class EventSubscriber:
         return self
 
     async def __anext__(self) -> Event:
-        if self._handed > self._acknowledged and self.durable is not None:
-            self._acknowledge_soon()
+        if self._durable is not None and self._resolved:
+            self._durable.handled(self._handed)  # asking for the next event acknowledges the last
         queue = self._queue
         while True:
             if self._front_gap is not None:
@@ -178,10 +180,8 @@ class EventSubscriber:
             self._live = False
             self._bus.detach(self)
             self._wake()
-        if self._claiming is not None:
-            claiming, self._claiming = self._claiming, None
-            self._store_position()
-            await asyncio.shield(asyncio.ensure_future(self._give_back(claiming)))
+        if self._durable is not None:
+            await self._durable.give_back()
 
     # What the bus calls, on the loop.
 
@@ -226,7 +226,7 @@ class EventSubscriber:
             if self._live or self._join_live():
                 if not self._queue and not self._closed:
                     await self._sleep()
-            elif self._bus.read_only and self._position >= self._bus.delivered:
+            elif self._bus.read_only and self._position >= self._bus.delivery.delivered:
                 await self._sleep()
             else:
                 await self._read_page()
@@ -234,12 +234,28 @@ class EventSubscriber:
             self._reading = False
 
     async def _sleep(self) -> None:
-        self._note_idle()
-        self._waiter = asyncio.get_running_loop().create_future()
+        """Wait to be woken. A durable name is looked at now and then."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        again = loop.call_later(IDLE_S, self._wake) if self._durable is not None else None
         try:
+            self._note_idle()
             await self._waiter
         finally:
             self._waiter = None
+            if again is not None:
+                again.cancel()
+
+    def _note_idle(self) -> None:
+        """Nothing is left to hand over, so the position moves on past what others asked for.
+
+        Otherwise a durable name that waits for rare keys would hold back retention for ever.
+        """
+        if self._live:
+            self._position = max(self._position, self._bus.delivery.delivered)
+        if self._durable is not None:
+            self._handed = max(self._handed, self._position)
+            self._durable.handled(self._handed)
 
     async def _read_page(self) -> None:
         log = self._bus.need_log("reading on from the log")
@@ -257,7 +273,7 @@ class EventSubscriber:
         """Go over to live events, if what lies between is short enough to be handed over from memory."""
         if self._bus.read_only or self._closed:
             return False
-        missing = self._bus.recent_after(self._position, self.queue_events)
+        missing = self._bus.delivery.recent_after(self._position, self.queue_events)
         if missing is None:
             return False
         self._live = True
@@ -278,25 +294,10 @@ class EventSubscriber:
             after = (await self._bus.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
         elif isinstance(self._start, int):
             after = max(0, self._start - 1)
-        if self.durable is not None:
-            # Cancelled, the claim goes on without us; the next attempt, or closing, finds it here.
-            if self._claiming is None:
-                self._claiming = self._bus.run(log.cursors.claim, self.durable, self._keys.expressions, after)
-            try:
-                after = await asyncio.shield(self._claiming)
-            except ZbusError:
-                self._claiming = None
-                raise
-        self._position = self._handed = self._acknowledged = after
+        if self._durable is not None:
+            after = await self._durable.claim(after)
+        self._position = self._handed = after
         self._resolved = True
-
-    async def _give_back(self, claiming: asyncio.Future[int]) -> None:
-        """Let others have the durable name, once it is ours."""
-        try:
-            await claiming
-        except ZbusError:
-            return
-        await self._bus.run(self._bus.need_log("a durable name").cursors.release, self.durable)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -334,49 +335,10 @@ class EventSubscriber:
         record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
         return SubscriberLagged(**fields, queue_events=self.queue_events)
 
-    # Acknowledging.
-
     async def _acknowledge(self, event: Event) -> None:
-        """Store the position of an event; for `Event.ack`."""
-        loop = asyncio.get_running_loop()
-        stored: asyncio.Future[None] = loop.create_future()
-
-        def settle(error: LogError | None) -> None:
-            if not stored.done():
-                stored.set_exception(error) if error is not None else stored.set_result(None)
-
-        def done(error: LogError | None) -> None:  # on the cursors' thread
-            try:
-                loop.call_soon_threadsafe(settle, error)
-            except RuntimeError:
-                pass  # the loop is closed; the position is stored all the same
-
-        self._acknowledged = max(self._acknowledged, event.offset)
-        assert self.durable is not None
-        self._bus.need_log("a durable name").cursors.advance(self.durable, event.offset, done)
-        await stored
-
-    def _acknowledge_soon(self) -> None:
-        """Asking for the next event acknowledges the last; positions are stored together, a little later."""
-        self._acknowledged = self._handed
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACK_S, self._store_position)
-
-    def _note_idle(self) -> None:
-        """Nothing is left to hand over: the position moves on past events that others asked for.
-
-        Otherwise a durable name that waits for rare keys would hold back retention for ever.
-        """
-        if self._claiming and self._handed == self._acknowledged and self._position > self._acknowledged:
-            self._handed = self._position
-            self._acknowledge_soon()
-
-    def _store_position(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.durable is not None and self._resolved:
-            self._bus.need_log("a durable name").cursors.advance(self.durable, self._acknowledged)
+        """For `Event.ack`."""
+        assert self._durable is not None
+        await self._durable.acknowledge(event.offset)
 
 
 def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: str | None) -> Overflow:

@@ -18,8 +18,7 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogStopped
 SQLITE_VERSION_MIN = (3, 51, 3)
 
 PAGE_BYTES = 8192
-_FULL, _CORRUPT, _NOTADB = 13, 11, 26
-_FSYNC = {1034, 1290}  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
+_IOERR, _CORRUPT, _FULL, _NOTADB = 10, 11, 13, 26
 
 
 def check_version() -> None:
@@ -51,6 +50,7 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
         poolclass=QueuePool if read_only else NullPool,
         pool_reset_on_return=None,
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # payloads do not belong in error messages
     )
 
     @event.listens_for(engine, "connect")
@@ -64,27 +64,30 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
 
 
 @contextmanager
-def log_errors(path: str) -> Iterator[None]:
+def log_errors(path: str, writing: bool = False) -> Iterator[None]:
     """SQLite's errors become ours, here and nowhere else."""
     try:
         yield
     except DBAPIError as error:
-        raise map_error(path, error.orig) from error
+        raise _map_error(path, error.orig, writing) from error
     except pysqlite3.Error as error:
-        raise map_error(path, error) from error
+        raise _map_error(path, error, writing) from error
 
 
-def map_error(path: str, error: Any) -> LogError:
-    """The error of ours for one of SQLite's."""
+def _map_error(path: str, error: Any, writing: bool) -> LogError:
     code = getattr(error, "sqlite_errorcode", None) or 0
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     if code & 0xFF == _FULL:
         return LogFull(path)
-    if code in _FSYNC:
-        return LogStopped(path, f"fsync failed: {name}")
+    if code & 0xFF == _IOERR and writing:
+        # The driver does not tell a failed fsync from a failed write. After either, what the kernel holds
+        # of the file is unknown, and trying again could acknowledge what is not on disk.
+        return LogStopped(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
-    return LogError(f"{path}: {name}: {error}. The outcome is unknown: put the same events again")
+    if writing:
+        return LogError(f"{path}: {name}: {error}. The outcome is unknown: put the same events again")
+    return LogError(f"{path}: {name}: {error}. Nothing was changed by this call")
 
 
 @contextmanager

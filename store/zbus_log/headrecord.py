@@ -71,9 +71,11 @@ class HeadRecord:
         self._map.flush()
 
     def close(self) -> None:
-        """Sync, give up the ownership, and close."""
+        """Sync, give up the ownership, and close. A record that nothing was recorded in goes."""
         self.sync()
         _OWNER.pack_into(self._map, 16, 0)
+        if self.current is None:
+            self.path.unlink(missing_ok=True)
         self._map.close()
         os.close(self._fd)
 

@@ -225,8 +225,8 @@ class SqliteLog:
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:
             raise LogDamaged(self.path, "the file is gone or empty", (1, known.head))
-        self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
         with log_errors(self.path):
+            self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
             state = self._compare(known, accept_loss)
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()

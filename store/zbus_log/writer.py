@@ -151,12 +151,12 @@ class Writer:
 
     def _store(self, batch: Sequence[Row]) -> Sequence[int]:
         first = self._next
-        with log_errors(self.path):
+        with log_errors(self.path, writing=True):
             fresh, offsets = self._identities.fresh(batch, first)
         if fresh:
             last = first + len(fresh) - 1
             try:
-                with log_errors(self.path):
+                with log_errors(self.path, writing=True):
                     self._reserve(last)
                     self._insert(fresh, first)
             except LogError as error:
@@ -189,7 +189,7 @@ class Writer:
         if isinstance(error, LogStopped | LogDamaged):
             self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
             raise self._stopped from error
-        with log_errors(self.path):
+        with log_errors(self.path, writing=True):
             roll_back(self._connection)
             self._identities.forget()
             stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
@@ -243,7 +243,7 @@ class Writer:
     def _attempt(self, task: Callable[[], None]) -> bool:
         """Work that nobody awaits. It is tried again after the next commit, unless syncing failed."""
         try:
-            with log_errors(self.path):
+            with log_errors(self.path, writing=True):
                 task()
             return True
         except LogStopped as error:

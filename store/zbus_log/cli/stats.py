@@ -1,0 +1,85 @@
+"""`zbus log stats`: what a log holds, without reading its events: sealed blocks know their sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from sqlalchemy import ColumnElement, Connection, func, select, union
+
+from zbus.cli.eventline import iso_time
+from zbus.cli.options import JsonOption
+from zbus.cli.output import encode_json, show, write
+from zbus_log.database import log_errors, make_engine
+from zbus_log.headrecord import owner_pid
+from zbus_log.schema import BLOCK, blocks, events, get_head, get_low_water, keys, publishers
+
+from .cursors import as_json
+from .options import LogArgument, opened
+
+
+def stats(log: LogArgument, json: JsonOption = False) -> None:
+    """Print what a log holds: its head, events, bytes, keys, publishers, times, owner and durable cursors."""
+    with opened(log, read_only=True) as found:
+        engine = make_engine(str(log), read_only=True)
+        try:
+            with log_errors(str(log)), engine.connect() as connection:
+                connection.exec_driver_sql("BEGIN")  # one moment for all figures
+                figures: dict[str, Any] = {"log": str(log)} | collect(connection)
+        finally:
+            engine.dispose()
+        figures |= {
+            "file_bytes": sum(path.stat().st_size for path in (log, Path(f"{log}-wal")) if path.is_file()),
+            "owner_pid": owner_pid(str(log)),
+            "cursors": [as_json(cursor, figures["head"]) for cursor in found.cursors.list()],
+        }
+    write(encode_json(figures)) if json else show(_table(figures))
+
+
+def collect(connection: Connection) -> dict[str, Any]:
+    """The figures that are in the file. Of keys and publishers, those whose events were all removed may still count."""
+    head, low_water = get_head(connection), get_low_water(connection)
+    sealed = connection.execute(select(func.ifnull(func.max(blocks.c.block), -1))).scalar_one() * BLOCK + BLOCK - 1
+    # Blocks that retention has cut into are counted event by event, and so is the end that is not sealed yet.
+    first_whole = -(-(low_water + 1) // BLOCK)
+    loose = (events.c.offset < first_whole * BLOCK) | (events.c.offset > sealed)
+    in_blocks = connection.execute(
+        select(func.total(blocks.c.events), func.total(blocks.c.bytes)).where(blocks.c.block >= first_whole)
+    ).one()
+    outside = _count(connection, loose)
+    known = union(select(publishers.c.publisher), select(events.c.publisher).where(events.c.offset > sealed))
+    return {
+        "head": head,
+        "low_water": low_water,
+        "events": int(in_blocks[0]) + outside[0],
+        "payload_bytes": int(in_blocks[1]) + outside[1],
+        "keys": connection.execute(select(func.count()).select_from(keys)).scalar_one(),
+        "publishers": connection.execute(select(func.count()).select_from(known.subquery())).scalar_one(),
+        "first_published_at": _time_at(connection, func.min(events.c.offset)),
+        "last_published_at": _time_at(connection, func.max(events.c.offset)),
+        "sealed_blocks": connection.execute(select(func.count()).select_from(blocks)).scalar_one(),
+    }
+
+
+def _count(connection: Connection, which: ColumnElement[bool]) -> tuple[int, int]:
+    found = select(func.count(), func.total(func.length(events.c.payload))).where(which)
+    count, size = connection.execute(found).one()
+    return int(count), int(size)
+
+
+def _time_at(connection: Connection, end: ColumnElement[int]) -> str | None:
+    at = select(events.c.published_at).where(events.c.offset == select(end).scalar_subquery())
+    published_ns = connection.execute(at).scalar()
+    return None if published_ns is None else iso_time(published_ns)
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    table = Table(show_header=False, title=figures["log"], title_justify="left")
+    for name, value in figures.items():
+        if name not in ("log", "cursors"):
+            shown = f"{value:,}" if isinstance(value, int) and name != "owner_pid" else str(value)
+            table.add_row(name.replace("_", " "), "none" if value is None else shown)
+    for cursor in figures["cursors"]:
+        table.add_row(f"durable {cursor['name']}", f"at {cursor['offset']:,}, {cursor['behind']:,} behind")
+    return table

@@ -1,0 +1,40 @@
+"""`zbus log verify`: read all of a log and say what is wrong with it; or go on without what is missing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zbus.cli.failures import ERROR
+from zbus.cli.output import note, progress, write
+from zbus_log.verify import verify as check
+
+from .options import LogArgument, check_is_there, opened
+
+
+def verify(
+    log: LogArgument,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="First open a damaged log for good: its missing offsets are never used again."
+        ),
+    ] = False,
+) -> None:
+    """Check every event, offset and checksum of a log; a line for each problem, and exit code 1 if there is one."""
+    check_is_there(log)
+    if accept_loss:
+        with opened(log, read_only=False, accept_loss=True) as found:
+            note(f"{log} is in use again, from its head {found.head()} on")
+    with progress("offsets") as bar:
+        task = bar.add_task("verifying", total=None)
+        report = check(str(log), lambda done, total: bar.update(task, completed=done, total=total))
+    for first, last in report.losses:
+        note(f"offsets {first} to {last} were given up when a loss was accepted")
+    for problem in report.problems:
+        write(f"{problem}\n".encode(errors="backslashreplace"))
+    if report.problems:
+        note(f"zbus: {log}: problems found: {len(report.problems)}")
+        raise typer.Exit(ERROR)
+    note(f"{log}: {report.events:,} events up to offset {report.head:,}, and all of them are whole")

@@ -1,0 +1,86 @@
+"""Delivery inside a node: what was stored, or came from elsewhere, goes to the live subscriptions.
+
+The last of what was stored stays in memory, so that a subscription that reads the log catches up with
+the live events without a gap: where the log's page ends, memory goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from .event import Event
+from .headers import decode_headers
+from .ports import Row
+from .router import Router
+
+RECENT_EVENTS = 8192
+RECENT_BYTES = 16 * 1024 * 1024
+
+
+class Target(Protocol):
+    """A subscription, as delivery sees it."""
+
+    def offer(self, event: Event) -> None:
+        """Take one event; never wait."""
+
+
+class Delivery:
+    """Lives on the event loop, like the subscriptions it delivers to."""
+
+    def __init__(self) -> None:
+        self.router: Router[Target] = Router()
+        self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        self._recent_events = self._recent_bytes = 0
+
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
+        """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
+        if offsets[0] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
+            fresh = {at: row for row, at in zip(rows, offsets, strict=True) if at > self.delivered}
+            rows, offsets = list(fresh.values()), list(fresh)
+            if not rows:
+                return rows, offsets
+        routes = self.router.routes
+        for row, offset in zip(rows, offsets, strict=True):
+            targets = routes(row[3])
+            if targets:
+                event = Event(row[0], row[1], row[2], row[3], row[4], decode_headers(row[5]), offset)
+                for target in targets:
+                    target.offer(event)
+        self.delivered = offsets[-1]
+        self._remember(rows, offsets)
+        return rows, offsets
+
+    def unstored(self, event: Event) -> None:
+        """Deliver an event that the log of this node does not have."""
+        for target in self.router.routes(event.key):
+            target.offer(event)
+
+    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
+        """The delivered events after `offset`, if they are few and still in memory; else None."""
+        missing = self.delivered - offset
+        if missing <= 0:
+            return []
+        if missing > limit or not self._recent or self._recent[0][1][0] > offset + 1:
+            return None
+        found = []
+        for rows, offsets, _ in self._recent:
+            if offsets[-1] > offset:
+                found += [
+                    Event(*row[:5], decode_headers(row[5]), at)
+                    for row, at in zip(rows, offsets, strict=True)
+                    if at > offset
+                ]
+        return found
+
+    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        size = sum([len(row[4]) for row in rows])
+        self._recent.append((rows, offsets, size))
+        self._recent_events += len(rows)
+        self._recent_bytes += size
+        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
+            gone, _, size = self._recent.popleft()
+            self._recent_events -= len(gone)
+            self._recent_bytes -= size
