@@ -59,7 +59,7 @@ def open(  # noqa: A001 - zbus.open reads best
             raise ConfigInvalid("config", "give a BusConfig or single settings, not both")
         return Bus(config, session)
     if log is not None:
-        settings["log"] = os.fspath(log)
+        settings["log"] = os.fspath(log) if isinstance(log, os.PathLike) else log
     return Bus(load_config(config, **settings), session)
 
 

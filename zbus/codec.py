@@ -62,7 +62,7 @@ def decode(data: bytes) -> Event:
         raise EventInvalid(f"not an envelope of version {VERSION}: it starts with {found}")
     try:
         envelope = _decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at, envelope.offset) < 0:
         raise EventInvalid("not an envelope: a negative number")

@@ -31,7 +31,7 @@ class BusConfig(BaseSettings):
     'os'
     """
 
-    model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
     log: str | None = Field(None, description="path of the log, 'memory' for one that ends with the bus, or none")
     read_only: bool = Field(False, description="read a log that another process owns")
@@ -58,6 +58,13 @@ class BusConfig(BaseSettings):
         except ValidationError as error:
             raise _as_config_invalid(error) from error
 
+    @field_validator("log")
+    @classmethod
+    def _log_named(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("an empty path names no log; leave it out for a bus without one")
+        return value
+
     @field_validator("transport", mode="before")
     @classmethod
     def _transport_named(cls, value: object) -> object:
@@ -70,7 +77,7 @@ class BusConfig(BaseSettings):
     def _endpoints_named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for endpoint in value:
             if not _ENDPOINT.fullmatch(endpoint):
-                raise ValueError(f"{endpoint!r} is not an endpoint such as tcp/127.0.0.1:7447")
+                raise ValueError("an endpoint is written like tcp/127.0.0.1:7447")
         return value
 
     @model_validator(mode="after")

@@ -217,7 +217,7 @@ class CursorError(ZbusError):
         self.name, self.reason = name, reason
 
     def __str__(self) -> str:
-        return f"durable {self.name!r}: {self.reason}"
+        return f"durable {self.name!r}: {self.reason}" if self.name else self.reason
 
 
 class FabricError(ZbusError):

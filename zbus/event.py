@@ -108,6 +108,9 @@ class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
             other.offset,
         ) and dict(self.headers) == dict(other.headers)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # the base class has one of its own, by identity
+
     def __hash__(self) -> int:
         return hash((self.publisher_id, self.sequence))
 

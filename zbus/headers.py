@@ -33,6 +33,8 @@ def encode_headers(
     headers: Mapping[str, str] | None, correlation_id: str | None, content_type: str | None
 ) -> bytes | None:
     """Encode the headers of one event, or None where there are none. Headers given win over our own."""
+    if headers is not None and not isinstance(headers, Mapping):
+        raise EventInvalid(f"headers are names and values, not {type(headers).__name__}; not stored")
     if not headers and correlation_id is None:
         return None if content_type is None else _ENCODED_TYPE[content_type]
     merged: dict[str, str] = {}

@@ -37,13 +37,19 @@ def check_key(key: str) -> str:
     return key
 
 
-@lru_cache(maxsize=16_384)
 def check_expression(expression: str) -> str:
     """Return `expression` in canonical form; raise `KeyInvalid` with the reason if it is not legal.
 
     >>> check_expression("shop/**/**/$*")
     'shop/*/**'
     """
+    if not isinstance(expression, str):
+        raise KeyInvalid(expression, f"a key expression is text, not {type(expression).__name__}")
+    return _canonical_expression(expression)
+
+
+@lru_cache(maxsize=16_384)
+def _canonical_expression(expression: str) -> str:
     _check_common(expression)
     segments = [_check_segment(expression, segment) for segment in expression.split("/")]
     return "/".join(_canonical(segments))
@@ -84,8 +90,13 @@ class KeySet:
 
 
 def segment_pattern(segment: str) -> re.Pattern[str]:
-    """The regular expression of a segment that holds `$*`."""
-    return re.compile(".*".join(re.escape(part) for part in segment.split("$*")), re.DOTALL)
+    """The regular expression of a segment that holds `$*`.
+
+    Each part in the middle is taken at its first place and never reconsidered, which finds a match if there
+    is one; otherwise a segment with many wildcards would take exponential time.
+    """
+    first, *middle, last = [re.escape(part) for part in segment.split("$*")]
+    return re.compile(first + "".join(f"(?>.*?{part})" for part in middle) + ".*" + last, re.DOTALL)
 
 
 _pattern = lru_cache(maxsize=4096)(segment_pattern)

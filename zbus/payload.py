@@ -16,7 +16,22 @@ from .headers import JSON, TEXT
 if TYPE_CHECKING:
     from .event import Event
 
-_encode_json = msgspec.json.Encoder().encode
+
+def _model_inside(value: Any) -> Any:
+    """A pydantic model somewhere inside a list or dict."""
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _model_of(type_: Any, value: Any) -> Any:
+    """The same on the way back."""
+    if hasattr(type_, "model_validate"):
+        return type_.model_validate(value)
+    raise TypeError(f"no JSON is a {type_.__name__}")
+
+
+_encode_json = msgspec.json.Encoder(enc_hook=_model_inside).encode
 
 
 def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
@@ -51,8 +66,8 @@ def decode_payload(event: Event, type_: Any) -> Any:
             return payload.decode()
         if hasattr(type_, "model_validate_json"):
             return type_.model_validate_json(payload)
-        return msgspec.json.decode(payload, type=type_)
-    except ValueError as error:  # pydantic's and msgspec's validation errors are ValueErrors
+        return msgspec.json.decode(payload, type=type_, dec_hook=_model_of)
+    except (ValueError, TypeError) as error:  # pydantic's and msgspec's validation errors are ValueErrors
         name = getattr(type_, "__name__", str(type_))
         raise PayloadInvalid(f"the payload is not a {name}: {error}", event) from error
 

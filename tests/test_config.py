@@ -1,0 +1,343 @@
+"""The configuration: where a setting comes from, and how a wrong one is refused before anything is opened."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zbus
+from zbus import BusConfig, ConfigInvalid
+from zbus.config import load_config
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("ZBUS_") or name == "DYN_EVENT_PLANE":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)  # a relative log never lands in the project
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "zbus.toml"
+
+
+# Where a setting comes from.
+
+
+def test_a_bus_with_nothing_given_is_embedded_and_keeps_no_log() -> None:
+    config = zbus.open().config
+
+    assert (config.mode, config.log, config.transport) == ("embedded", None, "zenoh")
+    assert (config.durability, config.payload_bytes_max) == ("fsync", 8 * 1024 * 1024)
+
+
+def test_settings_are_given_as_arguments() -> None:
+    config = zbus.open("app.db", durability="os", payload_bytes_max=1000, retain_events=5).config
+
+    assert (config.log, config.durability, config.payload_bytes_max) == ("app.db", "os", 1000)
+    assert config.retain_events == 5
+
+
+def test_the_log_is_given_as_a_path_object_too(log_path: Path) -> None:
+    assert zbus.open(log_path).config.log == str(log_path)
+
+
+def test_settings_are_given_as_a_bus_config() -> None:
+    config = BusConfig(log="memory", close_timeout_s=1.5)
+
+    assert zbus.open(config=config).config is config
+
+
+@pytest.mark.parametrize("more", [{"log": "app.db"}, {"durability": "os"}], ids=str)
+def test_a_bus_config_and_single_settings_together_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigInvalid, match="not both") as caught:
+        zbus.open(config=BusConfig(), **more)
+
+    assert caught.value.field == "config"
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZBUS_LOG", "env.db")
+    monkeypatch.setenv("ZBUS_MODE", "peer")
+    monkeypatch.setenv("ZBUS_LISTEN", "tcp/127.0.0.1:7447, tcp/127.0.0.1:7448")
+    monkeypatch.setenv("ZBUS_RETAIN_PAST_CURSORS", "true")
+    monkeypatch.setenv("ZBUS_CLOSE_TIMEOUT_S", "2.5")
+
+    config = zbus.open().config
+
+    assert (config.log, config.mode, config.close_timeout_s) == ("env.db", "peer", 2.5)
+    assert config.listen == ("tcp/127.0.0.1:7447", "tcp/127.0.0.1:7448")
+    assert config.retain_past_cursors is True
+
+
+def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "log": "memory",
+        "read_only": "false",
+        "durability": "os",
+        "transport": "zenoh",
+        "mode": "router",
+        "listen": "tcp/127.0.0.1:7447",
+        "connect": "tcp/127.0.0.1:7448",
+        "record": "own",
+        "wire": "zbus",
+        "payload_bytes_max": "2",
+        "pending_bytes_max": "2048",
+        "close_timeout_s": "3",
+        "skip_corrupt": "true",
+        "accept_loss": "true",
+        "retain_age_s": "4",
+        "retain_bytes": "5",
+        "retain_events": "6",
+        "retain_past_cursors": "true",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(f"ZBUS_{name.upper()}", value)
+
+    config = load_config()
+
+    assert given.keys() == BusConfig.model_fields.keys()
+    assert config.model_fields_set == given.keys()
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_settings_come_from_a_toml_file(toml: Path, as_path: Any) -> None:
+    toml.write_text('log = "file.db"\ndurability = "os"\nmode = "peer"\nlisten = ["tcp/127.0.0.1:7447"]\n')
+
+    config = zbus.open(config=as_path(toml)).config
+
+    assert (config.log, config.durability, config.listen) == ("file.db", "os", ("tcp/127.0.0.1:7447",))
+
+
+def test_the_environment_names_the_toml_file(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml.write_text('log = "file.db"\n')
+    monkeypatch.setenv("ZBUS_CONFIG", str(toml))
+
+    assert zbus.open().config.log == "file.db"
+
+
+def test_a_file_that_is_given_wins_over_the_one_in_the_environment(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('log = "other.db"\n')
+    toml.write_text('log = "file.db"\n')
+    monkeypatch.setenv("ZBUS_CONFIG", str(other))
+
+    assert zbus.open(config=toml).config.log == "file.db"
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file_and_that_over_defaults(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text("payload_bytes_max = 3\npending_bytes_max = 3000\nretain_events = 3\nlog = 'file.db'\n")
+    monkeypatch.setenv("ZBUS_PAYLOAD_BYTES_MAX", "2")
+    monkeypatch.setenv("ZBUS_PENDING_BYTES_MAX", "2000")
+
+    config = zbus.open(config=toml, payload_bytes_max=1).config
+
+    assert config.payload_bytes_max == 1  # the argument
+    assert config.pending_bytes_max == 2000  # the environment
+    assert config.retain_events == 3  # the file
+    assert config.retain_bytes is None  # the default
+
+
+def test_an_argument_wins_over_the_environment_in_a_bus_config_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZBUS_DURABILITY", "os")
+
+    assert BusConfig().durability == "os"
+    assert BusConfig(durability="fsync").durability == "fsync"
+
+
+@pytest.mark.parametrize(
+    ("argument", "environment", "file", "plane", "transport"),
+    [
+        (None, None, None, "nats", "nats"),
+        (None, None, "zmq", "nats", "zmq"),
+        (None, "zmq", None, "nats", "zmq"),
+        ("zmq", None, None, "nats", "zmq"),
+        (None, "zmq", "zenoh", None, "zmq"),
+        ("zenoh", "zmq", "nats", "nats", "zenoh"),
+        (None, None, None, "", "zenoh"),
+        (None, None, None, None, "zenoh"),
+    ],
+)
+def test_the_event_plane_of_dynamo_names_the_transport_where_nothing_else_does(
+    argument: str | None,
+    environment: str | None,
+    file: str | None,
+    plane: str | None,
+    transport: str,
+    toml: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    toml.write_text(f"transport = '{file}'\n" if file else "")
+    if environment is not None:
+        monkeypatch.setenv("ZBUS_TRANSPORT", environment)
+    if plane is not None:
+        monkeypatch.setenv("DYN_EVENT_PLANE", plane)
+
+    config = zbus.open(config=toml, **({"transport": argument} if argument else {})).config
+
+    assert config.transport == transport
+
+
+@pytest.mark.parametrize(
+    ("transport", "name"), [("zenoh", "zenoh"), ("nats://user:pw@127.0.0.1:4222", "nats"), ("zmq", "zmq")]
+)
+def test_the_name_of_a_transport_is_the_scheme_of_its_url(transport: str, name: str) -> None:
+    assert BusConfig(transport=transport).transport_name == name
+
+
+# What is refused, when the bus is opened and before anything else.
+
+PEER = {"mode": "peer", "listen": ["tcp/127.0.0.1:0"]}
+CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"listen": ["tcp/127.0.0.1:0"]}, "listen", "opens no socket"),
+    ({"connect": ["tcp/127.0.0.1:1"]}, "connect", "opens no socket"),
+    ({"mode": "client"}, "connect", "at least one endpoint to connect to"),
+    ({"mode": "client", "listen": ["tcp/127.0.0.1:0"]}, "connect", "at least one endpoint to connect to"),
+    ({"mode": "peer"}, "listen", "listen on or to connect to"),
+    ({"mode": "router"}, "listen", "listen on or to connect to"),
+    ({"read_only": True}, "read_only", "there is no log"),
+    ({"retain_age_s": 1}, "retain_age_s", "there is no log"),
+    ({"retain_bytes": 1}, "retain_bytes", "there is no log"),
+    ({"retain_events": 1}, "retain_events", "there is no log"),
+    ({"accept_loss": True}, "accept_loss", "there is no log"),
+    ({"log": "memory", "read_only": True}, "read_only", "belongs to this bus alone"),
+    ({"log": "app.db", "read_only": True, **PEER}, "mode", "read-only is embedded"),
+]
+INVALID: list[tuple[dict[str, Any], str, str]] = [
+    ({"mode": "broker"}, "mode", "'embedded', 'peer', 'client' or 'router'"),
+    ({"durability": "none"}, "durability", "'fsync' or 'os'"),
+    ({"payload_bytes_max": 0}, "payload_bytes_max", "greater than or equal to 1"),
+    ({"payload_bytes_max": 1 << 40}, "payload_bytes_max", "less than or equal to"),
+    ({"payload_bytes_max": "many"}, "payload_bytes_max", "integer"),
+    ({"pending_bytes_max": 1}, "pending_bytes_max", "1024"),
+    ({"close_timeout_s": 0}, "close_timeout_s", "greater than 0"),
+    ({"close_timeout_s": "inf"}, "close_timeout_s", "300"),
+    ({"log": "app.db", "retain_age_s": -1}, "retain_age_s", "greater than 0"),
+    ({"log": "app.db", "retain_bytes": 0}, "retain_bytes", "greater than or equal to 1"),
+    ({"log": "app.db", "retain_events": 0}, "retain_events", "greater than or equal to 1"),
+    ({"log": 5}, "log", "string"),
+    ({"log": ""}, "log", "path"),
+    ({"record": "everything"}, "record", "'own'"),
+    ({"wire": "xml"}, "wire", "'zbus'"),
+    ({"transport": "Not A Name"}, "transport", "a name such as 'zenoh'"),
+    ({"transport": ""}, "transport", "a name such as 'zenoh'"),
+    ({"mode": "peer", "listen": ["127.0.0.1:7447"]}, "listen", "an endpoint is written like tcp/127.0.0.1:7447"),
+    ({"mode": "peer", "connect": "tcp://127.0.0.1"}, "connect", "an endpoint is written like tcp/127.0.0.1:7447"),
+    ({"no_such_thing": 1}, "no_such_thing", "there is no such setting; known are: log, "),
+]
+
+
+@pytest.mark.parametrize(("settings", "field", "reason"), CONTRADICTIONS + INVALID, ids=str)
+def test_a_wrong_or_contradictory_setting_fails_at_open_with_the_field_and_the_reason(
+    settings: dict[str, Any], field: str, reason: str
+) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open(**settings)
+
+    assert caught.value.field == field
+    assert reason in caught.value.reason
+    assert str(caught.value) == f"{field}: {caught.value.reason}"
+
+
+@pytest.mark.parametrize(("settings", "field", "reason"), CONTRADICTIONS, ids=str)
+def test_a_bus_config_that_contradicts_itself_cannot_be_made(settings: dict[str, Any], field: str, reason: str) -> None:
+    with pytest.raises(ConfigInvalid, match=reason):
+        BusConfig(**settings)
+
+
+def test_a_wrong_value_in_the_environment_is_refused_like_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZBUS_DURABILITY", "never")
+
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open()
+
+    assert caught.value.field == "durability"
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "reason"),
+    [
+        (b"log = ", "config", "zbus.toml"),
+        (b"\xff\xfe", "config", "zbus.toml"),
+        (b"colour = 'red'", "colour", "no such setting"),
+        (b"[retain]\nevents = 5", "retain", "no such setting"),
+        (b"durability = 'never'", "durability", "'fsync' or 'os'"),
+        (b"mode = 'client'", "connect", "at least one endpoint"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_field_and_the_reason(
+    content: bytes, field: str, reason: str, toml: Path
+) -> None:
+    toml.write_bytes(content)
+
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open(config=toml)
+
+    assert caught.value.field == field
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("through", ["argument", "environment"])
+def test_a_file_that_is_not_there_is_refused_by_name(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZBUS_CONFIG", "missing.toml" if through == "environment" else "")
+
+    with pytest.raises(ConfigInvalid, match=r"missing\.toml") as caught:
+        zbus.open(config="missing.toml" if through == "argument" else None)
+
+    assert caught.value.field == "config"
+
+
+async def test_a_transport_that_is_not_installed_is_refused_and_those_that_are_get_named(log_path: Path) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        async with zbus.open(log_path, transport="carrierpigeon://loft"):
+            pass
+
+    assert caught.value.field == "transport"
+    assert "'carrierpigeon' is not installed" in caught.value.reason
+    assert "zenoh" in caught.value.reason
+    assert "loft" not in str(caught.value)
+    async with zbus.open(log_path):  # nothing of the failed start holds the log
+        pass
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transport": f"nats://user:{SECRET} @host"},
+        {"mode": "peer", "connect": [f"tls://user:{SECRET}@host:1"]},
+        {"mode": "peer", "listen": f"tls/127.0.0.1:1,{SECRET}"},
+        {"durability": SECRET},
+        {"payload_bytes_max": SECRET},
+        {"password": SECRET},
+    ],
+    ids=lambda settings: next(reversed(settings)),
+)
+def test_a_refused_value_is_repeated_neither_by_the_error_nor_by_its_traceback(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open(**settings)
+
+    assert SECRET not in str(caught.value)
+    error: BaseException | None = caught.value
+    while error is not None:  # the words of each error of the chain, without the lines of source
+        assert SECRET not in "".join(traceback.format_exception_only(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def test_a_configuration_does_not_change() -> None:
+    config = BusConfig()
+
+    with pytest.raises(ValueError, match="frozen"):
+        config.durability = "os"  # type: ignore[misc]

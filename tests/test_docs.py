@@ -1,0 +1,298 @@
+"""Every code block in README.md and docs/ is run, and every doctest.
+
+The blocks of one document share a folder and run from top to bottom, as a reader would run them.
+
+| language         | what is done with it |
+|------------------|-----------------------|
+| python           | run in a fresh process; it must exit with 0 |
+| text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
+| bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
+| toml             | loaded as a `BusConfig` |
+| mermaid          | starts with a diagram that mermaid knows |
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+
+import zbus
+import zbus_log
+from zbus.config import load_config
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_S = 60
+MERMAID = (
+    *("flowchart", "graph", "sequenceDiagram", "stateDiagram", "stateDiagram-v2", "classDiagram", "erDiagram"),
+    *("journey", "gantt", "pie", "timeline", "mindmap", "block-beta", "quadrantChart", "xychart-beta"),
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    document: str
+    line: int
+    language: str
+    text: str
+    output: str | None = None  # what the document says that this block prints
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}:{self.language or 'no language'}"
+
+
+class Wrong(AssertionError):
+    """A block that does not do what the document says."""
+
+
+def blocks_of(markdown: str, document: str) -> Iterator[Block]:
+    """The fenced blocks in order; the output that directly follows a program belongs to it."""
+    tokens = MarkdownIt().parse(markdown)
+    program: Block | None = None
+    for token in tokens:
+        if token.type != "fence":
+            if program is not None:
+                yield program
+            program = None
+            continue
+        language = (token.info.split() or [""])[0]
+        block = Block(document, (token.map or [0])[0] + 1, language, token.content)
+        if program is not None and language in ("text", "output"):
+            yield Block(program.document, program.line, program.language, program.text, token.content)
+            program = None
+            continue
+        if program is not None:
+            yield program
+            program = None
+        if language in ("python", "bash", "console"):
+            program = block
+        else:
+            yield block
+    if program is not None:
+        yield program
+
+
+def check(block: Block, folder: Path) -> None:
+    """Run a block in `folder` and raise `Wrong` if it does not do what the document says."""
+    if block.language == "python":
+        printed = _run([sys.executable, "-c", block.text], folder)
+        if block.output is not None:
+            _compare(block.output, printed)
+    elif block.language in ("bash", "console"):
+        _check_commands(block, folder)
+    elif block.language == "toml":
+        path = folder / "block.toml"
+        path.write_text(block.text)
+        load_config(path)
+    elif block.language == "mermaid":
+        first = (block.text.split() or [""])[0]
+        if first not in MERMAID:
+            raise Wrong(f"{first!r} is no diagram of mermaid")
+    elif block.language == "output":
+        raise Wrong("output of nothing: it must directly follow the block that prints it")
+    elif block.language != "text":
+        raise Wrong(f"a block in {block.language or 'no language'!r}, which no test runs")
+
+
+def _check_commands(block: Block, folder: Path) -> None:
+    printed = ""
+    for command, output in _commands(block):
+        words = shlex.split(command, comments=True)
+        if words[:1] == ["make"]:
+            _check_make(words[1:])
+            continue
+        if re.match(r"(python3? -m )?pip install\b", command):
+            continue
+        if "zbus" not in words:
+            raise Wrong(f"no test runs this command: {command}")
+        answer = _run(["bash", "-euo", "pipefail", "-c", command], folder)
+        printed += answer
+        if output is not None:
+            _compare(output, answer)
+    if block.output is not None:
+        _compare(block.output, printed)
+
+
+def _commands(block: Block) -> Iterator[tuple[str, str | None]]:
+    """Each command, and for a console what it is said to print."""
+    text = block.text.replace("\\\n", " ")
+    if block.language == "bash":
+        for line in text.splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield line.strip(), None
+        return
+    before, *parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
+    if before.strip() or not parts:
+        raise Wrong("a console block starts with '$ ' and a command")
+    for part in parts:
+        command, _, output = part.partition("\n")
+        yield command, output if output.strip() else None
+
+
+def _check_make(words: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wanted = [word for word in words if "=" not in word and not word.startswith("-")]
+    if not targets.issuperset(wanted):
+        raise Wrong(f"the Makefile has no target {', '.join(set(wanted) - targets)}")
+
+
+def _run(command: list[str], folder: Path) -> str:
+    """The output of a command that succeeds, in the environment of a reader who set nothing."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_", "PYTEST_"))
+    }
+    bin_folder = str(Path(sys.executable).parent)
+    environment |= {"PATH": f"{bin_folder}{os.pathsep}{environment['PATH']}", "COLUMNS": "120", "PYTHONUTF8": "1"}
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S
+    )
+    if ran.returncode != 0:
+        raise Wrong(f"exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")
+    return ran.stdout
+
+
+def _compare(expected: str, printed: str) -> None:
+    wanted, found = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (expected, printed))
+    pattern = ".*".join(re.escape(part) for part in wanted.split("…"))
+    if not re.fullmatch(pattern, found, re.DOTALL):
+        raise Wrong(f"the document says:\n{wanted}\n\nit prints:\n{found}")
+
+
+# The documents.
+
+BLOCKS = [block for path in DOCUMENTS for block in blocks_of(path.read_text(), path.relative_to(ROOT).as_posix())]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {document: tmp_path_factory.mktemp("docs") for document in {block.document for block in BLOCKS}}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("ZBUS_") or name == "DYN_EVENT_PLANE":
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_code_block_in_the_documents_does_what_they_say(block: Block, folders: dict[str, Path]) -> None:
+    check(block, folders[block.document])
+
+
+def test_the_readme_shows_a_python_example_with_its_real_output_and_the_two_commands() -> None:
+    readme = [block for block in BLOCKS if block.document == "README.md"]
+    commands = [line for block in readme if block.language == "bash" for line in block.text.splitlines()]
+
+    assert any(block.language == "python" and block.output for block in readme)
+    assert {line.partition("#")[0].strip() for line in commands} >= {"make demo", "make test"}
+
+
+# The harness itself.
+
+
+def check_all(markdown: str, folder: Path) -> list[Block]:
+    blocks = list(blocks_of(markdown, "made-up.md"))
+    for block in blocks:
+        check(block, folder)
+    return blocks
+
+
+GOOD = {
+    "python with its output": "```python\nimport zbus\nprint('offset', 1)\n```\n\n```text\noffset 1\n```",
+    "output with a part left open": "```python\nprint('17 ms\\nmore\\nend')\n```\n```output\n… ms\n…\nend\n```",
+    "python without output": "```python\nprint(1)\n```\nSome words.\n```text\na picture\n```",
+    "a block in a list": "- first\n\n  ```python\n  print(1)\n  ```\n\n  ```text\n  1\n  ```\n",
+    "a log that a later block reads": "```python\nopen('a', 'w')\n```\n\n```python\nopen('a')\n```",
+    "make": "```bash\nmake test\nmake demo  # twenty seconds\nmake PYTHON=python3.12 test\n```",
+    "pip": "```bash\npip install 'zbus-mesh[nats]'\npython -m pip install zbus-mesh\n```",
+    "toml": "```toml\nlog = 'app.db'\nretain_events = 5\n```",
+    "mermaid": "```mermaid\nflowchart LR\n  a --> b\n```",
+}
+WRONG = {
+    "another output": "```python\nprint('offset', 2)\n```\n\n```text\noffset 1\n```",
+    "more output than said": "```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n```",
+    "less output than said": "```python\nprint(1)\n```\n\n```output\n1\n…\n3\n```",
+    "no output where some is said": "```python\nprint(end='')\n```\n```text\n1\n```",
+    "an exception": "```python\nraise ValueError\n```",
+    "a wrong exit code": "```python\nraise SystemExit(3)\n```",
+    "a syntax error": "```python\nasync with zbus.open() as bus:\n```",
+    "another output in a list": "- first\n\n  ```python\n  print(2)\n  ```\n\n  ```text\n  1\n  ```\n",
+    "output of nothing": "Words.\n\n```output\n1\n```",
+    "a make target that is not there": "```bash\nmake coffee\n```",
+    "a command that no test runs": "```bash\ncurl https://example.org\n```",
+    "a zbus command that fails": "```bash\nzbus no-such-command\n```",
+    "a console without a command": "```console\nzbus doctor\n```",
+    "an unknown language": "```brainfuck\n+\n```",
+    "no language": "```\nprint(1)\n```",
+    "a diagram that mermaid does not know": "```mermaid\npicture LR\n```",
+}
+
+
+@pytest.mark.parametrize("markdown", GOOD.values(), ids=GOOD.keys())
+def test_the_harness_accepts_a_document_that_says_the_truth(markdown: str, tmp_path: Path) -> None:
+    assert check_all(markdown, tmp_path)
+
+
+@pytest.mark.parametrize("markdown", WRONG.values(), ids=WRONG.keys())
+def test_the_harness_fails_on_a_document_that_does_not_say_the_truth(markdown: str, tmp_path: Path) -> None:
+    with pytest.raises(Wrong):
+        check_all(markdown, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["colour = 'red'", "mode = 'client'", "log = "])
+def test_the_harness_fails_on_a_configuration_that_is_not_one(text: str, tmp_path: Path) -> None:
+    with pytest.raises(zbus.ConfigInvalid):
+        check_all(f"```toml\n{text}\n```", tmp_path)
+
+
+def test_the_harness_runs_the_commands_of_zbus_and_compares_what_they_print(tmp_path: Path) -> None:
+    check_all("```console\n$ zbus --help\n…pub…sub…\n```", tmp_path)
+    check_all("```bash\nzbus --help\n```\n\n```text\n…doctor…\n```", tmp_path)
+
+    with pytest.raises(Wrong):
+        check_all("```console\n$ zbus --help\nsomething else\n```", tmp_path)
+    with pytest.raises(Wrong):
+        check_all("```bash\nzbus --help\n```\n\n```text\nsomething else\n```", tmp_path)
+
+
+# Doctests.
+
+
+def modules() -> list[ModuleType]:
+    found = []
+    for package in (zbus, zbus_log):
+        names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+        found += [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+        found.append(package)
+    return found
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_print_what_they_say(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_examples_in_the_docstrings() -> None:
+    finder = doctest.DocTestFinder()
+
+    examples = sum(len(test.examples) for module in modules() for test in finder.find(module))
+
+    assert examples >= 10

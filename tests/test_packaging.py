@@ -1,0 +1,215 @@
+"""The distribution: what is in the wheel, what an import costs, and that the parts keep their direction."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import types
+import typing
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zbus
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built offline by the backend that the lock pins."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    # hatch drops a misspelt package in silence, so the names are compared.
+    top_level = {name.partition("/")[0] for name in wheel.namelist()}
+
+    assert top_level == {"zbus", "zbus_log", DIST_INFO}
+
+
+def test_the_wheel_holds_every_module_and_says_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
+    expected = {
+        f"{package.name}/{path.relative_to(package).as_posix()}"
+        for package in (ROOT / "zbus", ROOT / "store" / "zbus_log")
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    packed = {name for name in wheel.namelist() if not name.startswith(DIST_INFO)}
+
+    assert packed == expected
+    assert {"zbus/py.typed", "zbus_log/py.typed"} <= packed
+
+
+def test_the_wheel_carries_the_licence(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_every_entry_point_of_the_wheel_is_there(wheel: zipfile.ZipFile) -> None:
+    points = [
+        *PROJECT["scripts"].values(),
+        *(target for group in PROJECT["entry-points"].values() for target in group.values()),
+    ]
+    code = "import sys, pkgutil; print([callable(pkgutil.resolve_name(each)) for each in sys.argv[1:]])"
+
+    found = run(sys.executable, "-c", code, *points)
+
+    assert found.stdout.strip() == repr([True] * len(points)), found.stderr
+
+
+def test_every_name_in_all_can_be_imported() -> None:
+    assert sorted(zbus.__all__) == zbus.__all__ or sorted(zbus.__all__, key=str.lower) == zbus.__all__
+    assert len(set(zbus.__all__)) == len(zbus.__all__)
+    for name in zbus.__all__:
+        assert getattr(zbus, name) is not None, name
+
+
+def is_machinery(name: str, value: object) -> bool:
+    """Modules, and what the language itself puts there: `annotations`, and names of typing."""
+    return isinstance(value, types.ModuleType) or name == "annotations" or getattr(typing, name, None) is value
+
+
+def test_nothing_that_is_not_in_all_is_public() -> None:
+    public = {name for name in vars(zbus) if not name.startswith("_")}
+
+    leaked = {name for name in public - set(zbus.__all__) if not is_machinery(name, getattr(zbus, name))}
+
+    assert leaked == set()
+
+
+def test_a_name_that_zbus_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        zbus.no_such_name  # noqa: B018
+
+
+def test_the_parts_import_each_other_in_one_direction_only() -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+
+    checked = run(str(lint_imports), "--no-cache")
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert re.search(r"[1-9]\d* kept, 0 broken", checked.stdout), checked.stdout
+
+
+LATE = ["zenoh", "sqlalchemy", "pysqlite3", "pydantic", "pydantic_settings", "typer", "rich", "zbus_log"]
+OPTIONAL = [
+    "nats",
+    "zmq",
+    "moka_py",
+    "pyspark",
+    "pyarrow",
+    "pandas",
+    "starlette",
+    "uvicorn",
+    "sse_starlette",
+    "prometheus_client",
+    "opentelemetry",
+]
+
+
+@pytest.fixture(scope="module")
+def imported_by_zbus() -> set[str]:
+    """The top-level modules in a fresh interpreter that only imported zbus and looked at what it exports."""
+    code = "import zbus, sys, json; zbus.Event, zbus.open; print(json.dumps(sorted(sys.modules)))"
+    found = run(sys.executable, "-c", code)
+    assert found.returncode == 0, found.stderr
+    return {name.partition(".")[0] for name in json.loads(found.stdout)}
+
+
+@pytest.mark.parametrize("library", OPTIONAL + LATE)
+def test_importing_zbus_imports_no_library_that_is_optional_or_slow(library: str, imported_by_zbus: set[str]) -> None:
+    assert "zbus" in imported_by_zbus
+    assert library not in imported_by_zbus
+
+
+def test_an_embedded_bus_on_a_log_imports_no_optional_library(tmp_path: Path) -> None:
+    code = """
+import asyncio, sys, zbus
+async def main():
+    async with zbus.open("app.db") as bus:
+        await (await bus.publisher("a")).publish({"id": 1})
+asyncio.run(main())
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    found = run(sys.executable, "-c", code, cwd=tmp_path)
+
+    assert found.returncode == 0, found.stderr
+    imported = set(found.stdout.split())
+    assert "zbus_log" in imported
+    assert imported.isdisjoint(OPTIONAL)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert zbus.__version__ == PROJECT["version"]
+    assert re.search(rf"^## {re.escape(zbus.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_every_extra_is_part_of_all() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+
+    named = re.fullmatch(r"zbus-mesh\[(.*)\]", everything)
+
+    assert named is not None
+    assert set(named[1].split(",")) == extras.keys() - {"all"}
+
+
+def test_every_dependency_is_pinned_by_the_lock() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+
+    wanted = {re.split(r"[<>=!\[; ]", each)[0].lower() for each in [*PROJECT["dependencies"], *groups["dev"]]}
+
+    assert wanted - locked == set()
+
+
+# Written in parts, so that this file does not hold what it looks for.
+MACHINE_PATHS = re.compile(
+    "|".join(["/wo" + "rk/", "/ro" + "ot/", "/ho" + r"me/\w+/", "/Us" + r"ers/\w+/", r"C:\\Us" + "ers"])
+)
+
+
+def project_files() -> list[Path]:
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    assert listed.returncode == 0, listed.stderr
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_no_file_of_the_project_speaks_of_a_path_on_one_machine() -> None:
+    files = project_files()
+    found = []
+    for path in files:
+        data = path.read_bytes()
+        if b"\0" not in data and (match := MACHINE_PATHS.search(data.decode(errors="replace"))):
+            found.append(f"{path.relative_to(ROOT)}: {match.group()}")
+
+    assert len(files) > 20
+    assert found == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_what_continuous_integration_runs_can_be_run() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
