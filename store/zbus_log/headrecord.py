@@ -22,7 +22,9 @@ from zbus.errors import LogDamaged, LogOwned
 RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16
-_SLOT = struct.Struct("<16sqqqqI")  # epoch, head, reserved, sent, serial, checksum
+_FIELDS = struct.Struct("<16sqqqq")  # epoch, head, reserved, sent, serial
+_SLOT = struct.Struct("<16sqqqqI")  # the same and a checksum
+_CHECKSUM = struct.Struct("<I")
 _SLOTS_AT = (64, 128)
 _SIZE = 4096
 
@@ -61,9 +63,9 @@ class HeadRecord:
     def update(self, head: Head) -> None:
         """Record `head`. The older of the two slots is written, so a torn write leaves the newer one."""
         self._serial += 1
-        fields = (*head, self._serial)
-        checksum = zlib.crc32(repr(fields).encode())
-        _SLOT.pack_into(self._map, _SLOTS_AT[self._serial & 1], *fields, checksum)
+        fields = _FIELDS.pack(*head, self._serial)
+        at = _SLOTS_AT[self._serial & 1]
+        self._map[at : at + _SLOT.size] = fields + _CHECKSUM.pack(zlib.crc32(fields))
         self.current = head
 
     def sync(self) -> None:
@@ -113,7 +115,7 @@ def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:
     if not data.startswith(_MAGIC) or len(data) < _SIZE:
         raise LogDamaged(log_path, "the head record beside it is not one")
     slots = [_SLOT.unpack_from(data, at) for at in _SLOTS_AT]
-    whole = [slot for slot in slots if slot[4] and zlib.crc32(repr(slot[:5]).encode()) == slot[5]]
+    whole = [slot for slot in slots if slot[4] and zlib.crc32(_FIELDS.pack(*slot[:5])) == slot[5]]
     if whole:
         newest = max(whole, key=lambda slot: slot[4])
         return Head(*newest[:4]), newest[4]

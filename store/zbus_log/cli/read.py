@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import zbus
+from zbus.cli.loop import run
 from zbus.cli.output import ends_with_its_reader, note
 from zbus.cli.printer import EventPrinter, print_live, print_stored
 from zbus.cli.reading import open_to_read
@@ -28,7 +28,7 @@ def tail(
     """Print the last events of a log, and with --follow whatever comes."""
     check_is_there(log)
     try:
-        asyncio.run(_tail(log, number, follow, key or ["**"]))
+        run(_tail(log, number, follow, key or ["**"]))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -52,7 +52,7 @@ def replay(
 ) -> None:
     """Print stored events: a JSON line for each when piped, readable lines on a terminal."""
     check_is_there(log)
-    asyncio.run(_replay(log, key or ["**"], after, until, skip_corrupt))
+    run(_replay(log, key or ["**"], after, until, skip_corrupt))
 
 
 async def _replay(log: Path, keys: list[str], after: Any, until: Any, skip_corrupt: bool) -> None:
