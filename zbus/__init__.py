@@ -40,7 +40,7 @@ from .scope import Scope
 from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
-    from . import blocking
+    from . import blocking as blocking
     from .config import BusConfig
 
 __version__ = "0.1.0"

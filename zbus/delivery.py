@@ -6,12 +6,12 @@ the live events without a gap: where the log's page ends, memory goes on.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from .event import Event
-from .headers import decode_headers
+from .headers import NO_HEADERS, decode_headers
 from .ports import Row
 from .router import Router
 
@@ -22,8 +22,8 @@ RECENT_BYTES = 16 * 1024 * 1024
 class Target(Protocol):
     """A subscription, as delivery sees it."""
 
-    def offer(self, event: Event) -> None:
-        """Take one event; never wait."""
+    def offer(self, events: Sequence[Event]) -> None:
+        """Take the events of one burst; never wait."""
 
 
 class Delivery:
@@ -34,6 +34,7 @@ class Delivery:
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
         self._recent_events = self._recent_bytes = 0
+        self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
         """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
@@ -42,13 +43,25 @@ class Delivery:
             rows, offsets = list(fresh.values()), list(fresh)
             if not rows:
                 return rows, offsets
-        routes = self.router.routes
+        routes, wanted = self.router.routes, self._wanted
         for row, offset in zip(rows, offsets, strict=True):
             targets = routes(row[3])
             if targets:
-                event = Event(row[0], row[1], row[2], row[3], row[4], decode_headers(row[5]), offset)
+                publisher_id, sequence, published_at, key, payload, headers = row
+                event = Event(
+                    publisher_id,
+                    sequence,
+                    published_at,
+                    key,
+                    payload,
+                    decode_headers(headers) if headers else NO_HEADERS,
+                    offset,
+                )
                 for target in targets:
-                    target.offer(event)
+                    wanted[target].append(event)
+        for target, events in wanted.items():
+            target.offer(events)
+        wanted.clear()
         self.delivered = offsets[-1]
         self._remember(rows, offsets)
         return rows, offsets
@@ -56,7 +69,7 @@ class Delivery:
     def unstored(self, event: Event) -> None:
         """Deliver an event that the log of this node does not have."""
         for target in self.router.routes(event.key):
-            target.offer(event)
+            target.offer((event,))
 
     def recent_after(self, offset: int, limit: int) -> list[Event] | None:
         """The delivered events after `offset`, if they are few and still in memory; else None."""

@@ -8,6 +8,7 @@ until a subscription comes or goes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from .keys import segment_pattern
@@ -21,9 +22,45 @@ class _Node(Generic[T]):
 
     def __init__(self, loops: bool = False) -> None:
         self.children: dict[str, _Node[T]] = {}
-        self.patterns: dict[str, re.Pattern[str]] = {}
+        self.patterns: _Patterns | None = None
         self.values: dict[T, int] = {}
         self.loops = loops  # the node of a `**`: it stays active over any segment but an `@` one
+
+
+class _Patterns:
+    """Segments that hold `$*`, found by how they begin and end, so that few of many are tried."""
+
+    __slots__ = ("_by_ends",)
+
+    def __init__(self) -> None:
+        # (lengths of beginning and end) -> (beginning, end) -> segment -> pattern
+        self._by_ends: dict[tuple[int, int], dict[tuple[str, str], dict[str, re.Pattern[str]]]] = {}
+
+    def add(self, segment: str) -> None:
+        lengths, ends = _ends(segment)
+        self._by_ends.setdefault(lengths, {}).setdefault(ends, {})[segment] = segment_pattern(segment)
+
+    def remove(self, segment: str) -> None:
+        lengths, ends = _ends(segment)
+        group = self._by_ends[lengths]
+        del group[ends][segment]
+        if not group[ends]:
+            del group[ends]
+        if not group:
+            del self._by_ends[lengths]
+
+    def matching(self, segment: str) -> Iterator[str]:
+        size = len(segment)
+        for (first, last), group in self._by_ends.items():
+            if first + last <= size:
+                for name, pattern in group.get((segment[:first], segment[size - last :]), {}).items():
+                    if pattern.fullmatch(segment):
+                        yield name
+
+
+def _ends(segment: str) -> tuple[tuple[int, int], tuple[str, str]]:
+    first, last = segment.partition("$*")[0], segment.rpartition("$*")[2]
+    return (len(first), len(last)), (first, last)
 
 
 class Router(Generic[T]):
@@ -47,7 +84,8 @@ class Router(Generic[T]):
             if child is None:
                 child = node.children[segment] = _Node(loops=segment == "**")
                 if "$*" in segment:
-                    node.patterns[segment] = segment_pattern(segment)
+                    node.patterns = node.patterns or _Patterns()
+                    node.patterns.add(segment)
             node = child
         node.values[value] = node.values.get(value, 0) + 1
         self._routes.clear()
@@ -66,7 +104,8 @@ class Router(Generic[T]):
             if node.values or node.children:
                 break
             del parent.children[segment]
-            parent.patterns.pop(segment, None)
+            if parent.patterns is not None and "$*" in segment:
+                parent.patterns.remove(segment)
         self._routes.clear()
 
     def routes(self, key: str) -> tuple[T, ...]:
@@ -94,9 +133,8 @@ class Router(Generic[T]):
                 star = node.children.get("*")
                 if star is not None:
                     following.append(star)
-                for name, pattern in node.patterns.items():
-                    if pattern.fullmatch(segment):
-                        following.append(node.children[name])
+                if node.patterns is not None:
+                    following += [node.children[name] for name in node.patterns.matching(segment)]
             active = _with_empty_match(following)
         return tuple(dict.fromkeys(value for node in active for value in node.values))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -43,9 +43,13 @@ class _Gap:
     def __init__(self, after: int) -> None:
         self.missed, self.after, self.until = 0, after, 0
 
-    def add(self, offset: int) -> None:
-        self.missed += 1
-        self.until = max(self.until, offset)
+    def add(self, dropped: Event | _Gap) -> None:
+        if isinstance(dropped, _Gap):
+            self.missed += dropped.missed
+            self.until = dropped.until
+        else:
+            self.missed += 1
+            self.until = dropped.offset
 
 
 class EventSubscriber:
@@ -72,6 +76,7 @@ class EventSubscriber:
         self.queue_events = queue_events
         self.dropped = 0
         self._bound = durable is not None or schema is not None
+        self._plain = not self._bound and overflow != "block"  # reading is nothing but taking from the queue
         self._queue: deque[Event | _Gap] = deque()
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -120,9 +125,15 @@ class EventSubscriber:
         return self
 
     async def __anext__(self) -> Event:
+        queue = self._queue
+        if self._plain and queue and self._front_gap is None:
+            first = queue.popleft()
+            if type(first) is Event:
+                self._handed = first.offset or self._handed
+                return first
+            queue.appendleft(first)
         if self._durable is not None and self._resolved:
             self._durable.handled(self._handed)  # asking for the next event acknowledges the last
-        queue = self._queue
         while True:
             if self._front_gap is not None:
                 gap, self._front_gap = self._front_gap, None
@@ -185,17 +196,23 @@ class EventSubscriber:
 
     # What the bus calls, on the loop.
 
-    def offer(self, event: Event) -> None:
-        """Queue one live event, or do what the overflow policy says."""
-        offset = event.offset
-        if not self._live or 0 < offset <= self._position:
+    def offer(self, events: Sequence[Event]) -> None:
+        """Queue live events, or do what the overflow policy says."""
+        if not self._live:
             return
+        if 0 < events[0].offset <= self._position:
+            events = [event for event in events if event.offset > self._position]
+            if not events:
+                return
+        if self._bound:
+            events = [event._for(self) for event in events]
         queue = self._queue
-        if len(queue) >= self.queue_events and not self._make_room(event):
-            return
-        queue.append(event._for(self) if self._bound else event)
-        if offset:
-            self._position = offset
+        room = self.queue_events - len(queue)
+        if len(events) <= room or self.overflow == "block":  # where publishers wait, what is under way is bounded
+            queue.extend(events)
+            self._position = events[-1].offset or self._position
+        else:
+            self._overflow(events, room)
         if len(queue) * 2 >= self.queue_events:
             self._bus.crowded = True
             if len(queue) >= self.queue_events and self.overflow == "block":
@@ -277,9 +294,9 @@ class EventSubscriber:
         if missing is None:
             return False
         self._live = True
-        for event in missing:
-            if event.key in self._keys:
-                self.offer(event)
+        wanted = [event for event in missing if event.key in self._keys]
+        if wanted:
+            self.offer(wanted)
         return True
 
     async def _resolve(self) -> None:
@@ -305,30 +322,31 @@ class EventSubscriber:
 
     # Overflow.
 
-    def _make_room(self, event: Event) -> bool:
-        """Whether `event` may still be queued, after what the policy did."""
-        if self.overflow == "block":
-            return True  # publishers wait; what they had under way is bounded
-        if self.overflow == "spill" and event.offset:
-            self._live = False
+    def _overflow(self, events: Sequence[Event], room: int) -> None:
+        """More events than there is room for: queue what the policy keeps, and note what it drops."""
+        queue, last = self._queue, events[-1].offset
+        if self.overflow == "spill" and last:
+            queue.extend(events[:room])
+            self._position = events[room - 1].offset if room > 0 else self._position
+            self._live = False  # and read on from the log
             self._bus.count("spilled", 1)
             record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, keys=self.key_exprs, queue_events=self.queue_events)
-            return False
-        self.dropped += 1
-        self._bus.count("dropped_queue_full", 1)
+            return
+        self.dropped += len(events) - room
+        self._bus.count("dropped_queue_full", len(events) - room)
         if self.overflow == "drop_oldest":
-            if self._front_gap is None:
-                self._front_gap = _Gap(self._handed)
-            oldest = self._queue.popleft()
-            self._front_gap.add(oldest.until if isinstance(oldest, _Gap) else oldest.offset)
-            return True
-        last = self._queue[-1]
-        if not isinstance(last, _Gap):
-            last = _Gap(last.offset)
-            self._queue.append(last)
-        last.add(event.offset)
-        self._position = max(self._position, event.offset)
-        return False
+            queue.extend(events)
+            gap = self._front_gap = self._front_gap or _Gap(self._handed)
+            while len(queue) > self.queue_events:
+                gap.add(queue.popleft())
+        else:
+            queue.extend(events[:room])
+            gap = queue[-1] if isinstance(queue[-1], _Gap) else _Gap(queue[-1].offset)
+            if queue[-1] is not gap:
+                queue.append(gap)
+            for event in events[room:]:
+                gap.add(event)
+        self._position = last or self._position
 
     def _lagged(self, gap: _Gap) -> SubscriberLagged:
         fields: dict[str, Any] = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}

@@ -48,25 +48,21 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, bytes, int]:
     """The parameters of INSERT for `rows` at the offsets from `first` on."""
     numbers = []
-    offset = first
     bodies = [b"\x00"]  # never empty: substr of an empty blob is NULL
     at = 2  # and substr counts from one
-    for publisher, sequence, published_at, name, payload, headers in rows:
+    for offset, (publisher, sequence, published_at, name, payload, headers) in enumerate(rows, first):
         key = key_ids[name]
         crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+        body_at = at
         if headers:
             crc = _crc32(headers, crc)
             bodies.append(headers)
-            headers_bytes = len(headers)
-        else:
-            headers_bytes = 0
+            body_at += len(headers)
         size = len(payload)
         crc = _crc32(payload, crc)
-        body_at = at + headers_bytes
-        numbers.append((publisher, sequence, published_at, key, crc, at, headers_bytes, body_at, size))
+        numbers.append((publisher, sequence, published_at, key, crc, at, body_at - at, body_at, size))
         bodies.append(payload)
         at = body_at + size
-        offset += 1
     return _encode(numbers).decode(), b"".join(bodies), first
 
 
