@@ -71,16 +71,26 @@ class KeySet:
     True
     """
 
-    __slots__ = ("_known", "everything", "expressions")
+    __slots__ = ("_known", "everything", "expressions", "unfiltered")
 
     def __init__(self, expressions: Iterable[str]) -> None:
         self.expressions = tuple(dict.fromkeys(check_expression(each) for each in expressions))
         if not self.expressions:
             raise KeyInvalid("", "name at least one key expression, such as '**'")
         self.everything = "**" in self.expressions
+        self.unfiltered = False
         self._known: dict[str, bool] = {}
 
+    @classmethod
+    def all(cls) -> KeySet:
+        """Every key of a log, also those with '@' segments, which no wildcard matches."""
+        keys = cls(["**"])
+        keys.unfiltered = True
+        return keys
+
     def __contains__(self, key: str) -> bool:
+        if self.unfiltered:
+            return True
         found = self._known.get(key)
         if found is None:
             if len(self._known) > 10_000:

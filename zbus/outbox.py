@@ -140,4 +140,4 @@ class Outbox:
                 time.sleep(0.01)
 
 
-_EVERYTHING = KeySet(["**"])
+_EVERYTHING = KeySet.all()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zbus.ports import Cursors
 
 NAME_MAX = 200
+RETRY_S = 0.25
 
 _cursors = Table(
     "cursors",
@@ -59,6 +60,8 @@ class SqliteCursors:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._flushing = threading.Lock()
+        self._connection: Connection | None = None  # kept open for positions; used by whoever holds `_flushing`
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> int:
         """Take a name; another process that runs and holds it is named in the error."""
@@ -89,6 +92,7 @@ class SqliteCursors:
             self._pending[name] = max(offset, self._pending.get(name, 0))
             if done is not None:
                 self._waiting.append(done)
+            self._start()
             self._wake.notify()
 
     def release(self, name: str) -> None:
@@ -138,6 +142,9 @@ class SqliteCursors:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join(timeout_s)
+        with self._flushing:
+            if self._connection is not None:
+                self._connection.close()
         self._engine.dispose()
 
     def _change(self, name: str, offset: int | None) -> None:
@@ -159,32 +166,41 @@ class SqliteCursors:
             self._thread.start()
 
     def _run(self) -> None:
-        ended = False
+        ended = failed = False
         while not ended:
             with self._wake:
+                if failed and not self._ended:
+                    self._wake.wait(RETRY_S)
                 while not self._pending and not self._ended:
                     self._wake.wait()
                 ended = self._ended
-            self._flush()
+            failed = self._flush() is not None
 
-    def _flush(self) -> None:
-        with self._wake:
-            pending, self._pending = self._pending, {}
-            waiting, self._waiting = self._waiting, []
-        error: LogError | None = None
-        if pending:
-            now = time.time_ns()
-            rows = [{"which": name, "position": offset, "now": now} for name, offset in pending.items()]
-            try:
-                with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
-                    connection.execute(_ADVANCE, rows)
-            except LogError as failed:
-                error = failed
-                with self._wake:  # try again with whatever comes next
-                    for name, offset in pending.items():
-                        self._pending[name] = max(offset, self._pending.get(name, 0))
+    def _writing(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _flush(self) -> LogError | None:
+        with self._flushing:  # whoever comes second waits until what the first one took is stored
+            with self._wake:
+                pending, self._pending = self._pending, {}
+                waiting, self._waiting = self._waiting, []
+            error: LogError | None = None
+            if pending:
+                now = time.time_ns()
+                rows = [{"which": name, "position": offset, "now": now} for name, offset in pending.items()]
+                try:
+                    with log_errors(self.path), transaction(self._writing()):
+                        self._writing().execute(_ADVANCE, rows)
+                except LogError as failed:
+                    error = failed
+                    with self._wake:  # try again with whatever comes next
+                        for name, offset in pending.items():
+                            self._pending[name] = max(offset, self._pending.get(name, 0))
         for done in waiting:
             done(error)
+        return error
 
 
 def check_name(name: str) -> None:

@@ -102,6 +102,16 @@ def transaction(connection: Connection) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def snapshot(connection: Connection) -> Iterator[None]:
+    """One view of the file for several statements."""
+    connection.exec_driver_sql("BEGIN")
+    try:
+        yield
+    finally:
+        roll_back(connection)
+
+
 def roll_back(connection: Connection) -> None:
     """End a transaction that is still open, if one is: SQLite ends some by itself."""
     driver: Any = connection.connection.dbapi_connection

@@ -13,15 +13,19 @@ import fcntl
 import mmap
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogOwned
 
+from .process import is_running
+
 RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
-_OWNER = struct.Struct("<q")  # the owner's pid, at 16
+_OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
+_BOOT_AT, _RELAXED_AT = 24, 60  # the system's boot when it was opened, and whether commits were not synced
 _FIELDS = struct.Struct("<16sqqqq")  # epoch, head, reserved, sent, serial
 _SLOT = struct.Struct("<16sqqqqI")  # the same and a checksum
 _CHECKSUM = struct.Struct("<I")
@@ -41,13 +45,16 @@ class Head(NamedTuple):
 class HeadRecord:
     """The record of one log, locked by its owner. `update` is cheap; `sync` puts it on disk."""
 
-    def __init__(self, log_path: str) -> None:
+    def __init__(self, log_path: str, *, accept_loss: bool = False, relaxed: bool = False) -> None:
         self.path = Path(f"{log_path}-head")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._lock(log_path)
-            new = os.fstat(self._fd).st_size == 0
-            if new:
+            size = os.fstat(self._fd).st_size
+            new = size == 0
+            if 0 < size < _SIZE and not accept_loss:
+                raise LogDamaged(log_path, "the head record beside it is not one")
+            if size < _SIZE:
                 os.truncate(self._fd, _SIZE)
             self._map = mmap.mmap(self._fd, _SIZE)
         except BaseException:
@@ -56,8 +63,15 @@ class HeadRecord:
         self._serial = 0
         self.current: Head | None = None
         if not new:
-            self._load(log_path)
+            self._load(log_path, accept_loss)
+        boot = _boot_id()
+        # With durability "os" the end of the log, and of this record, may be gone after a power cut.
+        self.power_was_cut = (
+            any(self._map[16:24]) and self._map[_RELAXED_AT] == 1 and self._map[_BOOT_AT : _BOOT_AT + len(boot)] != boot
+        )
         self._map[: len(_MAGIC)] = _MAGIC
+        self._map[_BOOT_AT : _BOOT_AT + len(boot)] = boot
+        self._map[_RELAXED_AT] = relaxed
         _OWNER.pack_into(self._map, 16, os.getpid())
 
     def update(self, head: Head) -> None:
@@ -73,24 +87,31 @@ class HeadRecord:
         self._map.flush()
 
     def close(self) -> None:
-        """Sync, give up the ownership, and close. A record that nothing was recorded in goes."""
+        """Sync, give up the ownership, and close."""
         self.sync()
         _OWNER.pack_into(self._map, 16, 0)
-        if self.current is None:
-            self.path.unlink(missing_ok=True)
         self._map.close()
         os.close(self._fd)
 
     def _lock(self, log_path: str) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LogOwned(log_path, owner_pid(log_path) or 0) from None
+        deadline = time.monotonic() + 1.0
+        while True:  # a lock may be held for a moment by somebody who only looks for the owner
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                pid = _OWNER.unpack(os.pread(self._fd, _OWNER.size, 16) or bytes(8))[0]
+                if (pid and is_running(pid)) or time.monotonic() > deadline:
+                    raise LogOwned(log_path, pid) from None
+                time.sleep(0.002)
 
-    def _load(self, log_path: str) -> None:
+    def _load(self, log_path: str, accept_loss: bool) -> None:
         try:
             found = _newest(bytes(self._map), log_path)
         except LogDamaged:
+            if accept_loss:
+                self._map[:] = bytes(_SIZE)
+                return
             self._map.close()
             os.close(self._fd)
             raise
@@ -138,3 +159,11 @@ def owner_pid(log_path: str) -> int | None:
     except FileNotFoundError:
         return None
     return int(_OWNER.unpack_from(data, 16)[0]) if len(data) >= 24 else None
+
+
+def _boot_id() -> bytes:
+    """What tells this run of the system from the last; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36]
+    except OSError:
+        return b""

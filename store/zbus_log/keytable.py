@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 from sqlalchemy import Connection
 
-from zbus.keys import KeySet
+from zbus.keys import KEY_BYTES_MAX, KeySet
 
 NAMES_KEPT_MAX = 200_000
 SETS_KEPT_MAX = 256
@@ -30,19 +30,17 @@ class KeyTable:
         """The key of an id that `learn` has seen."""
         return self._names[id_]
 
-    def learn(self, connection: Connection, ids: Iterable[int]) -> None:
-        """Look up the names of ids that are not known yet."""
-        names = self._names
-        unknown = [id_ for id_ in set(ids) if id_ not in names]
+    def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, str]:
+        """Names for at least these ids; a page keeps what it got until it is decoded."""
+        names, ids = self._names, set(ids)
+        unknown = [id_ for id_ in ids if id_ not in names]
+        if unknown and len(names) + len(unknown) > NAMES_KEPT_MAX:
+            self._names = names = {}  # pages that still use the old one keep it
+            unknown = list(ids)
         if unknown:
-            found = _decode(connection.exec_driver_sql(_BY_ID, (msgspec.json.encode(unknown).decode(),)).scalar_one())
-            if len(names) + len(found) > NAMES_KEPT_MAX:
-                self._names = names = {}  # pages that still use the old one keep it
-            names.update(found)
-
-    def names(self) -> dict[int, str]:
-        """The names known now; a page keeps this until it is decoded."""
-        return self._names
+            asked = msgspec.json.encode(unknown).decode()
+            names.update(_decode(connection.exec_driver_sql(_BY_ID, (asked,)).scalar_one()))
+        return names
 
     def matching(self, connection: Connection, keys: KeySet) -> tuple[list[int], float]:
         """The ids of the keys that belong to `keys`, and their share of all. Looks only at keys added since."""
@@ -67,4 +65,4 @@ def _bounds(expression: str) -> tuple[str, str]:
         return literal, literal + "\x00"
     # 'a/**' matches 'a' too, so the range starts before the slash.
     literal = literal.removesuffix("/")
-    return literal, literal + "\U0010ffff"
+    return literal, literal + "\U0010ffff" * (KEY_BYTES_MAX // 4 + 1)

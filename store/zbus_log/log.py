@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tempfile
 import threading
@@ -16,13 +17,25 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.ports import Appended, Page, Row, Span
+from zbus.records import record
 
 from .cursors import SqliteCursors
 from .database import log_errors, make_engine, transaction
 from .headrecord import RESERVE, Head, HeadRecord
 from .reader import Reader
 from .retention import Rules, Trimmed, plan, trim_step
-from .schema import BLOCK, VERSION, file_version, get_epoch, get_head, get_low_water, prepare, set_epoch
+from .schema import (
+    BLOCK,
+    VERSION,
+    check_is_log,
+    file_version,
+    find_gaps,
+    get_epoch,
+    get_head,
+    get_low_water,
+    prepare,
+    set_epoch,
+)
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -150,16 +163,17 @@ class SqliteLog:
 
         def step() -> None:
             try:
-                state[0] = state[0] or plan(self._writing, rules, self._owner.head, self._cursors.lowest())
-                removed = trim_step(self._writing, state[0][0])
+                # Planned anew at each step: sizes are estimates, and cursors move.
+                target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
+                removed, more = trim_step(self._writing, target)
+                state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
+                if progress is not None and more:
+                    progress(state[1])
             except BaseException as error:
                 state[2] = error
                 done.set()
                 raise
-            state[1] += removed
-            if progress is not None:
-                progress(state[1])
-            self._owner.run(step) if removed else done.set()
+            self._owner.run(step) if more else done.set()
 
         self._writer.run(step)
         while not done.wait(0.1):
@@ -167,7 +181,7 @@ class SqliteLog:
                 raise LogError(f"{self.path} was closed; {state[1]} events were removed")
         if state[2] is not None:
             raise state[2]
-        return Trimmed(get_low_water(self._writing), state[1], state[0][1])
+        return Trimmed(state[0][0], state[1], state[0][1])
 
     def diagnostics(self) -> dict[str, Any]:
         """What this log is, for records and the command line."""
@@ -220,7 +234,17 @@ class SqliteLog:
 
     def _own(self, accept_loss: bool) -> None:
         """Lock, migrate, compare with the head record, and start the writer."""
-        self._record = HeadRecord(self.path)
+        path = Path(self.path)
+        if path.exists() and not path.is_file():
+            raise ConfigInvalid("log", f"{self.path!r} is not a file")
+        if path.is_file() and path.stat().st_size and not Path(f"{path}-head").exists():
+            check_engine = make_engine(self.path, read_only=True)
+            try:
+                with log_errors(self.path), check_engine.connect() as connection:
+                    check_is_log(connection, self.path)
+            finally:
+                check_engine.dispose()
+        self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
         existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:
@@ -253,11 +277,18 @@ class SqliteLog:
             reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
             problem = LogDamaged(self.path, reason, (head + 1, known.head))
         else:
-            self._check_tail(head)
-        if problem is None:
+            gaps = self._tail_gaps(head)
+            if gaps:
+                count = sum(last - first + 1 for first, last in gaps)
+                reason = f"{count} events are missing among the newest, the first at offset {gaps[0][0]}"
+                problem = LogDamaged(self.path, reason, (gaps[0][0], gaps[-1][1]))
+        cut = self._record is not None and self._record.power_was_cut
+        if problem is None and not cut:
             return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
-        if not accept_loss:
+        if problem is not None and not accept_loss and not cut:
             raise problem
+        reason = str(problem) if problem else "the end may be missing, as durability 'os' allows"
+        record("LOG_END_LOST", logging.WARNING, path=self.path, head=head, reason=reason)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:
@@ -265,30 +296,23 @@ class SqliteLog:
         epoch, reserved = secrets.token_bytes(16), max(known.reserved, known.head, head)
         with transaction(self._writing):
             set_epoch(self._writing, epoch)
-            self._writing.exec_driver_sql(
-                "INSERT OR REPLACE INTO losses (first, last, found_at) VALUES (?, ?, ?)",
-                (head + 1, reserved, time.time_ns()),
-            )
+            for first, last in [*self._tail_gaps(head), (head + 1, reserved)]:
+                self._writing.exec_driver_sql(
+                    "INSERT OR REPLACE INTO losses (first, last, found_at) VALUES (?, ?, ?)",
+                    (first, last, time.time_ns()),
+                )
         return Head(epoch, head, reserved, min(known.sent, head))
 
-    def _check_tail(self, head: int) -> None:
-        """The end of the log is whole: as many events as there are offsets that were not sealed yet."""
-        found, first = self._writing.exec_driver_sql(
-            "SELECT count(*), min(offset) FROM events WHERE offset >"
-            f" (SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
-        ).one()
-        if not found:
-            return
-        lost = self._writing.exec_driver_sql(
-            "SELECT ifnull(sum(min(last, ?2) - max(first, ?1) + 1), 0) FROM losses WHERE first <= ?2 AND last >= ?1",
-            (first, head),
+    def _tail_gaps(self, head: int) -> list[tuple[int, int]]:
+        """Offsets that are missing in the end that is not sealed yet, apart from losses that are known."""
+        sealed = self._writing.exec_driver_sql(
+            f"SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks"
         ).scalar_one()
-        if found != head - first + 1 - lost:
-            raise LogDamaged(self.path, f"{head - first + 1 - lost - found} events are missing after offset {first}")
+        return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
     def _retain_now_and_then(self) -> None:
         target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
-        if trim_step(self._writing, target) > 1:
+        if trim_step(self._writing, target)[1]:
             self._owner.run(self._retain_now_and_then)
 
 

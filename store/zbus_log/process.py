@@ -16,10 +16,23 @@ def started_at(pid: int) -> int:
 
 def is_alive(pid: int, started: int) -> bool:
     """Whether `pid` runs and is the process that started then: numbers are used again."""
+    return is_running(pid) and started_at(pid) == started and not _is_zombie(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of that number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return started_at(pid) == started
+    return True
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, and only its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return False

@@ -16,7 +16,7 @@ from zbus.errors import LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports import Span
 
-from .database import log_errors
+from .database import log_errors, snapshot
 from .keytable import KeyTable
 from .rows import PAGE, SIZE, RowPage
 from .schema import BLOCK, get_head, get_low_water
@@ -68,10 +68,12 @@ class Reader:
 
     def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
         """The next events of `span`; the page is bounded by `limit`, by bytes, and by how far it looks."""
-        with log_errors(self.path), self._engine.connect() as connection:
-            if keys.everything:
+        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            if keys.unfiltered:
                 return self._page(connection, _ALL, span, limit, WINDOW_MAX)
             ids, share = self._keys.matching(connection, keys)
+            if share == 1.0:
+                return self._page(connection, _ALL, span, limit, WINDOW_MAX)
             window = self._windows.get(keys.expressions, WINDOW_MIN)
             chosen = _MOST if share > SCAN_SHARE else _SOME
             page = self._page(connection, chosen, span, limit, window, msgspec.json.encode(ids).decode())
@@ -102,6 +104,8 @@ class Reader:
     def _page(
         self, connection: Connection, chosen: str, span: Span, limit: int, window: int, keys: str = ""
     ) -> _CountedPage:
+        if span.after == 0:  # from the beginning: of what is left
+            span = span._replace(after=get_low_water(connection))
         until = span.after + window if span.until is None else min(span.until, span.after + window)
         values: dict[str, Any] = {
             "after": span.after,
@@ -122,18 +126,18 @@ class Reader:
                 break
             limit = max(1, limit // 2)
         low_water = int(low_water)
-        if span.after < low_water and (span.after > 0 or (count and last <= low_water)):
+        if span.after < low_water:
             raise LogTrimmed(span.after, low_water)
-        self._keys.learn(connection, _ids(used))
+        names = self._keys.learn(connection, _ids(used))
         covered = last if count >= limit else max(span.after, min(until, head))
-        return _CountedPage(numbers, bodies or b"", covered, low_water, self._keys.names(), count)
+        return _CountedPage(numbers, bodies or b"", covered, low_water, names, count)
 
 
 class _CountedPage(RowPage):
     def __init__(
         self, numbers: bytes, bodies: bytes, covered: int, low_water: int, names: dict[int, str], count: int
     ) -> None:
-        super().__init__(numbers, bodies, covered, low_water, names.__getitem__)
+        super().__init__(numbers, bodies, covered, low_water, names.get)
         self.count = count
 
 

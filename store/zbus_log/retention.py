@@ -40,7 +40,7 @@ def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None)
     """Up to which offset events may go, and the durable name that stands in the way, if one does."""
     target = get_low_water(connection)
     if rules.events is not None:
-        target = max(target, head - rules.events)
+        target = max(target, _by_count(connection, rules.events, head))
     if rules.age_s is not None:
         cutoff_ns = time.time_ns() - int(rules.age_s * 1e9)
         target = max(target, first_at(connection, cutoff_ns, head) - 1)
@@ -51,11 +51,11 @@ def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None)
     return target, None
 
 
-def trim_step(connection: Connection, target: int) -> int:
-    """Remove at most one step's worth of events, oldest first; return how many went, 0 when done."""
+def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
+    """Remove at most one step's worth of events, oldest first; return how many went, and whether any had to."""
     low = get_low_water(connection)
     if low >= target:
-        return 0
+        return 0, False
     first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
     upto = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
@@ -68,8 +68,21 @@ def trim_step(connection: Connection, target: int) -> int:
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
         connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
     driver: Any = connection.connection.dbapi_connection
-    driver.execute("PRAGMA incremental_vacuum(1000)").fetchall()  # a page per step: SQLAlchemy would take one
-    return max(gone, 1)
+    driver.execute("PRAGMA incremental_vacuum").fetchall()  # a page per step: SQLAlchemy would take one
+    return gone, True
+
+
+def _by_count(connection: Connection, events: int, head: int) -> int:
+    """The offset before the newest so many events; offsets that were lost do not count."""
+    target = head - events
+    while True:
+        lost = connection.exec_driver_sql(
+            "SELECT ifnull(sum(min(last, ?2) - max(first, ?1) + 1), 0) FROM losses WHERE first <= ?2 AND last >= ?1",
+            (target + 1, head),
+        ).scalar_one()
+        if target == head - events - lost:
+            return target
+        target = head - events - lost
 
 
 def _by_size(connection: Connection, size_bytes: int, head: int) -> int:

@@ -33,7 +33,7 @@ FROM jsonb_each(?1)
 
 # `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
 # first, and yields nothing when that is over :bytes, so that memory is bounded whatever the log holds.
-SIZE = "SELECT ifnull(sum(length(payload)), 0) FROM ({chosen})"
+SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
 PAGE = f"""
 SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
                                    ifnull(length(headers), 0), length(payload))),
@@ -70,7 +70,7 @@ class RowPage:
     """A page as SQLite returned it. Decoded when and where somebody wants the events."""
 
     def __init__(
-        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str]
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str | None]
     ) -> None:
         self._numbers, self._bodies, self._key_name = numbers, bodies, key_name
         self.covered, self.low_water = covered, low_water
@@ -88,12 +88,12 @@ class RowPage:
             crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
             if headers:
                 crc = _crc32(headers, crc)
-            if _crc32(payload, crc) != stored:
+            name = key_name(key)
+            if name is None or _crc32(payload, crc) != stored:
                 if not skip_corrupt:
-                    return found, EventCorrupt(offset, "its checksum does not match"), skipped
+                    reason = "its key is unknown" if name is None else "its checksum does not match"
+                    return found, EventCorrupt(offset, reason), skipped
                 skipped += 1
                 continue
-            found.append(
-                Event(publisher, sequence, published_at, key_name(key), payload, decode_headers(headers), offset)
-            )
+            found.append(Event(publisher, sequence, published_at, name, payload, decode_headers(headers), offset))
         return found, None, skipped

@@ -122,13 +122,19 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create,)
 VERSION = len(MIGRATIONS)
 
 
-def prepare(connection: Connection, path: str) -> None:
-    """Make the file a log of the current version: create it, migrate it, or refuse a newer one."""
+def check_is_log(connection: Connection, path: str) -> int:
+    """The version of the file, or the reason why it is no log of ours."""
     version = file_version(connection)
     if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
         raise LogDamaged(path, "this is a SQLite database, but not a log of zbus")
     if version > VERSION:
         raise LogDamaged(path, f"the log has version {version}, and this zbus knows {VERSION}: upgrade zbus")
+    return version
+
+
+def prepare(connection: Connection, path: str) -> None:
+    """Make the file a log of the current version: create it, migrate it, or refuse a newer one."""
+    version = check_is_log(connection, path)
     if version == 0:
         connection.exec_driver_sql(f"PRAGMA page_size={PAGE_BYTES}")
         connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
@@ -165,3 +171,14 @@ def get_head(connection: Connection) -> int:
     """The last offset that was committed, also where retention has removed it; 0 for a new log."""
     newest = connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one()
     return max(newest or 0, get_low_water(connection))
+
+
+def find_gaps(connection: Connection, after: int) -> list[tuple[int, int]]:
+    """Runs of offsets over `after` that are missing and were not accepted as lost."""
+    found = connection.exec_driver_sql(
+        "SELECT before + 1, offset - 1 FROM (SELECT offset, lag(offset, 1, ?1) OVER (ORDER BY offset) AS before"
+        " FROM events WHERE offset > ?1) WHERE offset != before + 1 AND NOT EXISTS"
+        " (SELECT 1 FROM losses WHERE first <= before + 1 AND offset - 1 <= last)",
+        (after,),
+    )
+    return [(int(first), int(last)) for first, last in found]

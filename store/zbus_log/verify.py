@@ -10,9 +10,9 @@ from zbus.keys import KeySet
 from zbus.ports import Span
 
 from .database import log_errors, make_engine
-from .headrecord import read_record
+from .headrecord import Head, read_record
 from .reader import Reader
-from .schema import BLOCK
+from .schema import BLOCK, get_epoch
 
 PAGE = 2048
 
@@ -30,6 +30,7 @@ class Report(NamedTuple):
 def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Report:
     """Read the whole log at `path`, beside its owner if it has one, and report every problem."""
     problems: list[str] = []
+    record = _read_record(path, problems)  # first: an owner that goes on writes the log before its record
     engine = make_engine(path, read_only=True)
     reader = Reader(path, engine)
     try:
@@ -37,6 +38,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
             for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
                 if finding != b"ok":
                     problems.append(f"SQLite: {finding.decode()}")
+            epoch = get_epoch(connection)
             low_water = reader.low_water()
             head = reader.head()
             losses = [
@@ -66,7 +68,10 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
         return Report(0, 0, 0, problems, [])
     finally:
         engine.dispose()
-    _check_record(path, head, problems)
+    if record is not None and record.head and record.epoch != epoch:
+        problems.append("this is another log than the one that was here")
+    elif record is not None and record.head > head:
+        problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
     return Report(events, low_water + 1 if events else 0, head, problems, losses)
 
 
@@ -77,7 +82,7 @@ def _check_events(
     problems: list[str],
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    everything, after, seen = KeySet(["**"]), low_water, 0
+    everything, after, seen = KeySet.all(), low_water, 0
     while after < head:
         page = reader.read(everything, Span(after, head), PAGE)
         events, error, _ = page.events()
@@ -93,13 +98,12 @@ def _check_events(
     return seen
 
 
-def _check_record(path: str, head: int, problems: list[str]) -> None:
+def _read_record(path: str, problems: list[str]) -> Head | None:
     try:
         record = read_record(path)
     except LogDamaged as error:
         problems.append(error.reason)
-        return
+        return None
     if record is None:
         problems.append("there is no head record beside the log, so a lost end could not be noticed")
-    elif record.head > head:
-        problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
+    return record

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from sqlalchemy import Connection
@@ -96,13 +99,16 @@ class Writer:
     # Everything below runs on the writer's thread.
 
     def _run(self) -> None:
-        ended = False
+        ended, due = False, time.monotonic() + IDLE_S
         while not ended:
             appends: list[Append] = []
+            if self._now_and_then is not None and time.monotonic() >= due:
+                due = time.monotonic() + IDLE_S
+                self._attempt(self._now_and_then)
             try:
-                task = self._inbox.get(timeout=IDLE_S if self._now_and_then else None)
+                task = self._inbox.get(timeout=max(0.0, due - time.monotonic()) if self._now_and_then else None)
             except Empty:
-                task = self._now_and_then
+                continue
             rows = size = 0
             while True:
                 if task is None:
@@ -138,6 +144,10 @@ class Writer:
             for _, done in appends:
                 done(error)
             return
+        except struct.error as error:  # raised before anything was written
+            for _, done in appends:
+                done(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
+            return
         except Exception as error:  # a fault of ours: nobody may wait for ever, and nothing more is written
             self._stopped = LogStopped(self.path, f"unexpected {error!r}")
             record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
@@ -146,7 +156,7 @@ class Writer:
             return
         at = 0
         for rows, done in appends:
-            done(offsets[at : at + len(rows)])
+            self._attempt(partial(done, offsets[at : at + len(rows)]))
             at += len(rows)
 
     def _store(self, batch: Sequence[Row]) -> Sequence[int]:
@@ -157,7 +167,10 @@ class Writer:
             last = first + len(fresh) - 1
             try:
                 with log_errors(self.path, writing=True):
-                    self._reserve(last)
+                    try:
+                        self._reserve(last)
+                    except OSError as error:
+                        raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
                     self._insert(fresh, first)
             except LogError as error:
                 self._after_failure(error, last)
@@ -180,9 +193,12 @@ class Writer:
             found = self._connection.exec_driver_sql(
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
-            key_ids = {**self._key_ids, **dict(found.all())}
-            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, key_ids))
-        self._key_ids = key_ids if len(key_ids) <= KEYS_KEPT_MAX else {}
+            added: dict[str, int] = dict(found.all())
+            known = {row[3]: self._key_ids[row[3]] for row in rows if row[3] not in added}
+            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, known | added))
+        if len(self._key_ids) + len(added) > KEYS_KEPT_MAX:
+            self._key_ids.clear()
+        self._key_ids.update(added)
 
     def _after_failure(self, error: LogError, last: int) -> None:
         """A commit that failed may have happened: look, and say what is true."""

@@ -42,7 +42,7 @@ def replay(
         typer.Option(
             parser=parse_position, metavar="POSITION", help="From after this offset, ISO time, or age such as -10m."
         ),
-    ] = 0,
+    ] = "0",
     until: Annotated[
         Any, typer.Option(parser=parse_position, metavar="POSITION", help="Up to this offset, ISO time or age.")
     ] = None,

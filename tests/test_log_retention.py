@@ -1,0 +1,442 @@
+"""Retention: the oldest events go, never past a durable cursor unless told to, while commits go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pysqlite3
+import pytest
+
+from zbus import BusConfig
+from zbus.errors import LogError, LogReadOnly, LogTrimmed
+from zbus.keys import KeySet
+from zbus.ports import Row, Span
+from zbus_log import Rules, SqliteLog, open_log
+from zbus_log.schema import BLOCK
+
+EVERYTHING = KeySet(["**"])
+
+
+def row(sequence: int, payload: bytes = b"x", at_ns: int = 0) -> Row:
+    return 1, sequence, at_ns or time.time_ns(), f"k/{sequence % 10}", payload, None
+
+
+def append(log: SqliteLog, rows: list[Row]) -> list[int]:
+    """Append and wait until the rows are durable."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append(rows, answers.put)
+    answer = answers.get(timeout=20)
+    if isinstance(answer, LogError):
+        raise answer
+    return list(answer)
+
+
+def offsets(log: SqliteLog, expression: str = "**") -> list[int]:
+    """Every offset that can be read from the beginning."""
+    found: list[int] = []
+    after, head, keys = log.low_water(), log.head(), KeySet([expression])
+    while after < head:
+        page = log.read(keys, Span(after), 4000)
+        events, error, _ = page.events()
+        assert error is None
+        found += [event.offset for event in events]
+        after = page.covered
+    return found
+
+
+def ask(path: Path, question: str) -> Any:
+    connection = pysqlite3.connect(str(path), isolation_level=None)
+    try:
+        return connection.execute(question).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def used_bytes(path: Path) -> int:
+    pages, free, size = (ask(path, f"PRAGMA {name}") for name in ("page_count", "freelist_count", "page_size"))
+    return int((pages - free) * size)
+
+
+def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@contextmanager
+def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
+    log = open_log(BusConfig(log=str(path), **more))
+    try:
+        yield log
+    finally:
+        log.close(5.0)
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[SqliteLog]:
+    with opened(path) as log:
+        yield log
+
+
+# By count, age and size
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_number_of_events_stays(path: Path, log: SqliteLog, sealed: bool) -> None:
+    size = 3 * BLOCK + 50 if sealed else 300
+    append(log, [row(n) for n in range(size)])
+    wait_until(lambda: not sealed or ask(path, "SELECT count(*) FROM blocks") >= 3)
+
+    trimmed = log.retain(Rules(events=120))
+
+    assert trimmed == (size - 120, size - 120, None)
+    assert log.low_water() == size - 120
+    assert offsets(log) == list(range(size - 119, size + 1))
+    assert offsets(log, "k/3") == [n + 1 for n in range(size - 120, size) if n % 10 == 3]
+
+
+def test_what_was_derived_from_removed_events_goes_with_them(path: Path, log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(4 * BLOCK)])
+    wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 4)
+
+    log.retain(Rules(events=10))
+
+    assert ask(path, "SELECT count(*) FROM blocks") == 1
+    assert ask(path, "SELECT count(*) FROM by_key") <= BLOCK
+    assert ask(path, "SELECT count(*) FROM runs") <= 1
+
+
+def test_events_over_an_age_go(log: SqliteLog) -> None:
+    now = time.time_ns()
+    hour = 3600 * 1_000_000_000
+    append(log, [row(n, at_ns=now - 2 * hour + n) for n in range(50)])
+    append(log, [row(n, at_ns=now - n) for n in range(50, 80)])
+
+    assert log.retain(Rules(age_s=3 * 3600)).removed == 0
+    trimmed = log.retain(Rules(age_s=3600))
+
+    assert trimmed == (50, 50, None)
+    assert offsets(log) == list(range(51, 81))
+
+
+def test_an_old_event_behind_a_young_one_waits_for_it(log: SqliteLog) -> None:
+    now = time.time_ns()
+    hour = 3600 * 1_000_000_000
+    moments = [now - 2 * hour, now - 2 * hour, now, now - 2 * hour, now]
+    append(log, [row(n, at_ns=at) for n, at in enumerate(moments)])
+
+    log.retain(Rules(age_s=3600))
+
+    assert offsets(log) == [3, 4, 5]
+
+
+def test_a_log_shrinks_to_a_size(path: Path, log: SqliteLog) -> None:
+    for start in range(0, 20_000, 2000):
+        append(log, [row(start + n, b"p" * 1000) for n in range(2000)])
+    before, limit = used_bytes(path), 8_000_000
+    assert before > 20_000_000
+
+    trimmed = log.retain(Rules(size_bytes=limit))
+
+    assert used_bytes(path) <= limit
+    assert used_bytes(path) > limit / 2  # and no more went than had to
+    assert offsets(log) == list(range(trimmed.low_water + 1, 20_001))
+    log.close(5.0)
+    assert path.stat().st_size < before * 0.9  # space went back to the file system
+
+
+def test_a_log_shrinks_to_a_size_also_where_the_newest_events_are_the_largest(path: Path, log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(4000)])
+    append(log, [row(4000 + n, b"p" * 20_000) for n in range(400)])
+    limit = 4_000_000
+    assert used_bytes(path) > 8_000_000
+
+    log.retain(Rules(size_bytes=limit))
+
+    assert used_bytes(path) <= limit
+    assert offsets(log)
+
+
+def test_the_strictest_rule_counts(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+
+    assert log.retain(Rules(age_s=3600, events=30, size_bytes=1 << 40)).low_water == 70
+
+
+def test_a_rule_that_is_met_removes_nothing(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+
+    for rules in (Rules(events=100), Rules(events=1000), Rules(age_s=60), Rules(size_bytes=1 << 30), Rules()):
+        assert log.retain(rules) == (0, 0, None)
+    assert offsets(log) == list(range(1, 101))
+
+
+def test_what_retention_says_it_removed_is_what_is_gone(path: Path) -> None:
+    with opened(path) as log:
+        append(log, [row(n) for n in range(50)])
+    Path(f"{path}-head").unlink()
+    with opened(path, accept_loss=True) as log:
+        (after_loss,) = append(log, [row(50)])  # a long way after offset 50
+        trimmed = log.retain(Rules(events=1))
+        assert offsets(log) == [after_loss]
+
+    assert trimmed.removed == 50
+
+
+def test_a_number_of_events_stays_also_across_a_loss(path: Path) -> None:
+    with opened(path) as log:
+        append(log, [row(n) for n in range(50)])
+    Path(f"{path}-head").unlink()
+    with opened(path, accept_loss=True) as log:
+        append(log, [row(50)])
+        log.retain(Rules(events=20))
+
+        assert len(offsets(log)) == 20
+
+
+# Durable cursors
+
+
+def test_retention_stops_at_a_durable_cursor_and_says_which(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+    for name, position in (("fast", 90), ("slow", 30), ("middle", 60)):
+        log.cursors.claim(name, ["**"], position)
+    log.cursors.release("slow")  # nobody reads with it now, and it will be back
+
+    trimmed = log.retain(Rules(events=10))
+
+    assert trimmed == (30, 30, "slow")
+    assert offsets(log) == list(range(31, 101))
+
+
+def test_retention_that_no_cursor_stands_in_the_way_of_names_none(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+    log.cursors.claim("worker", ["**"], 95)
+
+    assert log.retain(Rules(events=10)) == (90, 90, None)
+    assert log.retain(Rules(events=10)) == (90, 0, None)
+
+
+def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+    log.cursors.claim("slow", ["**"], 30)
+
+    trimmed = log.retain(Rules(events=10, past_cursors=True))
+
+    assert trimmed == (90, 90, None)
+    assert log.cursors.list()[0].offset == 30
+    with pytest.raises(LogTrimmed):  # the reader is told, rather than going on after a hole
+        log.read(EVERYTHING, Span(30), 10)
+
+
+def test_a_cursor_that_moves_on_lets_retention_go_on(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+    log.cursors.claim("worker", ["**"], 10)
+    assert log.retain(Rules(events=10)) == (10, 10, "worker")
+
+    stored: SimpleQueue[Any] = SimpleQueue()
+    log.cursors.advance("worker", 95, stored.put)
+    assert stored.get(timeout=20) is None
+
+    assert log.retain(Rules(events=10)) == (90, 80, None)
+
+
+# After it
+
+
+def test_a_log_that_was_trimmed_to_nothing_goes_on_with_the_next_offset(path: Path) -> None:
+    size = 2 * BLOCK + 10
+    with opened(path) as log:
+        append(log, [row(n, at_ns=1000 + n) for n in range(size)])
+        wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 2)
+
+        assert log.retain(Rules(age_s=1)) == (size, size, None)
+        assert (log.head(), log.low_water(), offsets(log)) == (size, size, [])
+        assert append(log, [row(size)]) == [size + 1]
+        log.retain(Rules(age_s=1e-9))
+
+    with opened(path) as log:
+        assert (log.head(), offsets(log)) == (size + 1, [])
+        assert append(log, [row(size + 1)]) == [size + 2]
+        assert offsets(log) == [size + 2]
+        assert ask(path, "SELECT min(block) FROM blocks") == 1  # sealing does not begin again at the first block
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_events_that_stayed_are_still_known_by_their_identity(path: Path, restart: bool) -> None:
+    size = 3 * BLOCK + 10
+    log = open_log(BusConfig(log=str(path)))
+    append(log, [row(n) for n in range(size)])
+    wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 3)
+    log.retain(Rules(events=2 * BLOCK + 500))
+    if restart:
+        log.close(5.0)
+        log = open_log(BusConfig(log=str(path)))
+
+    left = [log.low_water(), log.low_water() + 1, 2 * BLOCK, 3 * BLOCK, size - 1]  # as sequences: offset - 1
+    again = append(log, [row(sequence) for sequence in left])
+    new = append(log, [row(size)])
+    head = log.head()
+    log.close(5.0)
+
+    assert again == [sequence + 1 for sequence in left]
+    assert new == [size + 1]
+    assert head == size + 1
+
+
+def test_a_reader_that_was_overtaken_is_told_and_sees_no_hole(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(1000)])
+    page = log.read(EVERYTHING, Span(), 100)
+    assert page.covered == 100
+
+    log.retain(Rules(events=500))
+
+    for keys in (EVERYTHING, KeySet(["k/1"])):
+        with pytest.raises(LogTrimmed) as caught:
+            log.read(keys, Span(page.covered), 100)
+        assert (caught.value.after, caught.value.low_water) == (100, 500)
+    with pytest.raises(LogTrimmed):
+        log.narrow(Span(100))
+
+
+def test_a_reader_beside_retention_sees_every_event_or_is_told(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(40_000)])
+    trimming = threading.Thread(target=log.retain, args=(Rules(events=100),))
+    trimming.start()
+    seen, told, after = [], False, 0
+    try:
+        while after < 40_000:
+            page = log.read(EVERYTHING, Span(after), 500)
+            seen += [event.offset for event in page.events()[0]]
+            after = page.covered
+    except LogTrimmed as error:
+        told = error.after == seen[-1]
+    trimming.join(20)
+
+    assert told or seen[-1] == 40_000
+    assert seen == list(range(seen[0], seen[-1] + 1))
+
+
+# While it runs
+
+
+def test_appends_go_on_while_many_events_are_removed(log: SqliteLog) -> None:
+    for start in range(0, 100_000, 10_000):
+        append(log, [row(start + n, b"p" * 100) for n in range(10_000)])
+    sequences, longest, during = count(100_000), 0.0, 0
+    trimmed: SimpleQueue[Any] = SimpleQueue()
+    trimming = threading.Thread(target=lambda: trimmed.put(log.retain(Rules(events=100))))
+    trimming.start()
+    while trimming.is_alive():
+        before = time.monotonic()
+        append(log, [row(next(sequences))])
+        longest, during = max(longest, time.monotonic() - before), during + 1
+
+    assert trimmed.get(timeout=20).removed >= 99_900
+    assert during >= 10
+    assert longest < 1.0
+
+
+def test_events_go_in_steps_and_a_progress_that_raises_stops_nothing_else(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10_000)])
+    steps: list[int] = []
+    log.retain(Rules(events=5000), steps.append)
+    assert sorted(set(steps)) == [4096, 5000]  # in steps, so that commits can go on in between
+
+    def fail(_: int) -> None:
+        raise BrokenPipeError("nobody looks")
+
+    outcome: SimpleQueue[BaseException] = SimpleQueue()
+
+    def retain() -> None:
+        try:
+            log.retain(Rules(events=100), fail)
+        except BaseException as error:
+            outcome.put(error)
+
+    threading.Thread(target=retain, daemon=True).start()
+
+    assert isinstance(outcome.get(timeout=5), BrokenPipeError)
+    assert append(log, [row(10_000)]) == [10_001]
+
+
+def test_a_reader_cannot_remove_events(path: Path, log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10)])
+    reader = open_log(BusConfig(log=str(path), read_only=True))
+
+    with pytest.raises(LogReadOnly):
+        reader.retain(Rules(events=1))
+
+    reader.close(5.0)
+    assert offsets(log) == list(range(1, 11))
+
+
+# Configured
+
+
+def test_a_configured_number_of_events_is_kept_while_events_arrive(path: Path) -> None:
+    with opened(path, retain_events=1000) as log:
+        for start in range(0, 17_000, 1000):
+            append(log, [row(start + n) for n in range(1000)])
+
+        wait_until(lambda: log.low_water() == 16_000)  # after the last block was sealed, at 16,384
+        assert offsets(log) == list(range(16_001, 17_001))
+
+
+@pytest.mark.parametrize("rule", [{"retain_events": 10}, {"retain_age_s": 1e-6}, {"retain_bytes": 1}])
+def test_configured_retention_works_by_itself_in_a_quiet_log(
+    path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    with opened(path, **rule) as log:
+        append(log, [row(n) for n in range(100)])
+
+        wait_until(lambda: log.low_water() >= 90)
+
+
+def test_configured_retention_works_by_itself_while_few_events_arrive(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.2)
+    with opened(path, retain_events=10) as log:
+        sequences, deadline = count(), time.monotonic() + 3
+        while log.low_water() == 0 and time.monotonic() < deadline:
+            append(log, [row(next(sequences))])  # never quiet for as long as IDLE_S
+            time.sleep(0.02)
+
+        assert log.low_water() > 0
+
+
+def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    with opened(path, retain_events=10) as log:
+        log.cursors.claim("worker", ["**"], 40)
+        append(log, [row(n) for n in range(100)])
+
+        wait_until(lambda: log.low_water() == 40)
+        stored: SimpleQueue[Any] = SimpleQueue()
+        log.cursors.advance("worker", 100, stored.put)
+        assert stored.get(timeout=20) is None
+        wait_until(lambda: log.low_water() == 90)
+
+
+def test_configured_retention_passes_a_durable_cursor_when_told_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    with opened(path, retain_events=10, retain_past_cursors=True) as log:
+        log.cursors.claim("worker", ["**"], 40)
+        append(log, [row(n) for n in range(100)])
+
+        wait_until(lambda: log.low_water() == 90)

@@ -1,0 +1,255 @@
+"""Verifying: a healthy log has no problems, and every damage is named."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pysqlite3
+import pytest
+
+from zbus import BusConfig
+from zbus.errors import LogError
+from zbus.ports import Row
+from zbus_log import Rules, SqliteLog, open_log, verify
+from zbus_log.schema import BLOCK
+
+SIZE = 2 * BLOCK + 300  # two sealed blocks, and an end that is not sealed
+
+
+def row(sequence: int) -> Row:
+    return 1, sequence, sequence, f"k/{sequence % 10}", b"payload-%06d" % sequence, None
+
+
+def append(log: SqliteLog, rows: list[Row]) -> list[int]:
+    """Append and wait until the rows are durable."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append(rows, answers.put)
+    answer = answers.get(timeout=20)
+    if isinstance(answer, LogError):
+        raise answer
+    return list(answer)
+
+
+def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+def ask(path: Path, question: str) -> Any:
+    connection = pysqlite3.connect(str(path), isolation_level=None)
+    try:
+        return connection.execute(question).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def damage(path: Path, statement: str) -> None:
+    """Change a log behind its back, as a bad disk would."""
+    connection = pysqlite3.connect(str(path), isolation_level=None)
+    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    assert connection.execute(statement).rowcount > 0
+    connection.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed log, for tests to copy."""
+    path = tmp_path_factory.mktemp("healthy") / "app.db"
+    log = open_log(BusConfig(log=str(path)))
+    append(log, [row(n) for n in range(SIZE)])
+    wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 2)
+    log.close(5.0)
+    return path
+
+
+@pytest.fixture
+def path(healthy: Path, tmp_path: Path) -> Path:
+    for suffix in ("", "-head"):
+        shutil.copyfile(f"{healthy}{suffix}", f"{tmp_path / 'app.db'}{suffix}")
+    return tmp_path / "app.db"
+
+
+def test_a_healthy_log_has_no_problems(path: Path) -> None:
+    report = verify(str(path))
+
+    assert report == (SIZE, 1, SIZE, [], [])
+
+
+def test_a_new_log_has_no_problems(tmp_path: Path) -> None:
+    open_log(BusConfig(log=str(tmp_path / "new.db"))).close(5.0)
+
+    assert verify(str(tmp_path / "new.db")) == (0, 0, 0, [], [])
+
+
+def test_a_trimmed_log_has_no_problems(path: Path) -> None:
+    log = open_log(BusConfig(log=str(path)))
+    log.retain(Rules(events=BLOCK + 5))
+    log.close(5.0)
+
+    assert verify(str(path)) == (BLOCK + 5, SIZE - BLOCK - 4, SIZE, [], [])
+
+
+def test_verify_changes_nothing_and_tells_how_far_it_is(path: Path) -> None:
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir() if each.name in ("app.db", "app.db-head")}
+    steps: list[tuple[int, int]] = []
+
+    verify(str(path), lambda done, total: steps.append((done, total)))
+
+    assert steps == sorted(steps)
+    assert steps[-1] == (SIZE, SIZE)
+    assert {name: (path.parent / name).read_bytes() for name in before} == before
+
+
+def test_a_log_that_is_being_written_has_no_problems(path: Path) -> None:
+    log, stop, sequences = open_log(BusConfig(log=str(path))), threading.Event(), count(SIZE)
+
+    def write() -> None:
+        while not stop.is_set():
+            append(log, [row(next(sequences)) for _ in range(5)])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        reports = [verify(str(path)) for _ in range(3)]
+    finally:
+        stop.set()
+        writer.join(20)
+        log.close(5.0)
+
+    assert [report.problems for report in reports] == [[], [], []]
+    assert all(report.events >= SIZE for report in reports)
+
+
+@pytest.mark.parametrize("offset", [1, BLOCK, SIZE])
+def test_a_flipped_bit_in_a_payload_is_named(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.index(b"payload-%06d" % (offset - 1))
+    data[at + 3] ^= 4
+    path.write_bytes(data)
+
+    report = verify(str(path))
+
+    assert len(report.problems) == 1
+    assert f"offset {offset} " in report.problems[0]
+    assert "checksum" in report.problems[0]
+    assert report.events == SIZE
+
+
+def test_every_bad_event_is_named(path: Path) -> None:
+    damage(path, "UPDATE events SET payload = X'00' WHERE offset IN (3, 4, 5000)")
+
+    report = verify(str(path))
+
+    assert [problem.split(" is corrupt")[0] for problem in report.problems] == [
+        "event at offset 3",
+        "event at offset 4",
+        "event at offset 5000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("offset = 1", "1 to 1"),
+        ("offset BETWEEN 100 AND 120", "100 to 120"),
+        (f"offset BETWEEN {BLOCK - 2} AND {BLOCK + 2}", f"{BLOCK - 2} to {BLOCK + 2}"),
+        (f"offset = {SIZE - 5}", f"{SIZE - 5} to {SIZE - 5}"),
+    ],
+)
+def test_missing_events_are_named(path: Path, where: str, named: str) -> None:
+    damage(path, f"DELETE FROM events WHERE {where}")
+
+    report = verify(str(path))
+
+    assert [problem for problem in report.problems if "missing" in problem] == [f"offsets {named} are missing"]
+
+
+def test_events_that_their_key_does_not_lead_to_are_counted(path: Path) -> None:
+    damage(path, "DELETE FROM by_key WHERE offset IN (7, 8, 5000)")
+
+    (problem,) = verify(str(path)).problems
+
+    assert "3 sealed events" in problem
+    assert "key" in problem
+
+
+def test_a_lost_end_is_named(path: Path) -> None:
+    damage(path, f"DELETE FROM events WHERE offset > {SIZE - 10}")
+
+    report = verify(str(path))
+
+    assert [problem for problem in report.problems if "acknowledged" in problem] == [
+        f"offsets {SIZE - 9} to {SIZE} were acknowledged and are missing"
+    ]
+    assert report.head == SIZE - 10
+
+
+def test_a_loss_that_was_accepted_is_listed_and_is_no_problem(path: Path) -> None:
+    damage(path, f"DELETE FROM events WHERE offset > {SIZE - 10}")
+    log = open_log(BusConfig(log=str(path), accept_loss=True))
+    (offset,) = append(log, [row(SIZE)])
+    log.close(5.0)
+
+    report = verify(str(path))
+
+    assert report.problems == []
+    assert report.losses == [(SIZE - 9, offset - 1)]
+    assert report.events == SIZE - 9
+
+
+def test_a_missing_head_record_is_named(path: Path) -> None:
+    Path(f"{path}-head").unlink()
+
+    (problem,) = verify(str(path)).problems
+
+    assert "no head record" in problem
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", bytes(range(256)) * 16])
+def test_a_damaged_head_record_is_named(path: Path, garbage: bytes) -> None:
+    Path(f"{path}-head").write_bytes(garbage)
+
+    (problem,) = verify(str(path)).problems
+
+    assert "head record" in problem
+
+
+def test_another_log_in_its_place_is_named(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    log = open_log(BusConfig(log=str(tmp_path / "other" / "app.db")))
+    append(log, [row(n) for n in range(SIZE + 1)])
+    log.close(5.0)
+    shutil.copyfile(tmp_path / "other" / "app.db", path)
+
+    (problem,) = verify(str(path)).problems
+
+    assert "another log" in problem
+
+
+def test_a_file_that_sqlite_cannot_read_is_a_problem_and_no_crash(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[8192 * 3 : 8192 * 40] = bytes(8192 * 37)
+    path.write_bytes(data)
+
+    assert verify(str(path)).problems
+
+
+def test_a_file_that_is_no_log_is_a_problem_and_no_crash(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("these are my notes" * 1000)
+    connection = pysqlite3.connect(str(tmp_path / "mine.db"))
+    connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+
+    assert verify(str(tmp_path / "notes.db")).problems
+    assert verify(str(tmp_path / "mine.db")).problems
+    assert verify(str(tmp_path / "missing.db")).problems
