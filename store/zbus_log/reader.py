@@ -35,10 +35,10 @@ AND key IN (SELECT value FROM json_each(:keys)) ORDER BY offset LIMIT :limit
 """
 _SOME = f"""
 SELECT events.* FROM (
-    SELECT by_key.offset FROM blocks CROSS JOIN json_each(:keys) AS wanted CROSS JOIN by_key
-    ON by_key.block = blocks.block AND by_key.key = wanted.value
+    SELECT entry.value AS offset FROM blocks CROSS JOIN json_each(:keys) AS wanted CROSS JOIN by_key
+    ON by_key.block = blocks.block AND by_key.key = wanted.value CROSS JOIN json_each(by_key.offsets) AS entry
     WHERE blocks.block BETWEEN (:after + 1) / {BLOCK} AND :until / {BLOCK}
-    AND by_key.offset > :after AND by_key.offset <= :until
+    AND entry.value > :after AND entry.value <= :until
     UNION ALL
     SELECT offset FROM events
     WHERE offset > max(:after, {_SEALED}) AND offset <= :until AND key IN (SELECT value FROM json_each(:keys))

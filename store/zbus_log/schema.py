@@ -49,7 +49,7 @@ by_key = Table(
     metadata,
     Column("block", INTEGER, primary_key=True),
     Column("key", INTEGER, primary_key=True),
-    Column("offset", INTEGER, primary_key=True),
+    Column("offsets", TEXT, nullable=False),  # a JSON array
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

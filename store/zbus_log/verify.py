@@ -57,8 +57,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
             ]
             unindexed = connection.exec_driver_sql(
                 f"SELECT count(*) FROM events WHERE offset <= (SELECT max(block) * {BLOCK} + {BLOCK - 1} FROM blocks)"
-                f" AND NOT EXISTS (SELECT 1 FROM by_key WHERE block = events.offset / {BLOCK}"
-                " AND by_key.key = events.key AND by_key.offset = events.offset)"
+                " AND (key, offset) NOT IN (SELECT by_key.key, entry.value FROM by_key, json_each(offsets) AS entry)"
             ).scalar_one()
             if unindexed:
                 problems.append(f"{unindexed} sealed events are not found by their key")

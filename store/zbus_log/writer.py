@@ -35,7 +35,8 @@ SEAL_LAG_BLOCKS_MAX = 8
 IDLE_S = 15.0
 
 _SEAL = (
-    "INSERT INTO by_key SELECT ?1, key, offset FROM events WHERE offset BETWEEN ?2 AND ?3 ORDER BY key, offset",
+    "INSERT INTO by_key SELECT ?1, key, json_group_array(offset) FROM events "
+    "WHERE offset BETWEEN ?2 AND ?3 GROUP BY key",
     "INSERT INTO runs SELECT ?1, publisher, min(sequence), max(sequence) FROM events "
     "WHERE offset BETWEEN ?2 AND ?3 GROUP BY publisher",
     "INSERT INTO publishers (publisher, first_block, last_block, last_sequence) "

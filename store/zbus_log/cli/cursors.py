@@ -47,7 +47,12 @@ def cursors(
         else:
             head = found.head()
             listed = [as_json(cursor, head) for cursor in found.cursors.list()]
-            write(b"".join(map(encode_json, listed))) if json else show(_table(listed))
+            if json:
+                write(b"".join(map(encode_json, listed)))
+            elif listed:
+                show(_table(listed))
+            else:
+                note(f"{log} has no durable names")
 
 
 def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
