@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import weakref
 from pathlib import Path
 
 import pytest
@@ -69,12 +68,6 @@ def test_an_event_without_headers_has_no_correlation_id_and_no_content_type() ->
     event = Event(1, 0, 0, "a", b"")
 
     assert (event.correlation_id, event.content_type, dict(event.headers), event.offset) == (None, None, {}, 0)
-
-
-def test_an_event_can_be_referred_to_weakly() -> None:
-    event = Event(*FIELDS)
-
-    assert weakref.ref(event)() is event
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))

@@ -23,7 +23,7 @@ class Delivery(Protocol):
     async def _acknowledge(self, event: Event) -> None: ...
 
 
-class Event(msgspec.Struct, frozen=True, eq=False, weakref=True):
+class Event(msgspec.Struct, frozen=True, eq=False):
     """One event. Identity is (`publisher_id`, `sequence`), on every node and every transport.
 
     `offset` is the position in the log it was read from, and 0 where there is none;

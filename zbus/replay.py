@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from .errors import LogError
+from .errors import LogError, ZbusError
 from .event import Event
 from .keys import KeySet
-from .ports import Span
-from .subscriber import PAGE_EVENTS, to_ns
+from .ports import Page, Span
+from .subscriber import to_ns
 
 if TYPE_CHECKING:
     from .bus import Bus
+
+
+PAGE_EVENTS = 2000  # a page costs some tenths of a millisecond before its first event
 
 
 class Replay:
@@ -33,6 +37,7 @@ class Replay:
         self._ready: deque[Event] = deque()
         self._failed: LogError | None = None
         self._narrowed = False
+        self._reading: asyncio.Future[Page] | None = None
 
     def __aiter__(self) -> Replay:
         return self
@@ -53,11 +58,33 @@ class Replay:
         span = self._span
         if span.until is None or span.after >= span.until:
             raise StopAsyncIteration
-        page = await self._bus.run(log.read, self._keys, span, PAGE_EVENTS)
+        if self._reading is None:
+            self._read_ahead()
+        assert self._reading is not None
+        try:
+            page = await asyncio.shield(self._reading)
+        except ZbusError:
+            self._reading = None
+            raise
+        self._reading = None
         events, self._failed, skipped = page.events(self._skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._ready.extend(events)
-        after = page.covered
         if self._failed is not None:
-            after = events[-1].offset if events else span.after
-        self._span = span._replace(after=after)
+            self._span = span._replace(after=events[-1].offset if events else span.after)
+            return
+        self._span = span._replace(after=page.covered)
+        if page.covered < span.until:
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Let a thread read the next page while this one is looked at."""
+        log = self._bus.need_log("replay")
+        self._reading = self._bus.run(log.read, self._keys, self._span, PAGE_EVENTS)
+        self._reading.add_done_callback(_look_at_error)
+
+
+def _look_at_error(reading: asyncio.Future[Page]) -> None:
+    """Nobody may ask for that page any more; its error is then nobody's."""
+    if not reading.cancelled():
+        reading.exception()

@@ -31,7 +31,7 @@ T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
 Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
-PAGE_EVENTS = 512
+PAGE_EVENTS = 1000
 IDLE_S = 0.5
 
 

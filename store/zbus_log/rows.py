@@ -16,7 +16,7 @@ import msgspec
 
 from zbus.errors import EventCorrupt, LogError
 from zbus.event import Event
-from zbus.headers import decode_headers
+from zbus.headers import NO_HEADERS, decode_headers
 from zbus.ports import Row
 
 _encode = msgspec.json.Encoder().encode
@@ -81,13 +81,13 @@ class RowPage:
         skipped = at = 0
         bodies, key_name = self._bodies, self._key_name
         for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(self._numbers):
-            headers = bodies[at : at + headers_bytes] if headers_bytes else None
-            at += headers_bytes
+            crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+            if headers_bytes:
+                encoded = bodies[at : at + headers_bytes]
+                crc = _crc32(encoded, crc)
+                at += headers_bytes
             payload = bodies[at : at + size]
             at += size
-            crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
-            if headers:
-                crc = _crc32(headers, crc)
             name = key_name(key)
             if name is None or _crc32(payload, crc) != stored:
                 if not skip_corrupt:
@@ -95,5 +95,6 @@ class RowPage:
                     return found, EventCorrupt(offset, reason), skipped
                 skipped += 1
                 continue
-            found.append(Event(publisher, sequence, published_at, name, payload, decode_headers(headers), offset))
+            headers = decode_headers(encoded) if headers_bytes else NO_HEADERS
+            found.append(Event(publisher, sequence, published_at, name, payload, headers, offset))
         return found, None, skipped
