@@ -139,3 +139,18 @@ async def test_a_corrupt_event_is_reported_with_its_offset_and_skipped_only_on_r
             assert [(await anext(subscription)).offset for _ in range(2)] == [1, 2]
             with pytest.raises(zbus.EventCorrupt):
                 await anext(subscription)
+
+
+async def test_a_bound_that_is_none_is_refused_and_a_far_one_is_a_bound(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/x")).publish_many([b""] * 3)
+        for wrong in ({"after": -1}, {"after": "x"}, {"until": 1.5}, {"until": True}):
+            with pytest.raises(zbus.ConfigInvalid, match=next(iter(wrong))):
+                bus.replay(**wrong)  # type: ignore[arg-type]
+        far, long_ago = (
+            datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC),
+            datetime.datetime(1, 1, 2, tzinfo=datetime.UTC),
+        )
+
+        assert [event.offset async for event in bus.replay(after=long_ago, until=far)] == [1, 2, 3]
+        assert [event.offset async for event in bus.replay(after=far)] == []

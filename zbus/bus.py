@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -181,14 +182,25 @@ class Bus:
         if self._services:
             await asyncio.wait(self._services, timeout=left / 4)
         await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
-        # Joining threads may take a moment: not on the loop, and not on the threads that are joined.
-        ending = ThreadPoolExecutor(1, "zbus-close")
-        try:
-            await asyncio.get_running_loop().run_in_executor(ending, self._release, left / 2)
-        except asyncio.CancelledError:
-            ending.shutdown(wait=False)
-            raise
-        ending.shutdown()
+        # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
+        # that an interrupt at this very moment leaves nothing that the process would wait for.
+        loop = asyncio.get_running_loop()
+        released: asyncio.Future[None] = loop.create_future()
+
+        def settle() -> None:
+            if not released.done():
+                released.set_result(None)
+
+        def release() -> None:
+            try:
+                self._release(left / 2)
+            finally:
+                _call_soon(loop, settle)
+
+        ending = threading.Thread(target=release, name="zbus-close", daemon=True)
+        ending.start()
+        await released
+        ending.join()
         record(BUS_STOPPED, **diagnostics)
 
     def _release(self, timeout_s: float) -> None:
@@ -312,6 +324,11 @@ class Bus:
         """
         self._check_open("replay")
         self.need_log("replay")
+        for name, bound in (("after", after), ("until", until)):
+            if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
+                raise ConfigInvalid(name, f"{bound!r} is neither an offset nor a datetime")
+            if isinstance(bound, int) and bound < 0:
+                raise ConfigInvalid(name, "offsets are counted from 1")
         skip = self.config.skip_corrupt if skip_corrupt is None else skip_corrupt
         return Replay(self, KeySet(key_exprs or ("**",)), after, until, skip)
 

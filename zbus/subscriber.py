@@ -376,4 +376,5 @@ def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: st
 def to_ns(moment: datetime) -> int:
     """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
     whole = int(moment.replace(microsecond=0).timestamp())
-    return whole * 1_000_000_000 + moment.microsecond * 1000
+    # The log counts in 63 bits: beyond that lies only "never", or "always".
+    return max(-(1 << 62), min(1 << 62, whole * 1_000_000_000 + moment.microsecond * 1000))

@@ -15,9 +15,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from zbus_log import verify
 
 import zbus
+from zbus_log import verify
 
 CHILD = Path(__file__).with_name("killed_child.py")
 

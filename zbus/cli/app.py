@@ -13,12 +13,13 @@ import typer.core
 import typer.main
 
 import zbus
+from zbus.errors import ConfigInvalid
 
 from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .failures import describe
-from .output import encode_json, note, write
+from .output import note, write
 from .pub import pub
 from .sub import sub
 
@@ -50,10 +51,16 @@ for command in (pub, sub, demo, bench, doctor):
     app.command()(command)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        write(f"zbus {zbus.__version__}\n".encode())
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=lambda asked: _version(asked), help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
     """What comes before a command."""
@@ -79,17 +86,29 @@ def run(arguments: list[str]) -> int:
     return int(code or 0)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        write(f"zbus {zbus.__version__}\n".encode())
-        raise typer.Exit
-
-
 def _others() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=COMMANDS)}
 
 
 def _load(point: EntryPoint) -> Any:
-    command = typer.main.get_command(point.load())
+    try:
+        found = point.load()
+    except ImportError as error:
+        found = _stand_in(point.name, error.name or str(error))
+    command = typer.main.get_command(found)
     command.name = point.name
     return command
+
+
+def _stand_in(name: str, missing: str) -> typer.Typer:
+    """A command whose library is not installed: still listed, and it says what to do."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command(
+        help=f"Not installed: it needs {missing}.",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def stand_in() -> None:
+        raise ConfigInvalid(name, f"it needs {missing}, which is missing; zbus doctor prints the line that installs it")
+
+    return app

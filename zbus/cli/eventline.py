@@ -28,7 +28,7 @@ def json_line(event: Event) -> bytes:
         "key": event.key,
         "publisher_id": event.publisher_id,
         "sequence": event.sequence,
-        "published_at": published_at(event).isoformat(timespec="microseconds"),
+        "published_at": iso_time(event.published_at),
         "published_ns": event.published_at,
         "headers": event.headers,
     }
@@ -42,7 +42,7 @@ def json_line(event: Event) -> bytes:
 def readable_line(event: Event) -> Text:
     """The event for a terminal, in colour; control characters in it do not reach the terminal."""
     line = Text()
-    line.append(f"{published_at(event).astimezone():%H:%M:%S.%f} ", "dim")
+    line.append(f"{_utc(event.published_at).astimezone():%H:%M:%S.%f} ", "dim")
     line.append(f"{event.offset:>8} ", "cyan")
     line.append(_printable(event.key), "bold green")
     for name, value in event.headers.items():
@@ -50,9 +50,18 @@ def readable_line(event: Event) -> Text:
     return line.append(f" {_shown(event.payload)}")
 
 
-def published_at(event: Event) -> datetime:
-    """The time of an event as a datetime in UTC, cut to microseconds, without going through a float."""
-    seconds, nanoseconds = divmod(event.published_at, 1_000_000_000)
+def iso_time(time_ns: int) -> str:
+    """Unix nanoseconds as ISO 8601 in UTC, cut to microseconds.
+
+    >>> iso_time(1_700_000_000_123_456_789)
+    '2023-11-14T22:13:20.123456+00:00'
+    """
+    return _utc(time_ns).isoformat(timespec="microseconds")
+
+
+def _utc(time_ns: int) -> datetime:
+    """Without going through a float, which has too few digits."""
+    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
 
 

@@ -24,7 +24,8 @@ def describe(error: Exception) -> tuple[str, int]:
         code = USAGE if isinstance(error, ConfigInvalid | EventInvalid | LogMissing) else ERROR
         return _one_line("; ".join([str(error), *notes])), code
     if isinstance(error, OSError):
-        return _one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error)), ERROR
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _one_line(reason or type(error).__name__), ERROR
     return _one_line(f"this is a bug of zbus: {type(error).__name__}: {error}; ZBUS_DEBUG=1 shows where"), ERROR
 
 

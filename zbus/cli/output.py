@@ -18,6 +18,7 @@ STDOUT = 1
 PIPED_COLUMNS = 1000  # rows of a table are not to be folded for a program
 
 _encode = msgspec.json.Encoder().encode
+_writing = False
 
 
 def is_terminal() -> bool:
@@ -27,12 +28,21 @@ def is_terminal() -> bool:
 
 def write(data: bytes) -> None:
     """All of `data` to stdout, now. Past Python's buffer, which would try again at exit what failed here."""
+    global _writing
     rest = memoryview(data)
     try:
+        _writing = True
         while rest:
             rest = rest[os.write(STDOUT, rest) :]
     except BrokenPipeError:
         _end_quietly()
+    finally:
+        _writing = False
+
+
+def is_writing() -> bool:
+    """Whether this very moment waits for whoever reads stdout."""
+    return _writing
 
 
 def encode_json(value: Any) -> bytes:
@@ -42,7 +52,8 @@ def encode_json(value: Any) -> bytes:
 
 def show(thing: Any) -> None:
     """Something of rich's, such as a table, to stdout; without colours and folding where that is no terminal."""
-    console = Console(width=None if is_terminal() else PIPED_COLUMNS)
+    # Data may hold what rich would take for markup.
+    console = Console(width=None if is_terminal() else PIPED_COLUMNS, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(thing)
     write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())

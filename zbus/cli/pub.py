@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import zbus
 from zbus.errors import ConfigInvalid
 from zbus.keys import check_key
 
+from .loop import run
 from .options import LogOption
 from .output import encode_json, write
 from .stdin import read_all, read_lines
@@ -21,7 +21,7 @@ def pub(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Where the event belongs, such as shop/orders/created.")],
     payload: Annotated[
         str | None,
-        typer.Argument(metavar="[PAYLOAD|-]", help="The payload; '-' or nothing reads it from stdin."),
+        typer.Argument(metavar="PAYLOAD|-", help="The payload; '-' or nothing reads it from stdin."),
     ] = None,
     log: LogOption = None,
     header: Annotated[
@@ -32,7 +32,7 @@ def pub(
 ) -> None:
     """Publish an event, and print its offset once it is on disk: one JSON line for each event.
 
-    A log that is not there yet is created. A log that another process owns is published to in that process.
+    A log that is not there yet is created. A log has one owner: while another process owns it, publish there.
     """
     if lines and payload not in (None, "-"):
         raise typer.BadParameter("the events are the lines of stdin: give no PAYLOAD", param_hint="--lines")
@@ -44,10 +44,10 @@ def pub(
     if bus.config.log is None and bus.config.mode == "embedded":
         raise ConfigInvalid("log", "without one nobody would ever see the event: give --log PATH, or set ZBUS_LOG")
     if lines:
-        asyncio.run(_publish_lines(bus, key, headers))
+        run(_publish_lines(bus, key, headers))
     else:
         body = read_all(bus.payload_bytes_max + 1) if payload in (None, "-") else os.fsencode(payload or "")
-        asyncio.run(_publish(bus, key, body, headers))
+        run(_publish(bus, key, body, headers))
 
 
 async def _publish(bus: zbus.Bus, key: str, payload: bytes, headers: dict[str, str]) -> None:

@@ -12,19 +12,18 @@ import zbus
 from zbus.errors import ConfigInvalid
 
 from .failures import ERROR
+from .loop import run
 from .options import LogOption
 from .output import ends_with_its_reader, note
 from .printer import EventPrinter, print_live
+from .reading import open_to_read
 from .values import parse_start
-
-# A log has one owner. Reading never needs that, so `sub` is welcome beside the owner and without one.
-READING: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": ()}
 
 
 def sub(
     expressions: Annotated[
         list[str],
-        typer.Argument(metavar="EXPR...", help="Key expressions, such as 'shop/*/created' or 'audit/**'."),
+        typer.Argument(metavar="EXPR", help="Key expressions, such as 'shop/*/created' or 'audit/**'."),
     ],
     log: LogOption = None,
     start: Annotated[
@@ -52,7 +51,7 @@ def sub(
     """
     printer = EventPrinter()
     try:
-        asyncio.run(_sub(printer, expressions, log, start, durable, count, timeout))
+        run(_sub(printer, expressions, log, start, durable, count, timeout))
     except KeyboardInterrupt:
         return  # this is how one ends it
     except TimeoutError:
@@ -70,7 +69,7 @@ async def _sub(
     count: int | None,
     timeout_s: float | None,
 ) -> None:
-    bus = zbus.open(log, **(READING if log is not None else {}))
+    bus = zbus.open() if log is None else open_to_read(log)
     if bus.config.log is None and bus.config.mode == "embedded":
         raise ConfigInvalid("log", "without one there is nothing to read: give --log PATH, or set ZBUS_LOG")
     async with bus, bus.subscribe(*expressions, start=start, durable=durable) as subscriber:

@@ -1,0 +1,231 @@
+"""What every benchmark shares: rows, rounds, percentiles, a folder on a real disk, the machine.
+
+A row is one question with its answer: our figure, the peer's, and the ratio of the two. Ratios are
+taken round by round, because both sides of a round see the same machine; the row's ratio is the
+median of the rounds, never the best.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+RESULTS = Path(__file__).parent / "results"
+PAYLOAD = b"x" * 100
+FSYNC_TRIES = 200
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much to measure. `quick` shows that everything runs; its figures mean little."""
+
+    quick: bool = False
+
+    def of(self, full: int, quick: int) -> int:
+        """The size for this run."""
+        return quick if self.quick else full
+
+
+@dataclass
+class Figure:
+    """What one side did in one round: a value, and the durations behind it where they are latencies."""
+
+    value: float
+    durations_ns: list[int] = field(default_factory=list, repr=False)
+
+
+@dataclass
+class Row:
+    """One question answered, as it is printed and stored."""
+
+    benchmark: str
+    question: str
+    unit: str
+    zbus: float
+    peer: float
+    peer_name: str
+    ratio: float
+    target: float
+    target_is: Literal["ratio at least", "ratio at most", "zbus at most"]
+    rounds: list[dict[str, float]]
+    versions: dict[str, dict[str, str]]
+    p50_us: dict[str, float | None] = field(default_factory=dict)
+    p99_us: dict[str, float | None] = field(default_factory=dict)
+    also: dict[str, Any] = field(default_factory=dict)
+    broken: str = ""  # what is wrong whatever the figures say
+
+    @property
+    def reached(self) -> float:
+        """The figure that the target is about."""
+        return self.zbus if self.target_is == "zbus at most" else self.ratio
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached."""
+        if self.broken:
+            return False
+        if self.target_is == "ratio at least":
+            return self.reached >= self.target
+        return self.reached <= self.target
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that is known of the row."""
+        return asdict(self) | {"met": self.met}
+
+
+def compare(
+    benchmark: str,
+    question: str,
+    *,
+    unit: str,
+    peer_name: str,
+    rounds: Sequence[tuple[Figure, Figure]],
+    target: float,
+    target_is: Literal["ratio at least", "ratio at most", "zbus at most"] = "ratio at least",
+    versions: dict[str, dict[str, str]],
+    broken: str = "",
+    **also: Any,
+) -> Row:
+    """The row of some rounds of (ours, the peer's)."""
+    sides = {"zbus": [ours for ours, _ in rounds], "peer": [theirs for _, theirs in rounds]}
+    durations = {side: [each for figure in figures for each in figure.durations_ns] for side, figures in sides.items()}
+    return Row(
+        benchmark,
+        question,
+        unit,
+        zbus=statistics.median(figure.value for figure in sides["zbus"]),
+        peer=statistics.median(figure.value for figure in sides["peer"]),
+        peer_name=peer_name,
+        ratio=statistics.median(ours.value / theirs.value for ours, theirs in rounds),
+        target=target,
+        target_is=target_is,
+        rounds=[
+            {"zbus": ours.value, "peer": theirs.value, "ratio": ours.value / theirs.value} for ours, theirs in rounds
+        ],
+        versions=versions,
+        p50_us={side: percentile_us(found, 50) for side, found in durations.items()},
+        p99_us={side: percentile_us(found, 99) for side, found in durations.items()},
+        also=also,
+        broken=broken,
+    )
+
+
+def alternate(rounds: int, ours: Callable[[], Figure], theirs: Callable[[], Figure]) -> list[tuple[Figure, Figure]]:
+    """Measure both sides in turn; every other round the peer goes first."""
+    found = []
+    for round_ in range(rounds):
+        if round_ % 2:
+            peer, own = settled(theirs), settled(ours)
+        else:
+            own, peer = settled(ours), settled(theirs)
+        found.append((own, peer))
+    return found
+
+
+def settled(measure: Callable[[], Figure]) -> Figure:
+    """Measure with what came before out of the way: its garbage collected, its unwritten pages on disk.
+
+    Otherwise our fsync would pay for the pages that a peer left unsynced, and the other way round.
+    """
+    gc.collect()
+    os.sync()
+    return measure()
+
+
+def percentile_us(durations_ns: Sequence[int], percent: int) -> float | None:
+    """A percentile in microseconds; None where nothing was timed one by one."""
+    if not durations_ns:
+        return None
+    ordered = sorted(durations_ns)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] / 1000
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for logs and servers, on the disk of this repository and not on one in memory."""
+    RESULTS.mkdir(exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="bench-", dir=RESULTS))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def zbus_versions() -> dict[str, str]:
+    """Our side."""
+    import pysqlite3
+
+    names = {"zbus": "zbus-mesh", "eclipse-zenoh": "eclipse-zenoh", "sqlalchemy": "sqlalchemy"}
+    return {name: version(distribution) for name, distribution in names.items()} | sqlite_versions(pysqlite3)
+
+
+def sqlite_versions(module: Any) -> dict[str, str]:
+    """The driver and the library in it."""
+    return {"pysqlite3": version("pysqlite3"), "sqlite": module.sqlite_version}
+
+
+def zenoh_versions() -> dict[str, str]:
+    """Bare zenoh as the peer."""
+    return {"eclipse-zenoh": version("eclipse-zenoh")}
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured, with the cost of one fsync there."""
+    with folder() as where:
+        synced = fsync_ns(where)
+        file_system = _file_system(where)
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "file_system": file_system,
+        "python": platform.python_version(),
+        "load_1m": os.getloadavg()[0],
+        "fsync_us_p50": percentile_us(synced, 50),
+        "fsync_us_p99": percentile_us(synced, 99),
+    }
+
+
+def fsync_ns(where: Path) -> list[int]:
+    """How long it takes to append a page to a file and sync it, each time."""
+    durations = []
+    with (where / "fsync").open("wb", buffering=0) as file:
+        for _ in range(FSYNC_TRIES):
+            begin = time.perf_counter_ns()
+            file.write(bytes(8192))
+            os.fdatasync(file.fileno())
+            durations.append(time.perf_counter_ns() - begin)
+    return durations
+
+
+def _cpu_model() -> str:
+    with open("/proc/cpuinfo") as lines:
+        found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.processor() or platform.machine()
+
+
+def _file_system(where: Path) -> str:
+    """The type of the mount that holds `where`: the longest mount point that is a parent of it."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    inside = {point: kind for point, kind in mounts if where.resolve().is_relative_to(point)}
+    return inside[max(inside, key=len)] if inside else "unknown"
+
+
+def alone(rows: Callable[[Sizes], list[Row]]) -> None:
+    """Run one benchmark by itself: `python benchmarks/<file>.py [--quick]`."""
+    from _table import table
+    from rich.console import Console
+
+    Console().print(table(rows(Sizes("--quick" in sys.argv[1:]))))

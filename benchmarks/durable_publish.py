@@ -1,0 +1,123 @@
+"""How many durable publishes a second, delivered to a subscriber, beside JetStream through nats-py?
+
+Ours: 256 publishers that each await every publish, on one bus whose log syncs each commit. The peer:
+1,000 publishes in flight, once syncing each message as we do, and once with its default, which
+acknowledges before anything is synced. The peer is measured with a consumer and without one, and
+the faster of the two counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+import _nats
+from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, zbus_versions
+
+import zbus
+
+PUBLISHERS = 256
+WARM_UP_EACH = 8
+TARGETS = {"always": 20.0, "default": 4.0}
+QUESTIONS = {
+    "always": "durable publishes, 256 awaiting, delivered, beside JetStream `sync_interval: always`",
+    "default": "the same beside JetStream's default, which acknowledges before fsync",
+}
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """Both questions."""
+    events = PUBLISHERS * sizes.of(100, 16)
+    return [_row(sync, events, sizes.of(5, 1)) for sync in ("always", "default")]
+
+
+def _row(sync: str, events: int, rounds: int) -> Row:
+    also: dict[str, list[float]] = {"peer_publish_only": [], "peer_delivered": []}
+    with folder() as where, _nats.nats_server(where / "nats", sync_always=sync == "always") as url:
+        found = alternate(rounds, _ours(where, events), _theirs(url, events, also))
+    equal_work = [ours.value / delivered for (ours, _), delivered in zip(found, also["peer_delivered"], strict=True)]
+    return compare(
+        "durable_publish",
+        QUESTIONS[sync],
+        unit="events/s",
+        peer_name=f"JetStream, sync {sync}",
+        rounds=found,
+        target=TARGETS[sync],
+        versions={"zbus": zbus_versions(), "peer": _nats.peer_versions()},
+        events=events,
+        ratio_when_the_peer_delivers_too=statistics.median(equal_work),
+        **also,
+    )
+
+
+def _ours(where: Path, events: int) -> Callable[[], Figure]:
+    return lambda: asyncio.run(measure_zbus(where / f"log-{time.time_ns()}.db", events))
+
+
+def _theirs(url: str, events: int, also: dict[str, list[float]]) -> Callable[[], Figure]:
+    def best() -> Figure:
+        alone_ = asyncio.run(measure_jetstream(url, events, delivered=False))
+        delivered = asyncio.run(measure_jetstream(url, events, delivered=True))
+        also["peer_publish_only"].append(alone_.value)
+        also["peer_delivered"].append(delivered.value)
+        return max(alone_, delivered, key=lambda figure: figure.value)
+
+    return best
+
+
+async def measure_zbus(log: Path, events: int) -> Figure:
+    """Events a second until the last one is acknowledged and delivered; the duration of each publish."""
+    async with zbus.open(log) as bus:
+        publishers = [await bus.publisher(f"bench/orders/p{number}") for number in range(PUBLISHERS)]
+        async with bus.subscribe("bench/**", overflow="spill") as subscription:
+            await _turn(publishers, subscription, WARM_UP_EACH)
+            begin = perf_counter_ns()
+            durations = await _turn(publishers, subscription, events // PUBLISHERS)
+            elapsed = perf_counter_ns() - begin
+    return Figure(events / elapsed * 1e9, durations)
+
+
+async def _turn(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, each: int) -> list[int]:
+    durations: list[int] = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_receive(subscription, each * len(publishers)))
+        for publisher in publishers:
+            tasks.create_task(_publish(publisher, each, durations))
+    return durations
+
+
+async def _publish(publisher: zbus.EventPublisher, events: int, durations: list[int]) -> None:
+    for _ in range(events):
+        begin = perf_counter_ns()
+        await publisher.publish(PAYLOAD)
+        durations.append(perf_counter_ns() - begin)
+
+
+async def _receive(subscription: zbus.EventSubscriber, events: int) -> None:
+    async for _ in subscription:
+        events -= 1
+        if not events:
+            return
+
+
+async def measure_jetstream(url: str, events: int, *, delivered: bool) -> Figure:
+    """Events a second until the last one is acknowledged and, if asked for, delivered."""
+    warm_up = PUBLISHERS * WARM_UP_EACH
+    async with _nats.fresh_stream(url) as stream:
+        seen = await _nats.delivery(stream, warm_up + events) if delivered else None
+        await _nats.publish(stream, warm_up)
+        begin = perf_counter_ns()
+        durations = await _nats.publish(stream, events)
+        if seen is not None:
+            await asyncio.wait_for(seen.wait(), _nats.WAIT_S)
+        elapsed = perf_counter_ns() - begin
+        await _nats.expect_stored(stream, warm_up + events)
+    return Figure(events / elapsed * 1e9, durations)
+
+
+if __name__ == "__main__":
+    alone(rows)

@@ -1,0 +1,77 @@
+"""`benchmarks/run.py` answers every question of the table, each beside a peer that was really there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+# How many rows each benchmark has, and the targets that the project set itself.
+TARGETS = {
+    "durable_publish": [20.0, 4.0],
+    "publish_many": [0.5],
+    "single_publish": [2.0],
+    "no_log": [0.5, 50.0],
+    "replay": [0.4, 10.0],
+    "subscriptions": [1.5, 1.5, 1.5],
+    "footprint": [10.0, 150.0, 25.0],
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[str, list[dict[str, Any]]]:
+    """One quick run: what it printed, and what it stored."""
+    before = set(BENCHMARKS.glob("results/*.json"))
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--quick", "--markdown"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    (stored,) = set(BENCHMARKS.glob("results/*.json")) - before
+    found = [json.loads(line) for line in stored.read_text().splitlines()]
+    stored.unlink()
+    return done.stdout, found
+
+
+def test_every_question_has_a_ratio_and_its_target(run: tuple[str, list[dict[str, Any]]]) -> None:
+    _, rows = run
+    targets: dict[str, list[float]] = {}
+    for row in rows:
+        targets.setdefault(row["benchmark"], []).append(row["target"])
+        assert row["ratio"] > 0, row
+        assert row["zbus"] > 0, row
+        assert row["peer"] > 0, row
+        assert isinstance(row["met"], bool)
+    assert targets == TARGETS
+
+
+def test_every_row_names_the_versions_of_both_sides_and_the_machine(run: tuple[str, list[dict[str, Any]]]) -> None:
+    _, rows = run
+    for row in rows:
+        assert row["versions"]["zbus"]["zbus"]
+        assert row["versions"]["peer"]
+        assert {"cpu", "cores", "kernel", "file_system", "fsync_us_p50"} <= row["machine"].keys()
+        assert row["rounds"]
+        assert all({"zbus", "peer", "ratio"} <= each.keys() for each in row["rounds"])
+
+
+def test_a_latency_comes_with_its_percentiles(run: tuple[str, list[dict[str, Any]]]) -> None:
+    _, rows = run
+    for row in rows:
+        if row["unit"] == "µs":
+            for side in ("zbus", "peer"):
+                assert row["p50_us"][side] <= row["p99_us"][side]
+
+
+def test_the_table_for_people_has_a_line_for_every_row(run: tuple[str, list[dict[str, Any]]]) -> None:
+    printed, rows = run
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(lines) == len(rows) + 2
+    assert sum(Counter(row["benchmark"] for row in rows).values()) == sum(map(len, TARGETS.values()))
+    for row in rows:
+        assert any(row["question"] in line for line in lines)

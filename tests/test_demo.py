@@ -1,0 +1,168 @@
+"""`zbus demo` shows that nothing is lost, and would notice if something were."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from zbus.cli.demo_ledger import Ledger, Watch
+
+LIMIT_S = 20.0
+COMMAND = [sys.executable, "-m", "zbus.cli", "demo"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
+ROW = re.compile(r"│ (.+?) +│ +([\d,]+) │")
+
+
+def rows(output: str) -> dict[str, int]:
+    return {name: int(events.replace(",", "")) for name, events in ROW.findall(output)}
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass  # it ended just now
+    return found
+
+
+def test_the_demo_loses_nothing_and_ends_by_itself_in_time() -> None:
+    begun = time.monotonic()
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+    taken_s = time.monotonic() - begun
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert taken_s < LIMIT_S
+    table = rows(done.stdout)
+    assert table["published"] == table["acknowledged: on disk"] > 1000
+    assert table["handled by the durable one, killed once"] == table["published"]
+    assert table["acknowledged by the durable one"] == table["published"]
+    assert 0 < table["replayed from the moment of the kill on"] < table["published"]
+    assert table["delivered to 4 subscribers here"] > table["published"]
+    assert table["seen again after it had acknowledged"] == table["lost"] == 0
+    assert "SIGKILL" in done.stdout
+    assert "\x1b" not in done.stdout
+    log = re.search(r"on (\S+/demo\.db)", done.stdout)
+    assert log is not None
+    assert not Path(log[1]).parent.exists()
+
+
+def test_the_demo_fails_when_a_subscriber_passes_over_an_event_and_shows_it_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "--seconds", "1", "--fault", "skip"]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=ENVIRONMENT) as demo:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        except OSError:
+            pass  # the other end is closed
+        os.close(ours)
+        _, errors = demo.communicate(timeout=LIMIT_S)
+
+    assert demo.returncode == 1
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    assert rows(text)["lost"] >= 1
+    assert b"lost" in errors
+    assert b"Traceback" not in errors
+
+
+def test_the_demo_fails_when_an_event_is_seen_again_after_its_acknowledgement() -> None:
+    command = [*COMMAND, "--seconds", "1", "--fault", "forget"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+
+    assert done.returncode == 1
+    table = rows(done.stdout)
+    assert table["seen again after it had acknowledged"] > 0
+    assert table["lost"] == 0
+    assert "seen again after their acknowledgement" in done.stderr
+
+
+def test_ctrl_c_ends_the_demo_quietly_and_its_child_with_it() -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(COMMAND, text=True, env=ENVIRONMENT, **pipes) as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        log = re.search(r"on (\S+/demo\.db)", first)
+        assert log is not None
+        while "publishers" not in demo.stdout.readline():
+            assert demo.poll() is None
+        assert processes_with(log[1])
+
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=LIMIT_S)
+
+    assert (demo.returncode, errors) == (130, "")
+    assert processes_with(log[1]) == []
+    assert not Path(log[1]).parent.exists()
+
+
+def whole() -> Ledger:
+    """Three events, of which each part saw what it should."""
+    events = {(1, 0): "shop/a", (1, 1): "shop/a", (2, 0): "fleet/b"}
+    everybody = set(events)
+    return Ledger(
+        published=dict(events),
+        acknowledged=set(everybody),
+        watches=[Watch("shop/**", frozenset({"shop/a"}), Counter([(1, 0), (1, 1)]))],
+        handled=Counter([*everybody, (1, 0)]),
+        stored=set(everybody),
+        replayed={(2, 0)},
+        replay_expected={(2, 0)},
+    )
+
+
+def test_a_whole_ledger_has_no_loss_and_counts_what_came_twice() -> None:
+    ledger = whole()
+
+    assert (ledger.lost, ledger.wrong) == (set(), [])
+    assert (ledger.delivered, ledger.deliveries_expected, ledger.redelivered) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("part", ["stored", "handled", "replayed", "watched"])
+def test_an_event_that_is_missing_anywhere_is_lost(part: str) -> None:
+    ledger = whole()
+    if part == "watched":
+        del ledger.watches[0].seen[1, 1]
+    elif part == "handled":
+        del ledger.handled[1, 1]
+    else:
+        getattr(ledger, part).discard((2, 0))
+
+    assert ledger.lost == {(2, 0) if part in ("stored", "replayed") else (1, 1)}
+
+
+def test_an_event_that_was_never_acknowledged_is_not_lost() -> None:
+    ledger = whole()
+    ledger.published[3, 0] = "shop/a"
+
+    assert ledger.lost == set()
+
+
+def test_a_run_that_published_nothing_shows_nothing() -> None:
+    assert Ledger().wrong == ["too few events were published for anything to be shown"]
+
+
+def test_broken_promises_other_than_losses_are_named() -> None:
+    ledger = whole()
+    ledger.watches[0].seen[1, 0] += 1
+    ledger.watches[0].seen[2, 0] += 1
+    ledger.seen_again.add((1, 0))
+    ledger.replayed.add((1, 0))
+
+    assert ledger.lost == set()
+    assert len(ledger.wrong) == 4
+    for named in ("delivered twice", "did not ask", "seen again", "older than the time"):
+        assert any(named in promise for promise in ledger.wrong)

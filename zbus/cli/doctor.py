@@ -1,0 +1,134 @@
+"""`zbus doctor`: what this machine has, what it lacks, and the exact line that installs it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import zbus
+from zbus.errors import ZbusError
+
+from .failures import ERROR
+from .loop import run
+from .options import JsonOption
+from .output import encode_json, show, write
+from .quantiles import quantile
+
+DISTRIBUTION = "zbus-mesh"
+OPEN_FILES_MIN = 1024
+FSYNCS_MAX, FSYNC_S_MAX = 300, 2.0
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*['\"]([^'\"]+)['\"])?")
+
+
+def doctor(
+    folder: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="The folder where a log would be: its disk is measured."),
+    ] = Path(),
+    json: JsonOption = False,
+) -> None:
+    """Check this machine: versions, SQLite, the configuration, the cost of fsync, open files, and optional parts."""
+    found = examine(folder)
+    write(encode_json(found)) if json else show(_table(found))
+    if not (found["sqlite"]["ok"] and found["configuration"]["ok"]):
+        raise typer.Exit(ERROR)
+
+
+def examine(folder: Path) -> dict[str, Any]:
+    """Everything that the command prints."""
+    required, extras = _requirements()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "zbus": zbus.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "libraries": {name: _version(name) for name in required},
+        "sqlite": run(_sqlite()),
+        "configuration": _configuration(),
+        "fsync": {"folder": str(folder.resolve())} | measure_fsync(folder),
+        "open_files": {"soft": soft, "hard": hard, "ok": soft >= OPEN_FILES_MIN or soft < 0},
+        "extras": {extra: _extra(extra, names) for extra, names in extras.items()},
+    }
+
+
+def measure_fsync(folder: Path) -> dict[str, float]:
+    """How long it takes until 4 KiB at the end of a file are on disk, in µs."""
+    taken_ns: list[int] = []
+    deadline = time.monotonic() + FSYNC_S_MAX
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        while len(taken_ns) < FSYNCS_MAX and (not taken_ns or time.monotonic() < deadline):
+            file.write(bytes(4096))
+            begun = time.perf_counter_ns()
+            os.fsync(file.fileno())
+            taken_ns.append(time.perf_counter_ns() - begun)
+    return {"us_p50": quantile(taken_ns, 0.5) / 1000, "us_p99": quantile(taken_ns, 0.99) / 1000}
+
+
+async def _sqlite() -> dict[str, Any]:
+    """Open a log: the log itself knows which SQLite it refuses, and why."""
+    try:
+        async with zbus.open("memory", mode="embedded", transport="zenoh", listen=(), connect=()) as bus:
+            diagnostics = bus.need_log("doctor").diagnostics()
+    except ZbusError as error:
+        return {"version": None, "ok": False, "reason": str(error)}
+    return {"version": diagnostics["sqlite"], "ok": True, "reason": ""}
+
+
+def _configuration() -> dict[str, Any]:
+    try:
+        zbus.open()
+    except ZbusError as error:
+        return {"ok": False, "reason": str(error)}
+    return {"ok": True, "reason": ""}
+
+
+def _requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """What the distribution itself says it needs: always, and for each extra."""
+    required: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in requires(DISTRIBUTION) or ():
+        found = _REQUIREMENT.match(line)
+        if found and found[1] != DISTRIBUTION and found[2] != "all":  # which is the sum of the others
+            (extras.setdefault(found[2], []) if found[2] else required).append(found[1])
+    return required, extras
+
+
+def _extra(extra: str, names: list[str]) -> dict[str, Any]:
+    found = {name: _version(name) for name in names}
+    missing = [name for name, version in found.items() if version is None]
+    return {"libraries": found, "missing": missing, "install": f"pip install '{DISTRIBUTION}[{extra}]'"}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _table(found: dict[str, Any]) -> Table:
+    table = Table("what", "found", "to do", title="zbus doctor", title_justify="left")
+    for name in ("zbus", "python", "platform"):
+        table.add_row(name, found[name], "")
+    for name, installed in found["libraries"].items():
+        table.add_row(name, installed or "missing", "" if installed else f"pip install {DISTRIBUTION}")
+    sqlite, configuration, fsync, files = (found[each] for each in ("sqlite", "configuration", "fsync", "open_files"))
+    table.add_row("SQLite of the log", f"{sqlite['version']} ok" if sqlite["ok"] else "refused", sqlite["reason"])
+    table.add_row("configuration", "ok" if configuration["ok"] else "invalid", configuration["reason"])
+    table.add_row(f"fsync in {fsync['folder']}", f"p50 {fsync['us_p50']:,.0f} µs, p99 {fsync['us_p99']:,.0f} µs", "")
+    table.add_row("open files", f"{files['soft']:,}", "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")
+    for extra, parts in found["extras"].items():
+        state = f"missing: {', '.join(parts['missing'])}" if parts["missing"] else "installed"
+        table.add_row(f"extra {extra}", state, parts["install"] if parts["missing"] else "")
+    return table
