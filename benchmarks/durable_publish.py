@@ -2,8 +2,8 @@
 
 Ours: 256 publishers that each await every publish, on one bus whose log syncs each commit. The peer:
 1,000 publishes in flight, once syncing each message as we do, and once with its default, which
-acknowledges before anything is synced. The peer is measured with a consumer and without one, and
-the faster of the two counts.
+acknowledges before anything is synced. Both sides do the same work: every event is acknowledged and
+delivered to one subscriber. What the peer reaches without any subscriber is kept beside it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ QUESTIONS = {
 
 def rows(sizes: Sizes) -> list[Row]:
     """Both questions."""
-    events = PUBLISHERS * sizes.of(100, 16)
+    events = PUBLISHERS * sizes.of(200, 16)
     return [_row(sync, events, sizes.of(5, 1)) for sync in ("always", "default")]
 
 
 def _row(sync: str, events: int, rounds: int) -> Row:
-    also: dict[str, list[float]] = {"peer_publish_only": [], "peer_delivered": []}
+    also: dict[str, list[float]] = {"peer_publish_only": []}
     with folder() as where, _nats.nats_server(where / "nats", sync_always=sync == "always") as url:
-        found = alternate(rounds, _ours(where, events), _theirs(url, events, also))
-    equal_work = [ours.value / delivered for (ours, _), delivered in zip(found, also["peer_delivered"], strict=True)]
+        # The peer that syncs each message is slow: fewer events give the same rate in less time.
+        theirs = events // 4 if sync == "always" else events
+        found = alternate(rounds, _ours(where, events), _theirs(url, theirs, also))
+    alone_ = [ours.value / peer for (ours, _), peer in zip(found, also["peer_publish_only"], strict=True)]
     return compare(
         "durable_publish",
         QUESTIONS[sync],
@@ -49,7 +51,7 @@ def _row(sync: str, events: int, rounds: int) -> Row:
         target=TARGETS[sync],
         versions={"zbus": zbus_versions(), "peer": _nats.peer_versions()},
         events=events,
-        ratio_when_the_peer_delivers_too=statistics.median(equal_work),
+        ratio_when_the_peer_only_publishes=statistics.median(alone_),
         **also,
     )
 
@@ -59,14 +61,11 @@ def _ours(where: Path, events: int) -> Callable[[], Figure]:
 
 
 def _theirs(url: str, events: int, also: dict[str, list[float]]) -> Callable[[], Figure]:
-    def best() -> Figure:
-        alone_ = asyncio.run(measure_jetstream(url, events, delivered=False))
-        delivered = asyncio.run(measure_jetstream(url, events, delivered=True))
-        also["peer_publish_only"].append(alone_.value)
-        also["peer_delivered"].append(delivered.value)
-        return max(alone_, delivered, key=lambda figure: figure.value)
+    def measure() -> Figure:
+        also["peer_publish_only"].append(asyncio.run(measure_jetstream(url, events, delivered=False)).value)
+        return asyncio.run(measure_jetstream(url, events, delivered=True))
 
-    return best
+    return measure
 
 
 async def measure_zbus(log: Path, events: int) -> Figure:
