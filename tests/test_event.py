@@ -85,7 +85,7 @@ async def test_an_event_crosses_processes_without_its_subscription(log_path: Pat
             twin: Event = pickle.loads(pickle.dumps(event))
 
             assert twin == event
-            assert twin._delivery is None
+            assert twin._receipt is None
             assert event.decode() == twin.decode() == {"id": 1}
             with pytest.raises(CursorError):
                 await twin.ack()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -14,16 +14,17 @@ from .payload import decode_payload
 T = TypeVar("T")
 
 
-class Delivery(Protocol):
-    """What an event knows of the subscription that handed it over."""
+class Receipt:
+    """What an event knows of the subscription that handed it over. It refers to neither queue nor bus."""
 
-    schema: Any
-    durable: str | None
+    __slots__ = ("acknowledge", "schema")
 
-    async def _acknowledge(self, event: Event) -> None: ...
+    def __init__(self, schema: Any, acknowledge: Callable[[int], Awaitable[None]] | None) -> None:
+        self.schema, self.acknowledge = schema, acknowledge
 
 
-class Event(msgspec.Struct, frozen=True, eq=False):
+# Not tracked by the garbage collector: events are many, and no cycle leads through one.
+class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One event. Identity is (`publisher_id`, `sequence`), on every node and every transport.
 
     `offset` is the position in the log it was read from, and 0 where there is none;
@@ -41,7 +42,7 @@ class Event(msgspec.Struct, frozen=True, eq=False):
     payload: bytes
     headers: Mapping[str, str] = NO_HEADERS
     offset: int = 0
-    _delivery: Delivery | None = None
+    _receipt: Receipt | None = None
 
     @property
     def topic(self) -> str:
@@ -82,8 +83,8 @@ class Event(msgspec.Struct, frozen=True, eq=False):
 
         Without an argument: as the subscription's `schema`, or by the content type. Raises `PayloadInvalid`.
         """
-        if type_ is None and self._delivery is not None:
-            type_ = self._delivery.schema
+        if type_ is None and self._receipt is not None:
+            type_ = self._receipt.schema
         return decode_payload(self, type_)
 
     async def ack(self) -> None:
@@ -91,9 +92,9 @@ class Event(msgspec.Struct, frozen=True, eq=False):
 
         Returns once that is on disk. Cancelled, the acknowledgement may or may not have happened.
         """
-        if self._delivery is None or self._delivery.durable is None:
+        if self._receipt is None or self._receipt.acknowledge is None:
             raise CursorError("", "this event did not come from a durable subscription; nothing to acknowledge")
-        await self._delivery._acknowledge(self)
+        await self._receipt.acknowledge(self.offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
@@ -119,7 +120,7 @@ class Event(msgspec.Struct, frozen=True, eq=False):
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
         return Event, (*fields, dict(self.headers), self.offset)
 
-    def _for(self, delivery: Delivery) -> Event:
-        """The same event, bound to one subscription."""
+    def _with(self, receipt: Receipt) -> Event:
+        """The same event, as one subscription hands it over."""
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
-        return Event(*fields, self.headers, self.offset, delivery)
+        return Event(*fields, self.headers, self.offset, receipt)

@@ -7,7 +7,7 @@ from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from .errors import LogError, ZbusError
+from .errors import LogError
 from .event import Event
 from .keys import KeySet
 from .ports import Page, Span
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .bus import Bus
 
 
+HEAD_START_S = 0.0002
 PAGE_EVENTS = 2000  # a page costs some tenths of a millisecond before its first event
 
 
@@ -38,6 +39,8 @@ class Replay:
         self._failed: LogError | None = None
         self._narrowed = False
         self._reading: asyncio.Future[Page] | None = None
+        self._page: Page | None = None
+        self._before = 0  # where that page began
 
     def __aiter__(self) -> Replay:
         return self
@@ -55,6 +58,19 @@ class Replay:
         if not self._narrowed:
             self._span = await self._bus.run(log.narrow, self._span)
             self._narrowed = True
+        if self._page is None:
+            await self._fetch()
+        assert self._page is not None
+        page, self._page = self._page, None
+        events, self._failed, skipped = page.events(self._skip_corrupt)
+        self._bus.count("corrupt_skipped", skipped)
+        self._ready.extend(events)
+        if self._failed is not None:  # stay before the bad one: it is met again until it is skipped on request
+            self._reading = None
+            self._span = self._span._replace(after=events[-1].offset if events else self._before)
+
+    async def _fetch(self) -> None:
+        """Have the next page, and let a thread begin with the one after it."""
         span = self._span
         if span.until is None or span.after >= span.until:
             raise StopAsyncIteration
@@ -62,20 +78,15 @@ class Replay:
             self._read_ahead()
         assert self._reading is not None
         try:
-            page = await asyncio.shield(self._reading)
-        except ZbusError:
-            self._reading = None
-            raise
-        self._reading = None
-        events, self._failed, skipped = page.events(self._skip_corrupt)
-        self._bus.count("corrupt_skipped", skipped)
-        self._ready.extend(events)
-        if self._failed is not None:
-            self._span = span._replace(after=events[-1].offset if events else span.after)
-            return
-        self._span = span._replace(after=page.covered)
-        if page.covered < span.until:
+            self._page = await asyncio.shield(self._reading)
+        finally:
+            if self._reading.done():
+                self._reading = None
+        self._before, self._span = span.after, span._replace(after=self._page.covered)
+        if self._page.covered < span.until:
             self._read_ahead()
+            # Decoding would keep the interpreter from that thread: let it start first.
+            await asyncio.sleep(HEAD_START_S)
 
     def _read_ahead(self) -> None:
         """Let a thread read the next page while this one is looked at."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .durable import Durable
 from .errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
-from .event import Event
+from .event import Event, Receipt
 from .keys import KeySet
 from .ports import Span
 from .records import EVENT_SUBSCRIBER_SLOW, record
@@ -87,6 +87,7 @@ class EventSubscriber:
         self._durable: Durable | None = None
         if durable is not None:
             self._durable = Durable(bus.need_log("a durable name").cursors, bus.run, durable, keys.expressions)
+        self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and durable is None
         self._live = self._resolved and not bus.read_only
         bus.attach(self)
@@ -205,7 +206,7 @@ class EventSubscriber:
             if not events:
                 return
         if self._bound:
-            events = [event._for(self) for event in events]
+            events = [event._with(self._receipt) for event in events]
         queue = self._queue
         room = self.queue_events - len(queue)
         if len(events) <= room or self.overflow == "block":  # where publishers wait, what is under way is bounded
@@ -279,7 +280,7 @@ class EventSubscriber:
         page = await self._bus.run(log.read, self._keys, Span(self._position), PAGE_EVENTS)
         events, error, skipped = page.events(self._bus.config.skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
-        self._queue.extend([event._for(self) for event in events] if self._bound else events)
+        self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
         if error is None:
             self._position = page.covered
         else:
@@ -352,11 +353,6 @@ class EventSubscriber:
         fields: dict[str, Any] = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
         record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
         return SubscriberLagged(**fields, queue_events=self.queue_events)
-
-    async def _acknowledge(self, event: Event) -> None:
-        """For `Event.ack`."""
-        assert self._durable is not None
-        await self._durable.acknowledge(event.offset)
 
 
 def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: str | None) -> Overflow:
