@@ -134,7 +134,7 @@ def test_the_order_of_each_publisher_is_the_order_of_its_appends(log: SqliteLog)
 # Commits
 
 
-def test_appends_that_gather_during_a_commit_share_one_transaction(path: str, log: SqliteLog) -> None:
+def test_appends_that_gather_during_a_commit_share_few_transactions(path: str, log: SqliteLog) -> None:
     append(log, [row(1, 0)])
     before, busy, go_on = wal_commits(path), threading.Event(), threading.Event()
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -151,7 +151,7 @@ def test_appends_that_gather_during_a_commit_share_one_transaction(path: str, lo
 
     offsets = [list(answers.get(timeout=20)) for _ in range(500)]
     assert offsets == [[offset] for offset in range(3, 503)]
-    assert wal_commits(path) - before <= 3
+    assert wal_commits(path) - before <= 6  # one for `hold`, then halves of what waits
 
 
 def test_a_new_key_and_its_first_event_are_one_transaction(path: str, log: SqliteLog) -> None:

@@ -14,6 +14,9 @@ from .errors import LogError
 from .gate import Gate
 from .ports import Log, Row
 
+# A burst of this many goes to the log at once, so that the log can take its work in parts.
+FLUSH_ROWS = 128
+
 # A future and how many offsets it waits for; 0 stands for a single offset rather than a sequence of them.
 Waiter = tuple["asyncio.Future[int] | asyncio.Future[Sequence[int]]", int]
 Burst = tuple[list[Row], list[Waiter], int]
@@ -47,6 +50,8 @@ class Commits:
         self._rows.append(row)
         self._waiters.append((future, 0))
         self._bytes += len(row[4])
+        if len(self._rows) >= FLUSH_ROWS:
+            self._flush()
         return future
 
     def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Sequence[int]]:

@@ -3,6 +3,10 @@
 Group commit comes by itself: while one batch is being synced to disk, the next one gathers. Each
 batch is one statement, hence one transaction and one sync. A batch that brings a new key begins a
 transaction by name, so that the key and its first event are stored together.
+
+The loop and the writer share one interpreter, which the writer needs before and after each statement
+but not during it. So of much that waits it takes half, gets that going, and only then lets those be told
+whose commit was the one before: they publish again while the statement runs.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import logging
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 
 from sqlalchemy import Connection
@@ -22,12 +26,14 @@ from zbus.errors import LogDamaged, LogError, LogStopped
 from zbus.ports import Appended, Row
 from zbus.records import record
 
+from .announcer import Announcer, Outcome
 from .database import log_errors, roll_back, transaction
 from .headrecord import RESERVE, Head, HeadRecord
 from .identities import Identities
 from .rows import INSERT, encode_rows
 from .schema import BLOCK
 
+COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
 KEYS_KEPT_MAX = 200_000
@@ -73,6 +79,10 @@ class Writer:
         self._key_ids: dict[str, int] = {}
         self._identities = Identities(connection, self._sealed_until)
         self._stopped: LogError | None = None
+        self._waiting: deque[Append] = deque()
+        self._held: list[Outcome] = []  # of the last commit: nobody was told yet
+        self._announcer = Announcer()
+        self._due = time.monotonic() + IDLE_S
         self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
         self._thread.start()
@@ -100,65 +110,89 @@ class Writer:
     # Everything below runs on the writer's thread.
 
     def _run(self) -> None:
-        ended, due = False, time.monotonic() + IDLE_S
-        while not ended:
-            appends: list[Append] = []
-            if self._now_and_then is not None and time.monotonic() >= due:
-                due = time.monotonic() + IDLE_S
-                self._attempt(self._now_and_then)
-            try:
-                task = self._inbox.get(timeout=max(0.0, due - time.monotonic()) if self._now_and_then else None)
-            except Empty:
-                continue
-            rows = size = 0
-            while True:
-                if task is None:
-                    ended = True
-                    break
-                if callable(task):
-                    self._commit(appends)
-                    appends, rows, size = [], 0, 0
-                    self._attempt(task)
-                else:
-                    appends.append(task)
-                    rows += len(task[0])
-                    size += sum([len(row[4]) for row in task[0]])
-                if rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
-                    break
-                try:
-                    task = self._inbox.get_nowait()
-                except Empty:
-                    break
-            self._commit(appends)
+        ended = False
+        while not ended or self._waiting:
+            ended = not self._gather() or ended
+            appends = self._take()
+            if appends:
+                self._commit(appends)
             self._seal_what_is_full(ended)
+        self._tell_held()
+        self._announcer.close()
+
+    def _gather(self) -> bool:
+        """Take what was submitted; wait only where there is nothing to do. False once the end was asked for."""
+        if self._now_and_then is not None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + IDLE_S
+            self._attempt(self._now_and_then)
+        try:
+            if not self._waiting:
+                self._tell_held()
+                timeout_s = max(0.0, self._due - time.monotonic()) if self._now_and_then else None
+                task = self._inbox.get(timeout=timeout_s)
+            else:
+                task = self._inbox.get_nowait()
+            while task is not None:
+                if callable(task):
+                    self._attempt(task)
+                    return True  # and let the appends that wait have their turn
+                self._waiting.append(task)
+                task = self._inbox.get_nowait()
+            return False
+        except Empty:
+            return True
+
+    def _take(self) -> list[Append]:
+        """What to commit next: of much that waits, half, so that the loop and the log work at the same time.
+
+        While one half is being written, those who wait for the other are told, and publish again.
+        """
+        share = max(COMMIT_ROWS_MIN, sum(len(rows) for rows, _ in self._waiting) // 2)
+        appends: list[Append] = []
+        rows = size = 0
+        while self._waiting and rows < min(share, COMMIT_ROWS_MAX) and size < COMMIT_BYTES_MAX:
+            appends.append(self._waiting.popleft())
+            rows += len(appends[-1][0])
+            size += sum([len(row[4]) for row in appends[-1][0]])
+        return appends
 
     def _commit(self, appends: list[Append]) -> None:
-        """Store all appends in one transaction; tell each of its offsets, or of the error."""
-        if not appends:
-            return
+        """Store all appends in one transaction; each learns its offsets, or the error."""
         batch = appends[0][0] if len(appends) == 1 else [row for rows, _ in appends for row in rows]
+        error: LogError
         try:
             if self._stopped is not None:
                 raise self._stopped
             offsets = self._store(batch)
-        except LogError as error:
-            for _, done in appends:
-                done(error)
+        except LogError as failed:
+            error = failed
+        except struct.error as failed:  # raised before anything was written
+            error = LogError(f"{self.path}: an event cannot be encoded ({failed}); not stored")
+        except Exception as failed:  # a fault of ours: nobody may wait for ever, and nothing more is written
+            record("LOG_STOPPED", logging.CRITICAL, failed, path=self.path)
+            error = self._stopped = LogStopped(self.path, f"unexpected {failed!r}")
+        else:
+            outcomes: list[Outcome] = []
+            at = 0
+            for rows, done in appends:
+                outcomes.append((done, offsets[at : at + len(rows)]))
+                at += len(rows)
+            self._settle(outcomes)
             return
-        except struct.error as error:  # raised before anything was written
-            for _, done in appends:
-                done(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
-            return
-        except Exception as error:  # a fault of ours: nobody may wait for ever, and nothing more is written
-            self._stopped = LogStopped(self.path, f"unexpected {error!r}")
-            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
-            for _, done in appends:
-                done(self._stopped)
-            return
-        at = 0
-        for rows, done in appends:
-            self._attempt(partial(done, offsets[at : at + len(rows)]))
-            at += len(rows)
+        self._settle([(done, error) for _, done in appends])
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        """Tell the outcome of a commit: at once, or, if there is more to write, while that is being written."""
+        self._tell_held()
+        if self._waiting or not self._inbox.empty():
+            self._held = outcomes
+        else:
+            self._announcer.now(outcomes)
+
+    def _tell_held(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._announcer.soon(held)
 
     def _store(self, batch: Sequence[Row]) -> Sequence[int]:
         first = self._next
@@ -183,7 +217,9 @@ class Writer:
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         unknown = {row[3] for row in rows}.difference(self._key_ids)
         if not unknown:
-            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, self._key_ids))
+            parameters = encode_rows(rows, first, self._key_ids)
+            self._tell_held()
+            self._connection.exec_driver_sql(INSERT, parameters)
             return
         names = json.dumps(sorted(unknown))
         with transaction(self._connection):
@@ -237,7 +273,7 @@ class Writer:
         """Seal when there is nothing else to do, or when it cannot wait. Derived data: no sync of its own."""
         while not ended and self._stopped is None:
             behind = self.head // BLOCK - 1 - self._sealed
-            if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and not self._inbox.empty()):
+            if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and (self._waiting or not self._inbox.empty())):
                 return
             if not self._attempt(self._seal_next):
                 return
