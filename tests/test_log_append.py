@@ -22,7 +22,7 @@ from zbus.errors import ConfigInvalid, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.ports import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
-from zbus_log.database import PAGE_BYTES
+from zbus_log.database import PAGE_BYTES, WAL_BYTES
 from zbus_log.schema import BLOCK
 
 EVERYTHING = KeySet(["**"])
@@ -483,3 +483,15 @@ def test_a_sqlite_that_loses_commits_is_refused_with_the_line_that_helps(
     assert "3.51.2" in caught.value.reason
     assert "pip install --upgrade pysqlite3" in caught.value.reason
     assert not Path(path).exists()
+
+
+def test_the_write_ahead_log_has_its_length_from_the_start(path: str, log: SqliteLog) -> None:
+    """A commit that makes the file longer costs twice as much; readers and recovery do not mind the zeros."""
+    append(log, [row(1, 0)])
+    length = Path(f"{path}-wal").stat().st_size
+
+    append(log, [row(1, sequence) for sequence in range(1, 500)])
+
+    assert length == Path(f"{path}-wal").stat().st_size >= WAL_BYTES
+    with pysqlite3.connect(f"file:{path}?mode=ro", uri=True) as other:
+        assert other.execute("SELECT count(*) FROM events").fetchone() == (500,)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +21,7 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogStopped
 SQLITE_VERSION_MIN = (3, 51, 3)
 
 PAGE_BYTES = 8192
+WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # where SQLite checkpoints and begins again
 _IOERR, _CORRUPT, _FULL, _NOTADB = 10, 11, 13, 26
 
 
@@ -61,6 +65,23 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
             connection.text_factory = bytes
 
     return engine
+
+
+def lengthen_wal(path: str) -> None:
+    """Fill the write-ahead log to its usual length with zeros, which SQLite takes for the end of what is valid.
+
+    A commit that makes the file longer has to sync that too, and took 360 µs instead of 170. SQLite uses the
+    file over and over once it has this length, but begins with an empty one at each start. No lock of SQLite's
+    is on this file, so opening and closing it here disturbs nothing.
+    """
+    wal = Path(f"{path}-wal")
+    if not wal.exists() or shutil.disk_usage(wal.parent).free < 64 * WAL_BYTES:
+        return
+    with wal.open("r+b", buffering=0) as file:
+        length = file.seek(0, os.SEEK_END)
+        while length < WAL_BYTES:
+            length += file.write(bytes(min(1 << 20, WAL_BYTES - length)))
+        os.fsync(file.fileno())
 
 
 @contextmanager

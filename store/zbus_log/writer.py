@@ -27,7 +27,7 @@ from zbus.ports import Appended, Row
 from zbus.records import record
 
 from .announcer import Announcer, Outcome
-from .database import log_errors, roll_back, transaction
+from .database import lengthen_wal, log_errors, roll_back, transaction
 from .headrecord import RESERVE, Head, HeadRecord
 from .identities import Identities
 from .rows import INSERT, encode_rows
@@ -110,6 +110,7 @@ class Writer:
     # Everything below runs on the writer's thread.
 
     def _run(self) -> None:
+        self._attempt(lambda: lengthen_wal(self.path))
         ended = False
         while not ended or self._waiting:
             ended = not self._gather() or ended
