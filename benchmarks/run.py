@@ -33,7 +33,8 @@ BENCHMARKS = (
 def main() -> int:
     """Measure, then print and store."""
     asked = _arguments()
-    notes, out = Console(stderr=True), Console()
+    # Where nobody looks at a terminal, the table is as wide as it needs to be.
+    notes, out = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 200)
     found_machine = machine()
     rows: list[Row] = []
     failed = False

@@ -45,12 +45,13 @@ class Commits:
     def add(self, row: Row) -> asyncio.Future[int]:
         """Take one row; the future holds its offset once it is durable."""
         future: asyncio.Future[int] = self._loop.create_future()
-        if not self._rows:
+        rows = self._rows
+        if not rows and self._in_flight:
             self._loop.call_soon(self._flush)
-        self._rows.append(row)
+        rows.append(row)
         self._waiters.append((future, 0))
         self._bytes += len(row[4])
-        if len(self._rows) >= FLUSH_ROWS:
+        if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log has nothing to do, or enough
             self._flush()
         return future
 

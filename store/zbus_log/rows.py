@@ -24,12 +24,14 @@ _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int
 _pack = struct.Struct("<qqqqq").pack
 _crc32 = zlib.crc32
 
-INSERT = """
+_INSERT = """
 INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
 SELECT ?3 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
-       nullif(substr(?2, value ->> 5, value ->> 6), x''), substr(?2, value ->> 7, value ->> 8)
+       {headers}, substr(?2, value ->> 5, value ->> 6)
 FROM jsonb_each(?1)
 """
+INSERT_PLAIN = _INSERT.format(headers="NULL")
+INSERT_WITH_HEADERS = _INSERT.format(headers="nullif(substr(?2, value ->> 7, value ->> 8), x'')")
 
 # `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
 # first, and yields nothing when that is over :bytes, so that memory is bounded whatever the log holds.
@@ -45,25 +47,30 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
 
 
-def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, bytes, int]:
-    """The parameters of INSERT for `rows` at the offsets from `first` on."""
-    numbers = []
-    bodies = [b"\x00"]  # never empty: substr of an empty blob is NULL
-    at = 2  # and substr counts from one
+def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
+    """The statement that stores `rows` at the offsets from `first` on, and its parameters."""
+    payloads = [row[4] for row in rows]
+    bodies = b"".join([b"\x00", *payloads])  # never empty: substr of an empty blob is NULL
+    at, plain = 2, True  # and substr counts from one
+    numbers: list[tuple[int, ...]] = []
     for offset, (publisher, sequence, published_at, name, payload, headers) in enumerate(rows, first):
         key = key_ids[name]
         crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
-        body_at = at
         if headers:
+            plain = False
             crc = _crc32(headers, crc)
-            bodies.append(headers)
-            body_at += len(headers)
         size = len(payload)
-        crc = _crc32(payload, crc)
-        numbers.append((publisher, sequence, published_at, key, crc, at, body_at - at, body_at, size))
-        bodies.append(payload)
-        at = body_at + size
-    return _encode(numbers).decode(), b"".join(bodies), first
+        numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
+        at += size
+    if plain:
+        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
+    parts = [bodies]
+    for place, row in enumerate(rows):
+        headers = row[5] or b""
+        numbers[place] += (at, len(headers))
+        parts.append(headers)
+        at += len(headers)
+    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first)
 
 
 class RowPage:

@@ -30,7 +30,7 @@ from .announcer import Announcer, Outcome
 from .database import lengthen_wal, log_errors, roll_back, transaction
 from .headrecord import RESERVE, Head, HeadRecord
 from .identities import Identities
-from .rows import INSERT, encode_rows
+from .rows import encode_rows
 from .schema import BLOCK
 
 COMMIT_ROWS_MIN = 128
@@ -218,9 +218,9 @@ class Writer:
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         unknown = {row[3] for row in rows}.difference(self._key_ids)
         if not unknown:
-            parameters = encode_rows(rows, first, self._key_ids)
+            statement, parameters = encode_rows(rows, first, self._key_ids)
             self._tell_held()
-            self._connection.exec_driver_sql(INSERT, parameters)
+            self._connection.exec_driver_sql(statement, parameters)
             return
         names = json.dumps(sorted(unknown))
         with transaction(self._connection):
@@ -233,7 +233,7 @@ class Writer:
             )
             added: dict[str, int] = dict(found.all())
             known = {row[3]: self._key_ids[row[3]] for row in rows if row[3] not in added}
-            self._connection.exec_driver_sql(INSERT, encode_rows(rows, first, known | added))
+            self._connection.exec_driver_sql(*encode_rows(rows, first, known | added))
         if len(self._key_ids) + len(added) > KEYS_KEPT_MAX:
             self._key_ids.clear()
         self._key_ids.update(added)
