@@ -17,7 +17,7 @@ def run(script: str, *args: object, before: tuple[str, ...] = ()) -> str:
         capture_output=True,
         text=True,
         timeout=100,
-        env=os.environ | {"PYTHONPATH": str(HERE)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))},
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
