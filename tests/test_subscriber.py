@@ -206,23 +206,24 @@ async def test_a_slow_reader_that_spills_sees_every_one_of_200_000_events_with_b
 async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes_once(bus: zbus.Bus) -> None:
     """A commit is readable a moment before the loop hears of it: made to last here, by appending behind its back."""
     assert bus.log is not None
-    stored: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    await fill(bus, "a/b", 1500)
     loop = asyncio.get_running_loop()
+    stored: asyncio.Future[list[int]] = loop.create_future()
     rows = [(7, sequence, 1, "a/b", b"%d" % sequence, None) for sequence in range(3)]
     bus.log.append(rows, lambda offsets: loop.call_soon_threadsafe(stored.set_result, offsets))
     offsets = await stored
 
-    async with bus.subscribe("**", start="beginning") as subscription:
-        read = [event.offset for event in await take(subscription, 3)]
+    async with bus.subscribe("**", start="beginning", overflow="spill", queue_events=10) as subscription:
+        read = [event.offset for event in await take(subscription, 1503)]
         waiting = asyncio.create_task(take(subscription, 1))
         async with asyncio.timeout(10):
             while not subscription.is_live:
                 await asyncio.sleep(0.001)
         bus.delivery.stored(rows, offsets)
-        bus.delivery.stored([(7, 3, 1, "a/b", b"3", None)], [4])
+        bus.delivery.stored([(7, 3, 1, "a/b", b"3", None)], [1504])
 
-        assert read == [1, 2, 3]
-        assert [event.offset for event in await waiting] == [4]
+        assert read == list(range(1, 1504))
+        assert [event.offset for event in await waiting] == [1504]
 
 
 async def test_a_reader_that_caught_up_is_live_again(bus: zbus.Bus) -> None:
