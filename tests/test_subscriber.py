@@ -165,7 +165,7 @@ async def test_closing_a_full_blocking_subscription_frees_its_publishers() -> No
             while subscription.queued < 1:
                 await asyncio.sleep(0)
             await subscription.aclose()
-            await publishing
+            assert len(await publishing) == 3000
 
 
 async def test_a_slow_reader_that_spills_sees_every_one_of_200_000_events_with_bounded_memory(bus: zbus.Bus) -> None:

@@ -20,6 +20,7 @@ from .gate import Gate
 from .headers import decode_headers, encode_headers
 from .inbox import Inbox
 from .keys import KeySet, check_key
+from .network import Network
 from .outbox import Outbox
 from .payload import encode_payload
 from .ports import Fabric, Log, Row
@@ -80,11 +81,9 @@ class Bus:
         self.delivery = Delivery()
         self._session = session
         self._subscriptions: set[EventSubscriber] = set()
-        self._expressions: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._executor: ThreadPoolExecutor | None = None
-        self._outbox: Outbox | None = None
-        self._inbox: Inbox | None = None
+        self._network: Network | None = None
         self._services: set[asyncio.Task[None]] = set()
         self._handlers: list[Callable[[], None]] = []
         self._unyielded = 0
@@ -157,8 +156,8 @@ class Bus:
             else:
                 self.commits = Commits(log, self.gate, self.config.pending_bytes_max, self._stored)
         if fabric.networked and not self.read_only:
-            self._inbox = Inbox(self.delivery.unstored, self.count)
-            self._outbox = await self.run(Outbox, fabric, log, self.count)
+            outbox = await self.run(Outbox, fabric, log, self.count)
+            self._network = Network(fabric, outbox, Inbox(self.delivery.unstored, self.count))
 
     async def _close(self) -> None:
         timeout_s = self.config.close_timeout_s
@@ -206,8 +205,8 @@ class Bus:
     def _release(self, timeout_s: float) -> None:
         """Close what is open, outermost first. Each part has a bound of its own."""
         self.is_open = False
-        if self._outbox is not None:
-            self._outbox.close(timeout_s / 2)
+        if self._network is not None:
+            self._network.close(timeout_s / 2)
         if self.fabric is not None:
             self.fabric.close()
         if self.log is not None:
@@ -367,8 +366,8 @@ class Bus:
         self._subscriptions.add(subscription)
         for expression in subscription.key_exprs:
             self.delivery.router.add(expression, subscription)
-        self._expressions.update(subscription.key_exprs)
-        self._listen()
+        if self._network is not None:
+            self._network.want(subscription.key_exprs)
 
     def detach(self, subscription: EventSubscriber) -> None:
         """Forget a subscription."""
@@ -377,8 +376,8 @@ class Bus:
             self.gate.open(subscription)
             for expression in subscription.key_exprs:
                 self.delivery.router.remove(expression, subscription)
-            self._expressions.subtract(subscription.key_exprs)
-            self._listen()
+            if self._network is not None:
+                self._network.unwant(subscription.key_exprs)
 
     async def room(self, key: str) -> None:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
@@ -393,8 +392,8 @@ class Bus:
         if self.read_only and self.log is not None:
             raise LogReadOnly(self.log.path)
         self.delivery.unstored(Event(*row[:5], decode_headers(row[5])))
-        if self._outbox is not None:
-            self._outbox.offer([row], [0])
+        if self._network is not None:
+            self._network.send([row], [0])
         self._unyielded += 1
         if self.crowded or self._unyielded >= 256:
             self.crowded, self._unyielded = False, 0
@@ -422,20 +421,14 @@ class Bus:
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         rows, offsets = self.delivery.stored(rows, offsets)
-        if self._outbox is not None and rows:
-            self._outbox.offer(rows, offsets)
+        if self._network is not None and rows:
+            self._network.send(rows, offsets)
 
     def _moved(self, head: int) -> None:
         if head > self.delivery.delivered:
             self.delivery.delivered = head
             for subscription in self._subscriptions:
                 subscription.moved()
-
-    def _listen(self) -> None:
-        """Tell the fabric what this node wants, if there is a network at all."""
-        if self._inbox is not None and self.fabric is not None:
-            wanted = [expression for expression, users in self._expressions.items() if users > 0]
-            self.fabric.listen(wanted, self._inbox.receive)
 
     def _service_ended(self, service: asyncio.Task[None]) -> None:
         self._services.discard(service)
