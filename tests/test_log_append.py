@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,6 +15,7 @@ import pysqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_support import append, raw, sealed_blocks, wait_until
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
@@ -32,16 +32,6 @@ def row(publisher: int, sequence: int, key: str = "shop/orders/created", payload
     return publisher, sequence, 1_700_000_000_000_000_000 + sequence, key, payload, None
 
 
-def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[int]:
-    """Append and wait until the rows are durable."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
-    answer = answers.get(timeout=deadline_s)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
-
-
 def identities(log: SqliteLog) -> list[tuple[int, int]]:
     """(publisher, sequence) of every stored event, in the log's order."""
     found, after = [], 0
@@ -52,25 +42,6 @@ def identities(log: SqliteLog) -> list[tuple[int, int]]:
         found += [event.identity for event in events]
         after = page.covered
     return found
-
-
-def raw(path: str) -> Any:
-    return pysqlite3.connect(path, isolation_level=None)
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
-
-
-def sealed_blocks(path: str) -> int:
-    connection = raw(path)
-    try:
-        return int(connection.execute("SELECT count(*) FROM blocks").fetchone()[0])
-    finally:
-        connection.close()
 
 
 def wal_commits(path: str) -> int:

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pysqlite3
 import pytest
+from log_support import wait_until
 
 from zbus import BusConfig
 from zbus.errors import CursorError, LogError
@@ -30,13 +31,6 @@ print(log.cursors.claim("worker", ["a/**"], 3), flush=True)
 log.cursors.advance("worker", 5, lambda error: print(error, flush=True))
 sys.stdin.read()
 """
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
 
 
 def advance(log: SqliteLog, name: str, offset: int) -> None:

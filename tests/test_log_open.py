@@ -1,6 +1,6 @@
 """Opening: one owner, and a log that is not the one that was acknowledged is never taken for it.
 
-`data/log-v1.db` and its head record were written by version 1; `python tests/test_log_open.py` made them.
+`data/log-v1.db` and its head record were written by version 1; `PYTHONPATH=tests/support python tests/test_log_open.py` made them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 import pysqlite3
 import pytest
+from log_support import append
 
 from zbus import BusConfig
-from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogOwned, ZbusError
+from zbus.errors import ConfigInvalid, LogDamaged, LogOwned, ZbusError
 from zbus.keys import KeySet
 from zbus.ports import Row, Span
 from zbus_log import SqliteLog, open_log
@@ -57,16 +58,6 @@ sys.stdin.read()
 
 def row(sequence: int, publisher: int = 1) -> Row:
     return publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None
-
-
-def append(log: SqliteLog, rows: list[Row]) -> list[int]:
-    """Append and wait until the rows are durable."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
-    answer = answers.get(timeout=20)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
 
 
 @contextmanager

@@ -5,20 +5,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import msgspec
-import pysqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from log_support import append, raw, sealed_blocks, wait_until
 
 from zbus import BusConfig, Event
-from zbus.errors import EventCorrupt, LogError, LogTrimmed
+from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
@@ -32,16 +31,6 @@ SECOND = 1_000_000_000
 
 def row(sequence: int, key: str = "a/b", payload: bytes = b"x", at: int = 0) -> Row:
     return 1, sequence, at or sequence, key, payload, None
-
-
-def append(log: SqliteLog, rows: list[Row]) -> list[int]:
-    """Append and wait until the rows are durable."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
-    answer = answers.get(timeout=20)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
 
 
 def follow(log: SqliteLog, keys: KeySet, span: Span = WHOLE, limit: int = 1000) -> list[Event]:
@@ -58,25 +47,6 @@ def follow(log: SqliteLog, keys: KeySet, span: Span = WHOLE, limit: int = 1000) 
         found += events
         span = span._replace(after=page.covered)
     return found
-
-
-def raw(path: str) -> Any:
-    return pysqlite3.connect(path, isolation_level=None)
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
-
-
-def sealed_blocks(path: str) -> int:
-    connection = raw(path)
-    try:
-        return int(connection.execute("SELECT count(*) FROM blocks").fetchone()[0])
-    finally:
-        connection.close()
 
 
 def damage(path: str, statement: str) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pysqlite3
 import pytest
+from log_support import append, ask, wait_until
 
 from zbus import BusConfig
-from zbus.errors import LogError, LogReadOnly, LogTrimmed
+from zbus.errors import LogReadOnly, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
@@ -26,16 +26,6 @@ EVERYTHING = KeySet(["**"])
 
 def row(sequence: int, payload: bytes = b"x", at_ns: int = 0) -> Row:
     return 1, sequence, at_ns or time.time_ns(), f"k/{sequence % 10}", payload, None
-
-
-def append(log: SqliteLog, rows: list[Row]) -> list[int]:
-    """Append and wait until the rows are durable."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
-    answer = answers.get(timeout=20)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
 
 
 def offsets(log: SqliteLog, expression: str = "**") -> list[int]:
@@ -51,24 +41,9 @@ def offsets(log: SqliteLog, expression: str = "**") -> list[int]:
     return found
 
 
-def ask(path: Path, question: str) -> Any:
-    connection = pysqlite3.connect(str(path), isolation_level=None)
-    try:
-        return connection.execute(question).fetchone()[0]
-    finally:
-        connection.close()
-
-
 def used_bytes(path: Path) -> int:
     pages, free, size = (ask(path, f"PRAGMA {name}") for name in ("page_count", "freelist_count", "page_size"))
     return int((pages - free) * size)
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 import pysqlite3
 import pytest
+from log_support import append, ask, wait_until
 
 from zbus import BusConfig
-from zbus.errors import LogError
 from zbus.ports import Row
-from zbus_log import Rules, SqliteLog, open_log, verify
+from zbus_log import Rules, open_log, verify
 from zbus_log.schema import BLOCK
 
 SIZE = 2 * BLOCK + 300  # two sealed blocks, and an end that is not sealed
@@ -25,31 +21,6 @@ SIZE = 2 * BLOCK + 300  # two sealed blocks, and an end that is not sealed
 
 def row(sequence: int) -> Row:
     return 1, sequence, sequence, f"k/{sequence % 10}", b"payload-%06d" % sequence, None
-
-
-def append(log: SqliteLog, rows: list[Row]) -> list[int]:
-    """Append and wait until the rows are durable."""
-    answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
-    answer = answers.get(timeout=20)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
-
-
-def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
-
-
-def ask(path: Path, question: str) -> Any:
-    connection = pysqlite3.connect(str(path), isolation_level=None)
-    try:
-        return connection.execute(question).fetchone()[0]
-    finally:
-        connection.close()
 
 
 def damage(path: Path, statement: str) -> None:

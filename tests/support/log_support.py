@@ -1,0 +1,50 @@
+"""What the tests of the log share: appending and waiting for it, conditions with a deadline, a look into the file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pysqlite3
+
+from zbus.errors import LogError
+from zbus.ports import Row
+from zbus_log import SqliteLog
+
+
+def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[int]:
+    """Append and wait until the rows are durable."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append(rows, answers.put)
+    answer = answers.get(timeout=deadline_s)
+    if isinstance(answer, LogError):
+        raise answer
+    return list(answer)
+
+
+def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+def raw(path: str | Path) -> Any:
+    """A connection of our own to the file, that knows nothing of the log's."""
+    return pysqlite3.connect(str(path), isolation_level=None)
+
+
+def ask(path: str | Path, question: str) -> Any:
+    """The first value that a query returns."""
+    connection = raw(path)
+    try:
+        return connection.execute(question).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def sealed_blocks(path: str | Path) -> int:
+    return int(ask(path, "SELECT count(*) FROM blocks"))
