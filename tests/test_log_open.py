@@ -1,6 +1,7 @@
 """Opening: one owner, and a log that is not the one that was acknowledged is never taken for it.
 
-`data/log-v1.db` and its head record were written by version 1; `PYTHONPATH=tests/support python tests/test_log_open.py` made them.
+`data/log-v1.db` and its head record were written by version 1, by
+`PYTHONPATH=tests/support python tests/test_log_open.py`.
 """
 
 from __future__ import annotations
