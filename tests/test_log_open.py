@@ -564,6 +564,22 @@ def test_after_a_power_cut_a_log_that_was_not_synced_never_gives_an_offset_out_a
     assert list(offsets) == [reserved + 1]
 
 
+def test_after_a_power_cut_another_log_in_its_place_is_still_noticed(tmp_path: Path) -> None:
+    path, other = tmp_path / "app.db", tmp_path / "other.db"
+    for each in (path, other):
+        log = open_log(BusConfig(log=str(each), durability="os"))
+        append(log, [row(sequence) for sequence in range(10)])
+        log.close(5)
+    data = bytearray(Path(f"{path}-head").read_bytes())
+    data[16:24] = (1).to_bytes(8, "little")  # not closed by its owner
+    data[24:60] = b"another boot of this system .........."[:36]
+    Path(f"{path}-head").write_bytes(bytes(data))
+    shutil.copyfile(other, path)
+
+    with pytest.raises(LogDamaged, match="another log"):
+        open_log(BusConfig(log=str(path), durability="os"))
+
+
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for suffix in ("", "-head"):

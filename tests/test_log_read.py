@@ -21,6 +21,8 @@ from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
+from zbus_log.database import make_engine, snapshot
+from zbus_log.keytable import KeyTable
 from zbus_log.reader import PAGE_BYTES_MAX, WINDOW_MIN
 from zbus_log.schema import BLOCK
 
@@ -438,3 +440,21 @@ def test_a_flipped_bit_in_the_file_is_noticed(path: str) -> None:
     assert len(events) == 4
     assert isinstance(error, EventCorrupt)
     assert error.offset == 5
+
+
+def test_a_reader_with_an_older_view_does_not_make_keys_count_twice(log: SqliteLog, path: str) -> None:
+    """Two threads read for the same keys, and the one whose view is older comes last."""
+    append(log, [row(0, key="k/0")])
+    older, newer = make_engine(path, read_only=True), make_engine(path, read_only=True)
+    with older.connect() as behind, newer.connect() as ahead, snapshot(behind):
+        behind.exec_driver_sql("SELECT max(id) FROM keys").scalar_one()  # its view begins here
+        append(log, [row(1, key="k/1")])
+        keys, table = KeySet(["k/*"]), KeyTable()
+
+        table.matching(ahead, keys)
+        table.matching(behind, keys)
+        ids, _ = table.matching(ahead, keys)
+
+        assert sorted(ids) == [1, 2]
+    older.dispose()
+    newer.dispose()

@@ -71,13 +71,12 @@ class KeySet:
     True
     """
 
-    __slots__ = ("_known", "everything", "expressions", "unfiltered")
+    __slots__ = ("_known", "expressions", "unfiltered")
 
     def __init__(self, expressions: Iterable[str]) -> None:
         self.expressions = tuple(dict.fromkeys(check_expression(each) for each in expressions))
         if not self.expressions:
             raise KeyInvalid("", "name at least one key expression, such as '**'")
-        self.everything = "**" in self.expressions
         self.unfiltered = False
         self._known: dict[str, bool] = {}
 

@@ -26,10 +26,6 @@ class KeyTable:
         self._matching: dict[tuple[str, ...], tuple[int, list[int]]] = {}
         self._lock = threading.Lock()
 
-    def name(self, id_: int) -> str:
-        """The key of an id that `learn` has seen."""
-        return self._names[id_]
-
     def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, str]:
         """Names for at least these ids; a page keeps what it got until it is decoded."""
         names, ids = self._names, set(ids)
@@ -52,7 +48,8 @@ class KeyTable:
                 for low, high in {_bounds(each) for each in keys.expressions}:
                     fresh.update(_decode(connection.exec_driver_sql(_SINCE, (seen, low, high)).scalar_one()))
                 ids = ids + [id_ for id_, name in fresh.items() if id_ <= newest and name in keys]
-            self._matching[keys.expressions] = (newest, ids)
+            # Another thread may have looked at a newer view: forgetting that would enter its keys twice.
+            self._matching[keys.expressions] = (max(seen, newest), ids)
             while len(self._matching) > SETS_KEPT_MAX:
                 self._matching.pop(next(iter(self._matching)))
             return ids, len(ids) / newest if newest else 0.0

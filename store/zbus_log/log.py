@@ -25,7 +25,7 @@ from .headrecord import RESERVE, Head, HeadRecord
 from .reader import Reader
 from .retention import Rules, Trimmed, plan, trim_step
 from .schema import (
-    BLOCK,
+    SEALED_UNTIL,
     VERSION,
     check_is_log,
     file_version,
@@ -266,6 +266,7 @@ class SqliteLog:
         """Hold the file against the record; return what the record shall say from now on."""
         head, epoch = get_head(self._writing), get_epoch(self._writing)
         problem: LogDamaged | None = None
+        end_is_missing = False
         if known is None:
             if head == 0:
                 return Head(epoch)
@@ -274,6 +275,7 @@ class SqliteLog:
         elif known.epoch != epoch and known.head > 0:
             problem = LogDamaged(self.path, "this is another log than the one that was here", (1, known.head))
         elif head < known.head:
+            end_is_missing = True
             reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
             problem = LogDamaged(self.path, reason, (head + 1, known.head))
         else:
@@ -282,7 +284,8 @@ class SqliteLog:
                 count = sum(last - first + 1 for first, last in gaps)
                 reason = f"{count} events are missing among the newest, the first at offset {gaps[0][0]}"
                 problem = LogDamaged(self.path, reason, (gaps[0][0], gaps[-1][1]))
-        cut = self._record is not None and self._record.power_was_cut
+        # Durability 'os' allows for a lost end after a power cut, and for nothing else.
+        cut = self._record is not None and self._record.power_was_cut and (problem is None or end_is_missing)
         if problem is None and not cut:
             return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
         if problem is not None and not accept_loss and not cut:
@@ -305,9 +308,7 @@ class SqliteLog:
 
     def _tail_gaps(self, head: int) -> list[tuple[int, int]]:
         """Offsets that are missing in the end that is not sealed yet, apart from losses that are known."""
-        sealed = self._writing.exec_driver_sql(
-            f"SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks"
-        ).scalar_one()
+        sealed = self._writing.exec_driver_sql(f"SELECT {SEALED_UNTIL}").scalar_one()
         return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
     def _retain_now_and_then(self) -> None:

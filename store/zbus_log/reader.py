@@ -19,14 +19,13 @@ from zbus.ports import Span
 from .database import log_errors, snapshot
 from .keytable import KeyTable
 from .rows import PAGE, SIZE, RowPage
-from .schema import BLOCK, get_head, get_low_water
+from .schema import BLOCK, SEALED_UNTIL, get_head, get_low_water
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
 SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
 
-_SEALED = f"(SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
 _TIMES = "published_at BETWEEN :from_ns AND :to_ns"
 _ALL = f"SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit"
 _MOST = f"""
@@ -41,7 +40,7 @@ SELECT events.* FROM (
     AND entry.value > :after AND entry.value <= :until
     UNION ALL
     SELECT offset FROM events
-    WHERE offset > max(:after, {_SEALED}) AND offset <= :until AND key IN (SELECT value FROM json_each(:keys))
+    WHERE offset > max(:after, {SEALED_UNTIL}) AND offset <= :until AND key IN (SELECT value FROM json_each(:keys))
     ORDER BY offset
 ) AS wanted CROSS JOIN events ON events.offset = wanted.offset WHERE {_TIMES} ORDER BY events.offset LIMIT :limit
 """
@@ -144,7 +143,7 @@ class _CountedPage(RowPage):
 def first_at(connection: Connection, time_ns: int, head: int) -> int:
     """The lowest offset published at or after a time; one past the head if there is none."""
     block = connection.exec_driver_sql("SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)).scalar()
-    start = f"{int(block) * BLOCK}" if block is not None else f"{_SEALED} + 1"
+    start = f"{int(block) * BLOCK}" if block is not None else f"{SEALED_UNTIL} + 1"
     found = connection.exec_driver_sql(
         f"SELECT offset FROM events WHERE offset >= {start} AND published_at >= ? ORDER BY offset LIMIT 1",
         (time_ns,),
@@ -155,7 +154,7 @@ def first_at(connection: Connection, time_ns: int, head: int) -> int:
 def _last_at(connection: Connection, time_ns: int) -> int:
     """No event published up to a time lies beyond this offset."""
     tail = connection.exec_driver_sql(
-        f"SELECT max(offset) FROM events WHERE offset > {_SEALED} AND published_at <= ?", (time_ns,)
+        f"SELECT max(offset) FROM events WHERE offset > {SEALED_UNTIL} AND published_at <= ?", (time_ns,)
     ).scalar()
     if tail is not None:
         return int(tail)

@@ -21,6 +21,8 @@ from zbus.errors import LogDamaged
 from .database import PAGE_BYTES, transaction
 
 BLOCK = 4096
+# The last offset of the newest sealed block, -1 if there is none; beyond it only a scan finds events.
+SEALED_UNTIL = f"(SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
 
 metadata = MetaData()
 

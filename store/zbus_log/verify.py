@@ -12,7 +12,7 @@ from zbus.ports import Span
 from .database import log_errors, make_engine
 from .headrecord import Head, read_record
 from .reader import Reader
-from .schema import BLOCK, get_epoch
+from .schema import SEALED_UNTIL, get_epoch
 
 PAGE = 2048
 
@@ -56,7 +56,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
                 if not any(first <= before + 1 and offset - 1 <= last for first, last in losses)
             ]
             unindexed = connection.exec_driver_sql(
-                f"SELECT count(*) FROM events WHERE offset <= (SELECT max(block) * {BLOCK} + {BLOCK - 1} FROM blocks)"
+                f"SELECT count(*) FROM events WHERE offset <= {SEALED_UNTIL}"
                 " AND (key, offset) NOT IN (SELECT by_key.key, entry.value FROM by_key, json_each(offsets) AS entry)"
             ).scalar_one()
             if unindexed:
