@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zbus import Event, EventInvalid, KeyInvalid
-from zbus.codec import VERSION, decode, encode
+from zbus.codec import MANY, decode, encode, join, open_frame
+from zbus.codec import ONE as VERSION
 from zbus.keys import check_key
 
 EVENT = Event(
@@ -99,7 +100,7 @@ def test_any_msgpack_reader_finds_the_five_fields_of_every_event_plane_first(eve
 
 
 def test_further_fields_at_the_end_are_accepted_so_that_later_versions_can_add_some() -> None:
-    assert decode(envelope([*fields(), "later", {"more": [1, None]}])) == EVENT
+    assert decode(envelope([*fields(), 3, 41, [5], "later", {"more": [1, None]}])) == EVENT
 
 
 def test_an_envelope_is_read_from_any_buffer() -> None:
@@ -107,10 +108,24 @@ def test_an_envelope_is_read_from_any_buffer() -> None:
     assert decode(memoryview(GOLDEN)) == EVENT  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("version", [version for version in range(256) if version != VERSION])
+@pytest.mark.parametrize("version", [version for version in range(256) if version not in (VERSION, MANY)])
 def test_another_version_is_refused_and_named(version: int) -> None:
     with pytest.raises(EventInvalid, match=f"version 1: it starts with {version}$"):
         decode(bytes([version]) + GOLDEN[1:])
+
+
+def test_an_envelope_says_which_log_it_is_from_and_what_came_before_it_there() -> None:
+    (found,) = open_frame(encode(EVENT, 3, 41, (5, 9)))
+
+    assert (found.origin, found.previous, found.via, found.offset) == (3, 41, (5, 9), 42)
+    assert decode(encode(EVENT, 3, 41, (5, 9))) == EVENT
+
+
+@given(st.lists(events, min_size=1, max_size=20))
+def test_envelopes_that_share_a_frame_are_the_same_as_alone(several: list[Event]) -> None:
+    frames = [encode(event, 3, 1) for event in several]
+
+    assert open_frame(join(frames)) == [open_frame(frame)[0] for frame in frames]
 
 
 def test_nothing_at_all_is_refused() -> None:

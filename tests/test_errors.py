@@ -34,6 +34,11 @@ EXAMPLES: list[errors.ZbusError] = [
     errors.EventCorrupt(12, "bad checksum"),
     errors.CursorError("billing", "in use by process 4711"),
     errors.FabricError("zenoh could not send"),
+    errors.FabricLacks("nats+raw", "asking other nodes"),
+    errors.RequestError("no answer"),
+    errors.NobodyAnswers("prices/quote"),
+    errors.RequestTimeout("prices/quote", 2.5),
+    errors.HandlerFailed("prices/quote", "KeyError", "'sku'"),
     errors.SubscriberLagged(("a/**", "b"), 3, 5, 9, 1000),
 ]
 

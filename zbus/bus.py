@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
@@ -14,28 +14,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
 from .delivery import Delivery
-from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, ZbusError
+from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
 from .headers import decode_headers, encode_headers
-from .inbox import Inbox
 from .keys import KeySet, check_key
-from .network import Network
-from .outbox import Outbox
 from .payload import encode_payload
-from .ports import Fabric, Log, Row
+from .ports import Log, Row
 from .publisher import EventPublisher
 from .records import BUS_STARTED, BUS_STOPPED, record
 from .replay import Replay
+from .requests import Handler as Answer
+from .requests import Requests
 from .scope import Scope
 from .service import Handler, serve
 from .subscriber import EventSubscriber, Overflow, Start, check_options
 
 if TYPE_CHECKING:
     from .config import BusConfig
+    from .network import Network
+    from .outbox import Forward
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
+A = TypeVar("A", bound=Answer)
 
 READ_THREADS = 2
 
@@ -73,17 +75,18 @@ class Bus:
         self.payload_bytes_max = config.payload_bytes_max
         self.read_only = config.read_only
         self.log: Log | None = None
-        self.fabric: Fabric | None = None
+        self.network: Network | None = None
         self.commits: Commits | None = None
         self.gate = Gate()
         self.is_open = False
         self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
         self.delivery = Delivery()
+        self.forward: Callable[[str], Forward] | None = None  # set by a bridge, for each of its links by name
         self._session = session
+        self._requests: Requests | None = None
         self._subscriptions: set[EventSubscriber] = set()
         self._counts: Counter[str] = Counter()
         self._executor: ThreadPoolExecutor | None = None
-        self._network: Network | None = None
         self._services: set[asyncio.Task[None]] = set()
         self._handlers: list[Callable[[], None]] = []
         self._unyielded = 0
@@ -102,7 +105,7 @@ class Bus:
 
     async def start(self) -> None:
         """Open the log and the fabric; `async with` does this. Cancelled or failed, nothing stays open."""
-        from .plugins import open_fabric, open_log
+        from .plugins import open_log
 
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
@@ -111,11 +114,10 @@ class Bus:
             self.log = await self._opened(
                 lambda: open_log(self.config), lambda log: log.close(1.0) if log is not None else None
             )
-            self.fabric = await self._opened(
-                lambda: open_fabric(self.config, self._session), lambda fabric: fabric.close()
-            )
             await self._connect()
         except BaseException:
+            if self.network is not None:
+                await asyncio.shield(asyncio.ensure_future(self.network.aclose()))
             self._release(1.0)
             raise
         self.is_open = True
@@ -146,18 +148,29 @@ class Bus:
             raise
 
     async def _connect(self) -> None:
-        log, fabric = self.log, self.fabric
-        assert fabric is not None
+        log, config = self.log, self.config
         if log is not None:
             self.delivery.delivered = await self.run(log.head)
             if log.read_only:
                 loop = asyncio.get_running_loop()
                 log.watch(lambda head: _call_soon(loop, self._moved, head))
-            else:
-                self.commits = Commits(log, self.gate, self.config.pending_bytes_max, self._stored)
-        if fabric.networked and not self.read_only:
-            outbox = await self.run(Outbox, fabric, log, self.count)
-            self._network = Network(fabric, outbox, Inbox(self.delivery.unstored, self.count))
+                return
+            self.commits = Commits(log, self.gate, config.pending_bytes_max, self._stored)
+        from .network import Network  # not before: it takes a while to import
+
+        self.network = Network(self)
+        self._requests = Requests(self.network, self.payload_bytes_max)
+        await self.network.start()
+        for url in config.transports or (config.transport,):
+            await self.link(url)
+
+    async def link(self, url: str) -> None:
+        """Open a transport and use it beside the others. Cancelled or failed, it is closed again."""
+        from .plugins import open_fabric
+
+        assert self.network is not None
+        fabric = await self._opened(lambda: open_fabric(self.config, url, self._session), lambda fabric: fabric.close())
+        await self.network.add(url, fabric)
 
     async def _close(self) -> None:
         timeout_s = self.config.close_timeout_s
@@ -181,6 +194,8 @@ class Bus:
         if self._services:
             await asyncio.wait(self._services, timeout=left / 4)
         await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
+        if self.network is not None:
+            await self.network.aclose()
         # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
         # that an interrupt at this very moment leaves nothing that the process would wait for.
         loop = asyncio.get_running_loop()
@@ -205,10 +220,8 @@ class Bus:
     def _release(self, timeout_s: float) -> None:
         """Close what is open, outermost first. Each part has a bound of its own."""
         self.is_open = False
-        if self._network is not None:
-            self._network.close(timeout_s / 2)
-        if self.fabric is not None:
-            self.fabric.close()
+        if self.network is not None:
+            self.network.close(timeout_s / 2)
         if self.log is not None:
             self.log.close(timeout_s)
         if self._executor is not None:
@@ -310,6 +323,72 @@ class Bus:
 
         return register
 
+    async def request(
+        self,
+        key: str,
+        payload: Any = b"",
+        *,
+        timeout: float = 5.0,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+    ) -> Event:
+        """Ask whoever serves `key`, on this node or another, and return the reply.
+
+            reply = await bus.request("prices/quote", {"sku": 7}, timeout=2)
+            reply.decode(Quote)
+
+        Raises `NobodyAnswers` (nothing was done), `RequestTimeout` (it may have been handled), or
+        `HandlerFailed` (the handler raised). Cancelled, the handler is cancelled too.
+        """
+        self._check_open("ask")
+        if self._requests is None:
+            raise NobodyAnswers(key)
+        return await self._requests.ask(key, payload, timeout, headers, correlation_id)
+
+    def serve(self, key: str) -> Callable[[A], A]:
+        """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
+
+        @bus.serve("prices/quote")
+        async def quote(question): return {"price": 12}
+        """
+
+        def register(handler: A) -> A:
+            def begin() -> None:
+                if self._requests is None:
+                    raise ConfigInvalid("read_only", "a bus that is read-only serves nothing")
+                self._requests.serve(key, handler)
+
+            check_key(key)
+            begin() if self.is_open else self._handlers.append(begin)
+            return handler
+
+        return register
+
+    async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
+        """Move to another transport without losing or repeating an event.
+
+        The new one is heard first, both carry events for `overlap_s`, then the old ones send what they have
+        left and close. With a log, what other nodes miss in between they ask for. Cancelled, both stay in use.
+        """
+        self._check_open("switch the transport")
+        if self.network is None:
+            raise ConfigInvalid("transport", "a bus that is read-only has none")
+        old = list(self.network.links)
+        await self.link(url)
+        await asyncio.sleep(overlap_s if old else 0)
+        for link in old:
+            await self.network.remove(link, self.config.close_timeout_s / 2)
+
+    async def receive_on(self, *transports: str) -> None:
+        """Of several transports, receive on these only, by name or URL; on all, if none is given.
+
+        The flag of a migration: publishing goes on over all of them, and it can be moved back at any time.
+        """
+        self._check_open("choose where to receive")
+        if self.network is None:
+            raise ConfigInvalid("transport", "a bus that is read-only has none")
+        await self.network.receive_on(transports)
+
     def replay(
         self,
         *key_exprs: str,
@@ -347,8 +426,8 @@ class Bus:
             "mode": self.config.mode,
             "subscriptions": len(self._subscriptions),
         }
-        if self.fabric is not None:
-            found |= self.fabric.diagnostics()
+        if self.network is not None:
+            found |= self.network.diagnostics()
         if self.log is not None:
             found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.delivery.delivered}
         return found
@@ -357,17 +436,20 @@ class Bus:
     def zenoh(self) -> Any:
         """The Zenoh session of this bus, for code that speaks Zenoh itself."""
         self._check_open("use its Zenoh session")
-        return getattr(self.fabric, "session", None)
+        assert self.network is not None
+        fabrics = [*self.network.embedded, *(link.fabric for link in self.network.links)]
+        return next((fabric.session for fabric in fabrics if hasattr(fabric, "session")), None)
 
     # For publishers, subscribers and replays, on the loop.
 
-    def attach(self, subscription: EventSubscriber) -> None:
-        """Route to a new subscription."""
+    def attach(self, subscription: EventSubscriber) -> asyncio.Future[Any] | None:
+        """Route to a new subscription; the future tells when other nodes are asked for it too."""
         self._subscriptions.add(subscription)
         for expression in subscription.key_exprs:
             self.delivery.router.add(expression, subscription)
-        if self._network is not None:
-            self._network.want(subscription.key_exprs)
+        if self.network is None:
+            return None
+        return self.network.want(subscription.key_exprs, subscription.since_ns, subscription.records)
 
     def detach(self, subscription: EventSubscriber) -> None:
         """Forget a subscription."""
@@ -376,8 +458,8 @@ class Bus:
             self.gate.open(subscription)
             for expression in subscription.key_exprs:
                 self.delivery.router.remove(expression, subscription)
-            if self._network is not None:
-                self._network.unwant(subscription.key_exprs)
+            if self.network is not None:
+                self.network.unwant(subscription.key_exprs, subscription.records)
 
     async def room(self, key: str) -> None:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
@@ -391,9 +473,9 @@ class Bus:
         """Deliver an event that no log keeps, letting readers run when queues fill."""
         if self.read_only and self.log is not None:
             raise LogReadOnly(self.log.path)
-        self.delivery.unstored(Event(*row[:5], decode_headers(row[5])))
-        if self._network is not None:
-            self._network.send([row], [0])
+        self.delivery.unstored((Event(*row[:5], decode_headers(row[5])),))
+        if self.network is not None:
+            self.network.send_unlogged((row,))
         self._unyielded += 1
         if self.crowded or self._unyielded >= 256:
             self.crowded, self._unyielded = False, 0
@@ -421,8 +503,8 @@ class Bus:
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         rows, offsets = self.delivery.stored(rows, offsets)
-        if self._network is not None and rows:
-            self._network.send(rows, offsets)
+        if self.network is not None and rows:
+            self.network.send(rows, offsets)
 
     def _moved(self, head: int) -> None:
         if head > self.delivery.delivered:

@@ -1,13 +1,16 @@
-"""The envelope on the wire: one version byte, then a msgpack array.
+"""Envelopes on the wire, one or several in a frame.
 
-The five fields of every event plane come first (publisher_id, sequence, published_at, topic,
-payload), then key, headers and the offset in the sender's log. A reader of this version accepts
-further fields at the end, so that later versions can add some.
+An envelope is a msgpack array. The five fields of every event plane come first (publisher_id,
+sequence, published_at, topic, payload), then key, headers, the offset in the sender's log, which log
+that is (`origin`), the offset of the event before it on the same key there (`previous`), and the bridges
+it crossed (`via`). A reader accepts further fields at the end, so that later versions can add some.
+
+A frame is one byte that says what follows, then msgpack: one envelope, or an array of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,12 +18,16 @@ from .errors import EventInvalid, KeyInvalid
 from .event import Event
 from .keys import check_key
 
-VERSION = 1
-_PREFIX = bytes([VERSION])
+ONE, MANY, BEACON, CANCEL = 1, 2, 3, 4  # the first byte of a frame
+VIA_MAX = 16  # bridges in a row
+KEYS_KEPT_MAX = 10_000
+_ONE, _MANY = bytes([ONE]), bytes([MANY])
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Envelope(msgspec.Struct, array_like=True, frozen=True):
+class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An event as it travels. `origin` 0 stands for a sender that has no place to ask for what is missing."""
+
     publisher_id: int
     sequence: int
     published_at: int
@@ -29,55 +36,94 @@ class _Envelope(msgspec.Struct, array_like=True, frozen=True):
     key: str
     headers: dict[str, str]
     offset: int
+    origin: int = 0
+    previous: int = 0
+    via: tuple[int, ...] = ()
+
+    def event(self, offset: int = 0) -> Event:
+        """The event, at an offset of this node's log, or at none."""
+        return Event(self.publisher_id, self.sequence, self.published_at, self.key, self.payload, self.headers, offset)
 
 
-_decode = msgspec.msgpack.Decoder(_Envelope).decode
+_decode_one = msgspec.msgpack.Decoder(Envelope).decode
+_decode_many = msgspec.msgpack.Decoder(list[Envelope]).decode
+_known_keys: set[str] = set()
 
 
-def encode(event: Event) -> bytes:
-    """The envelope of one event.
+def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...] = ()) -> bytes:
+    """A frame with the envelope of one event.
 
     >>> decode(encode(Event(1, 0, 5, "a/b", b"x"))).key
     'a/b'
     """
-    headers: Mapping[str, str] = event.headers
-    return _PREFIX + _encode(
-        (
-            event.publisher_id,
-            event.sequence,
-            event.published_at,
-            event.topic,
-            event.payload,
-            event.key,
-            headers,
-            event.offset,
-        )
+    fields = (
+        event.publisher_id,
+        event.sequence,
+        event.published_at,
+        event.topic,
+        event.payload,
+        event.key,
+        event.headers,
+        event.offset,
     )
+    return _ONE + _encode((*fields, origin, previous, via) if origin else fields)
 
 
-def decode(data: bytes) -> Event:
-    """Read an envelope; raise `EventInvalid` with the reason for anything that is not one."""
-    if data[:1] != _PREFIX:
-        found = data[0] if data else "nothing"
-        raise EventInvalid(f"not an envelope of version {VERSION}: it starts with {found}")
+def join(frames: Sequence[bytes]) -> bytes:
+    """One frame of several that hold one envelope each.
+
+    >>> [event.sequence for event in unpack(join([encode(Event(1, n, 5, "a/b", b"x")) for n in (0, 1)]))]
+    [0, 1]
+    """
+    if len(frames) == 1:
+        return frames[0]
+    return b"".join((_MANY, b"\xdd", len(frames).to_bytes(4), *[frame[1:] for frame in frames]))
+
+
+def decode(frame: bytes) -> Event:
+    """The event of a frame that holds one, with the offset in the sender's log."""
+    envelopes = open_frame(frame)
+    if len(envelopes) != 1:
+        raise EventInvalid(f"not one envelope but {len(envelopes)}")
+    return envelopes[0].event(envelopes[0].offset)
+
+
+def unpack(frame: bytes) -> list[Event]:
+    """The events of a frame, each with the offset in the sender's log."""
+    return [envelope.event(envelope.offset) for envelope in open_frame(frame)]
+
+
+def open_frame(frame: bytes) -> list[Envelope]:
+    """The envelopes of a frame, checked; raise `EventInvalid` with the reason for anything that is none."""
+    kind = frame[0] if frame else None
     try:
-        envelope = _decode(memoryview(data)[1:])
+        if kind == ONE:
+            envelopes = [_decode_one(memoryview(frame)[1:])]
+        elif kind == MANY:
+            envelopes = _decode_many(memoryview(frame)[1:])
+        else:
+            found = "nothing" if kind is None else kind
+            raise EventInvalid(f"not an envelope of version {ONE}: it starts with {found}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
-    if min(envelope.publisher_id, envelope.sequence, envelope.published_at, envelope.offset) < 0:
-        raise EventInvalid("not an envelope: a negative number")
-    if max(envelope.publisher_id, envelope.sequence, envelope.published_at, envelope.offset) >= 1 << 63:
-        raise EventInvalid("not an envelope: a number over 63 bits")
+    for envelope in envelopes:
+        numbers = (envelope.publisher_id, envelope.sequence, envelope.published_at, envelope.offset, envelope.previous)
+        if min(numbers) < 0:
+            raise EventInvalid("not an envelope: a negative number")
+        if max(numbers) >= 1 << 63 or not 0 <= envelope.origin < 1 << 63:
+            raise EventInvalid("not an envelope: a number over 63 bits")
+        if len(envelope.via) > VIA_MAX:
+            raise EventInvalid(f"not an envelope: it crossed over {VIA_MAX} bridges")
+        if envelope.key not in _known_keys:
+            _check_key(envelope.key)
+    return envelopes
+
+
+def _check_key(key: str) -> None:
     try:
-        check_key(envelope.key)
+        check_key(key)
     except KeyInvalid as error:
         raise EventInvalid(f"not an envelope: {error}") from error
-    return Event(
-        envelope.publisher_id,
-        envelope.sequence,
-        envelope.published_at,
-        envelope.key,
-        envelope.payload,
-        envelope.headers,
-        envelope.offset,
-    )
+    if len(_known_keys) >= KEYS_KEPT_MAX:
+        _known_keys.clear()
+    _known_keys.add(key)

@@ -11,8 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from .errors import ConfigInvalid
+from .errors import ConfigInvalid, KeyInvalid
+from .keys import KeySet
 
+_TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
+_NO_TRANSPORT = "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
 
 
@@ -21,7 +24,7 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-Endpoints = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class BusConfig(BaseSettings):
@@ -36,12 +39,15 @@ class BusConfig(BaseSettings):
     log: str | None = Field(None, description="path of the log, 'memory' for one that ends with the bus, or none")
     read_only: bool = Field(False, description="read a log that another process owns")
     durability: Literal["fsync", "os"] = Field("fsync", description="'os' survives a crash, not a power cut")
-    transport: str = Field("zenoh", description="'zenoh', or the name or URL of another transport")
+    transport: str = Field("zenoh", repr=False, description="'zenoh', or the name or URL of another transport")
+    transports: Strings = Field((), repr=False, description="several at once, while a fleet moves from one to another")
+    receive_on: Strings = Field((), description="receive on these of them only, by name; default: on all")
     mode: Literal["embedded", "peer", "client", "router"] = Field("embedded", description="embedded: no network")
-    listen: Endpoints = Field((), description="where to listen, such as tcp/127.0.0.1:7447")
-    connect: Endpoints = Field((), description="which nodes to connect to")
-    record: Literal["own"] = Field("own", description="what the log keeps: the events published on this node")
-    wire: Literal["zbus"] = Field("zbus", description="the envelope on the wire")
+    listen: Strings = Field((), description="where to listen, such as tcp/127.0.0.1:7447")
+    connect: Strings = Field((), description="which nodes to connect to")
+    options: dict[str, str] = Field({}, repr=False, description="what the transport needs besides: see its page")
+    record: Literal["own"] | Strings = Field("own", description="'own', or expressions of what else the log keeps")
+    wire: Literal["zbus", "dynamo"] = Field("zbus", description="the envelope on the wire")
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
@@ -68,9 +74,26 @@ class BusConfig(BaseSettings):
     @field_validator("transport", mode="before")
     @classmethod
     def _transport_named(cls, value: object) -> object:
-        if isinstance(value, str) and not re.fullmatch(r"[a-z][a-z0-9]*(://\S*)?", value):
-            raise ValueError("a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'")
+        if isinstance(value, str) and not _TRANSPORT.fullmatch(value):
+            raise ValueError(_NO_TRANSPORT)
         return value
+
+    @field_validator("transports")
+    @classmethod
+    def _transports_named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_TRANSPORT.fullmatch(each) for each in value):
+            raise ValueError(_NO_TRANSPORT)
+        return value
+
+    @field_validator("record")
+    @classmethod
+    def _record_named(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if value in ("own", ("own",)):
+            return "own"
+        try:
+            return KeySet(value).expressions
+        except KeyInvalid as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("listen", "connect")
     @classmethod
@@ -89,6 +112,16 @@ class BusConfig(BaseSettings):
             raise _Contradiction("connect", "mode 'client' needs at least one endpoint to connect to")
         if self.mode in ("peer", "router") and not (self.listen or self.connect):
             raise _Contradiction("listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to")
+        chosen = [each for each in self.receive_on if not any(url.startswith(each) for url in self.transports)]
+        if chosen:
+            raise _Contradiction("receive_on", f"{chosen[0]!r} is none of `transports`")
+        names = {each.partition("://")[0] for each in self.transports or (self.transport,)}
+        if self.wire == "dynamo" and not names <= {"nats", "zmq"}:
+            raise _Contradiction("wire", "the dynamo wire is spoken on nats and zmq")
+        if self.record != "own" and self.log is None:
+            raise _Contradiction("record", "there is no log: set log to a path")
+        if self.read_only and self.record != "own":
+            raise _Contradiction("record", "a log that is only read records nothing")
         if self.log is None:
             for field in ("read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
                 if getattr(self, field):
@@ -98,11 +131,6 @@ class BusConfig(BaseSettings):
         if self.read_only and self.mode != "embedded":
             raise _Contradiction("mode", "a bus that is read-only is embedded")
         return self
-
-    @property
-    def transport_name(self) -> str:
-        """The transport without the rest of its URL."""
-        return self.transport.partition("://")[0]
 
 
 class _Contradiction(ValueError):

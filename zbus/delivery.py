@@ -66,10 +66,19 @@ class Delivery:
         self._remember(rows, offsets)
         return rows, offsets
 
-    def unstored(self, event: Event) -> None:
-        """Deliver an event that the log of this node does not have."""
-        for target in self.router.routes(event.key):
-            target.offer((event,))
+    def unstored(self, events: Sequence[Event]) -> None:
+        """Deliver events that the log of this node does not have."""
+        routes, wanted = self.router.routes, self._wanted
+        if len(events) == 1:
+            for target in routes(events[0].key):
+                target.offer(events)
+            return
+        for event in events:
+            for target in routes(event.key):
+                wanted[target].append(event)
+        for target, offered in wanted.items():
+            target.offer(offered)
+        wanted.clear()
 
     def recent_after(self, offset: int, limit: int) -> list[Event] | None:
         """The delivered events after `offset`, if they are few and still in memory; else None."""

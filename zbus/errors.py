@@ -18,6 +18,11 @@
     │   └── EventCorrupt       one stored event fails its checksum: skip it on request
     ├── CursorError          a durable name: in use, unknown, or not usable here
     ├── FabricError          stored, perhaps not sent to other nodes: it is sent again from the log
+    │   └── FabricLacks        this transport cannot do what was asked: choose another, or do without
+    ├── RequestError         a question to another node
+    │   ├── NobodyAnswers      nothing was done: nobody answers for the key now
+    │   ├── RequestTimeout     no answer in time: it may or may not have been handled
+    │   └── HandlerFailed      the handler at the far end raised: its error is told
     └── SubscriberLagged     not seen by this subscriber: replay after `after`
 
 Each error pickles, with its fields.
@@ -229,6 +234,52 @@ class FabricError(ZbusError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class FabricLacks(FabricError):
+    """The transport cannot do this. Nothing was sent, and nothing else changed."""
+
+    def __init__(self, transport: str, capability: str) -> None:
+        super().__init__(f"the transport {transport} cannot do this: {capability}")
+        self.args = (transport, capability)
+        self.transport, self.capability = transport, capability
+
+
+class RequestError(ZbusError):
+    """A question to another node was not answered as it should."""
+
+
+class NobodyAnswers(RequestError):
+    """Nobody answers for the key now. Nothing was done."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"nobody answers for {self.key!r} now; nothing was done. Start what serves it, and ask again"
+
+
+class RequestTimeout(RequestError):
+    """No answer came in time. It is not known whether the question was handled."""
+
+    def __init__(self, key: str, timeout_s: float) -> None:
+        super().__init__(key, timeout_s)
+        self.key, self.timeout_s = key, timeout_s
+
+    def __str__(self) -> str:
+        return f"no answer for {self.key!r} within {self.timeout_s:g} s; it may or may not have been handled"
+
+
+class HandlerFailed(RequestError):
+    """The handler at the far end raised. `kind` is the name of its error's type."""
+
+    def __init__(self, key: str, kind: str, reason: str) -> None:
+        super().__init__(key, kind, reason)
+        self.key, self.kind, self.reason = key, kind, reason
+
+    def __str__(self) -> str:
+        return f"the handler of {self.key!r} raised {self.kind}: {self.reason}"
 
 
 class SubscriberLagged(ZbusError):

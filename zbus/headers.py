@@ -26,6 +26,8 @@ _NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_source = msgspec.msgpack.Decoder(tuple[int, int, tuple[int, ...], str, dict[str, str]]).decode
+_SOURCE = 0x95  # an array of five: the headers of an event that another node published, and where it came from
 _ENCODED_TYPE = {kind: _encode({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
 
 
@@ -58,6 +60,35 @@ def encode_headers(
     return encoded
 
 
+class Foreign(dict[str, str]):
+    """The headers of an event that was received and recorded here: the same, and where it came from.
+
+    `origin` is the node that sent it, `offset` its place in the log there, `via` the bridges it crossed
+    before, `link` the transport over which it came.
+    """
+
+    __slots__ = ("link", "offset", "origin", "via")
+
+    def __init__(
+        self, headers: Mapping[str, str], origin: int, offset: int, via: tuple[int, ...] = (), link: str = ""
+    ) -> None:
+        super().__init__(headers)
+        self.origin, self.offset, self.via, self.link = origin, offset, via, link
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return dict, (dict(self),)  # elsewhere it is an event like any other
+
+
+def encode_foreign(headers: Foreign) -> bytes:
+    """What the log keeps of headers that came with an event from another node."""
+    return _encode((headers.origin, headers.offset, headers.via, headers.link, dict(headers)))
+
+
 def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
     """The headers of a stored event; none is the common case."""
-    return cast("Mapping[str, str]", _decode(encoded)) if encoded else NO_HEADERS
+    if not encoded:
+        return NO_HEADERS
+    if encoded[0] == _SOURCE:
+        origin, offset, via, link, headers = _decode_source(encoded)
+        return Foreign(headers, origin, offset, via, link)
+    return cast("Mapping[str, str]", _decode(encoded))

@@ -1,85 +1,285 @@
-"""The inbox: envelopes from other nodes, off the fabric's threads and onto the loop, once per burst."""
+"""The inbox: frames from other nodes, off the fabrics' threads and onto the loop, once per burst.
+
+What is new goes to the subscriptions; what this node records goes to its log first, and reaches them
+from there. Whoever sent it is an `Origin`, which knows what is missing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from .codec import decode
-from .errors import EventInvalid
+from .beacon import decode_beacon
+from .codec import BEACON, CANCEL, Envelope, open_frame
+from .errors import EventInvalid, LogError
 from .event import Event
+from .headers import Foreign, encode_foreign
+from .logservice import LogPage
+from .origin import Origin
+from .ports import Receive, Row
 from .records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
+from .seen import Seen
 
-INBOX_EVENTS_MAX = 100_000
-PUBLISHERS_KEPT_MAX = 100_000
+if TYPE_CHECKING:
+    from .bus import Bus
+    from .network import Network
+
+INBOX_BYTES_MAX = 64 * 1024 * 1024
+TURN_FRAMES = 256  # then the loop has its turn
+ORIGINS_MAX = 10_000
 REPORT_S = 60.0
+
+Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
 
 class Inbox:
-    """Decodes, leaves out what was seen before, and reports what is missing, by publisher and sequence."""
+    """Lives on the loop; `receiver` is for the fabrics' threads."""
 
-    def __init__(self, deliver: Callable[[Event], None], count: Callable[[str, int], None]) -> None:
-        self._deliver, self._count = deliver, count
+    def __init__(self, bus: Bus, network: Network) -> None:
+        self.wants, self.count = network.wants, bus.count
+        self._own, self._network = network.origin, network
+        self._deliver, self._commits = bus.delivery.unstored, bus.commits
+        self._payload_bytes_max = bus.payload_bytes_max
         self._loop = asyncio.get_running_loop()
-        self._received: deque[bytes] = deque()
+        self._received: deque[Frame] = deque()
+        self._bytes = self._overflowed = 0
+        self._lock = threading.Lock()
         self._armed = False
-        self._last: dict[int, int] = {}
+        self._seen = Seen()
+        self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
-        self._overflowed = 0
+        self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self._storing: dict[int, asyncio.Future[Any]] = {}
 
-    def receive(self, envelope: bytes) -> None:
-        """On the fabric's thread: append and wake, nothing else."""
-        if len(self._received) >= INBOX_EVENTS_MAX:
-            self._overflowed += 1
-            return
-        self._received.append(envelope)
-        if not self._armed:
-            self._armed = True
-            try:
-                self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                pass  # the loop is closed, and with it the bus
+    def receiver(self, link: str, dense: bool) -> Receive:
+        """What a fabric calls: append and wake, nothing else."""
+
+        def receive(frame: bytes, done: Callable[[], None] | None = None) -> None:
+            with self._lock:
+                if self._bytes > INBOX_BYTES_MAX:
+                    self._overflowed += 1
+                    return
+                self._bytes += len(frame)
+                self._received.append((frame, done, link, dense))
+                if self._armed:
+                    return
+                self._armed = True
+            self._arm()
+
+        return receive
+
+    def wants_changed(self) -> None:
+        """Other expressions are wanted from now on."""
+        for origin in self._origins.values():
+            origin.wants_changed()
+
+    def refetch(self) -> None:
+        """Something is wanted of the past: ask every node from the beginning of it."""
+        for origin in self._origins.values():
+            origin.rewind(0)
+
+    async def aclose(self) -> None:
+        """Stop repairing. Cancelled or not, nothing goes on after it."""
+        closing = [task for origin in self._origins.values() if (task := origin.close()) is not None]
+        self._origins.clear()
+        if closing:
+            await asyncio.wait(closing)
+
+    # On the loop.
+
+    def _arm(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the bus
 
     def _drain(self) -> None:
-        self._armed = False
-        received = self._received
-        for _ in range(len(received)):
-            try:
-                event = decode(received.popleft())
-            except EventInvalid as error:
-                self._count("invalid_received", 1)
-                self._report(EVENT_INVALID, reason=str(error))
-                continue
-            if self._is_new(event):
-                self._deliver(msgspec.structs.replace(event, offset=0))  # the sender's offset means nothing here
-        if self._overflowed:
+        new: list[Envelope] = []
+        done: list[Callable[[], None]] = []
+        came_by = ""
+        with self._lock:
+            frames = [self._received.popleft() for _ in range(min(TURN_FRAMES, len(self._received)))]
+            self._bytes -= sum(len(frame[0]) for frame in frames)
+            self._armed = bool(self._received)
             lost, self._overflowed = self._overflowed, 0
-            self._count("dropped_inbox_full", lost)
-            self._report(EVENT_DROPPED, reason="the inbox is full", events=lost)
+        for frame, acknowledge, link, dense in frames:
+            if link != came_by or acknowledge is not None:
+                self._hand_over(new, done, came_by)
+                new, done, came_by = [], [], link
+            try:
+                new += self._open(frame, link, dense)
+            except EventInvalid as error:
+                self.count("invalid_received", 1)
+                self._report(EVENT_INVALID, link, reason=str(error), link=link)
+            if acknowledge is not None:
+                done.append(acknowledge)
+        self._hand_over(new, done, came_by)
+        if lost:
+            self.count("dropped_inbox_full", lost)
+            self._report(EVENT_DROPPED, "", reason="the inbox is full; what has a log is asked for again", frames=lost)
+        if self._armed:
+            self._loop.call_soon(self._drain)
 
-    def _is_new(self, event: Event) -> bool:
-        last = self._last.get(event.publisher_id)
-        if last is not None and event.sequence <= last:
-            self._count("duplicates_received", 1)
-            return False
-        if last is not None and event.sequence > last + 1:
-            self._count("gaps", 1)
-            who, first = event.publisher_id, last + 1
-            record(EVENT_GAP, logging.WARNING, publisher_id=who, first=first, last=event.sequence - 1)
-        if len(self._last) >= PUBLISHERS_KEPT_MAX:
-            self._last.pop(next(iter(self._last)))
-        self._last[event.publisher_id] = event.sequence
-        return True
+    def _open(self, frame: bytes, link: str, dense: bool) -> Sequence[Envelope]:
+        kind = frame[0] if frame else 0
+        if kind == BEACON:
+            beacon = decode_beacon(frame)
+            if beacon.origin != self._own:
+                self._origin(beacon.origin).beacon(beacon)
+            return ()
+        if kind == CANCEL:
+            self._network.answers.cancel(int.from_bytes(frame[1:9]))
+            return ()
+        envelopes = open_frame(frame)
+        if not envelopes:
+            return ()
+        first = envelopes[0]
+        if first.origin == self._own:
+            return ()
+        if first.origin == 0:
+            if dense:
+                self._watch(envelopes)
+            return envelopes
+        if any(envelope.origin != first.origin for envelope in envelopes):
+            raise EventInvalid("not a frame: its envelopes are of several nodes")
+        return self._origin(first.origin).take(envelopes, link)
 
-    def _report(self, name: str, **fields: Any) -> None:
-        """Say it once a minute; the counters have every one."""
+    def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
+        if not new and not done:
+            return
+        stored = self.accept(new, link)
+
+        def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
+            if future is None or (not future.cancelled() and future.exception() is None):
+                for each in done:
+                    each()
+
+        if done:
+            stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
+
+    def _origin(self, id_: int) -> Origin:
+        origin = self._origins.get(id_)
+        if origin is None:
+            if len(self._origins) >= ORIGINS_MAX:
+                oldest = min(self._origins.values(), key=lambda each: each.heard_at)
+                oldest.close()
+                del self._origins[oldest.id]
+            origin = self._origins[id_] = Origin(id_, self, self.positions.get(id_))
+        return origin
+
+    def _watch(self, envelopes: Sequence[Envelope]) -> None:
+        """Of senders that cannot be asked, holes are reported by sequence."""
+        for envelope in envelopes:
+            last = self._seen.last(envelope.publisher_id)
+            if last is not None and envelope.sequence > last + 1:
+                self.gap(0, envelope.key, envelope.publisher_id, envelope.sequence)
+
+    def _report(self, name: str, source: str, **fields: Any) -> None:
+        """Say it once a minute and source; the counters have every one."""
         now = time.monotonic()
-        if now - self._reported_at.get(name, -REPORT_S) >= REPORT_S:
-            self._reported_at[name] = now
+        if now - self._reported_at.get(name + source, -REPORT_S) >= REPORT_S:
+            self._reported_at[name + source] = now
             record(name, logging.WARNING, **fields)
+
+    # What an origin calls.
+
+    def accept(self, envelopes: Sequence[Envelope], link: str) -> asyncio.Future[Any] | None:
+        """Deliver what is new, and record what is to be recorded; the future tells when that is done."""
+        rows: list[Row] = []
+        events: list[Event] = []
+        stored: list[Envelope] = []
+        crossing: list[Row] | None = [] if self._network.forward is not None else None
+        own, records, first_time = self._own, self.wants.records, self._seen.first_time
+        for envelope in envelopes:
+            if envelope.via and own in envelope.via:
+                self.count("loops_stopped", 1)
+                continue
+            if len(envelope.payload) > self._payload_bytes_max:
+                self.count("invalid_received", 1)
+                self._report(EVENT_INVALID, link, reason="its payload is over the limit", key=envelope.key)
+                continue
+            new = first_time(envelope.publisher_id, envelope.sequence)
+            if records(envelope.key):
+                rows.append(_row(envelope, link))
+                stored.append(envelope)
+            elif not new:
+                self.count("duplicates_received", 1)
+            else:
+                events.append(envelope.event())
+                if crossing is not None:
+                    crossing.append(_row(envelope, link))
+        if events:
+            self._deliver(events)
+        if crossing:
+            self._network.send_unlogged(crossing)
+        return self._store(rows, stored) if rows else None
+
+    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
+        """Ask a node for a page of its log."""
+        return await self._network.page(origin, after, from_ns)
+
+    def covered(self, origin: int, offset: int) -> None:
+        """Remember how far an origin is, once what came before is in our log."""
+        storing = self._storing.get(origin)
+        if storing is None or storing.done():
+            self.positions[origin] = offset
+        else:
+            storing.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
+            )
+
+    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
+        """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
+        last = self._seen.last(publisher_id)
+        first = 0 if last is None else last + 1
+        if first >= sequence:
+            return
+        self.count("gaps", 1)
+        self.count("gaps_unrepaired", 1)
+        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
+        self._deliver([gap_event(fields)])
+
+    def _remember(self, origin: int, offset: int) -> None:
+        self.positions[origin] = max(offset, self.positions.get(origin, 0))
+
+    def _store(self, rows: list[Row], envelopes: Sequence[Envelope]) -> asyncio.Future[Any]:
+        assert self._commits is not None
+        stored = self._commits.add_many(rows)
+        for origin in {envelope.origin for envelope in envelopes if envelope.origin}:
+            self._storing[origin] = stored
+
+        def look(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and isinstance(done.exception(), LogError):
+                self.count("record_failed", len(rows))
+                self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))
+                for envelope in envelopes:
+                    if envelope.origin in self._origins:
+                        self._origins[envelope.origin].rewind(envelope.offset - 1)
+
+        stored.add_done_callback(look)
+        return stored
+
+
+def gap_event(fields: dict[str, Any]) -> Event:
+    """The event that tells of a gap."""
+    import msgspec
+
+    return Event(0, 0, time.time_ns(), "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
+
+
+def _row(envelope: Envelope, link: str) -> Row:
+    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
+    return (
+        envelope.publisher_id,
+        envelope.sequence,
+        envelope.published_at,
+        envelope.key,
+        envelope.payload,
+        encode_foreign(headers),
+    )

@@ -1,52 +1,276 @@
-"""What joins this node to others: the outbox, the inbox, and what the fabric is asked to bring here."""
+"""What joins this node to others: its links, what it wants of them, what it answers, how far it is with each.
+
+A link is one fabric and the outbox that feeds it. Usually there is one; while a fleet moves from one
+transport to another there are two, and each event arrives once, since it is known by its identity.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from .errors import FabricError
+from .answering import Answers
+from .asking import Asker, cancel_key
+from .beacon import BEACONS
+from .errors import FabricError, NobodyAnswers
 from .inbox import Inbox
+from .logservice import LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
 from .ports import Fabric, Row
 from .records import record
+from .wants import Wants
+
+if TYPE_CHECKING:
+    from .bus import Bus
+
+STORE_S = 1.0
+PAGE_TIMEOUT_S = 3.0
+
+
+class Link:
+    """One fabric in use."""
+
+    outbox: Outbox
+
+    def __init__(self, url: str, fabric: Fabric) -> None:
+        self.label, self.fabric, self.receiving = label(url), fabric, True
 
 
 class Network:
-    """Exists only where there can be another node. Declaring to the fabric may block: a thread does it, in order."""
+    """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
 
-    def __init__(self, fabric: Fabric, outbox: Outbox, inbox: Inbox) -> None:
-        self._fabric, self._outbox, self._inbox = fabric, outbox, inbox
-        self._users: Counter[str] = Counter()
+    def __init__(self, bus: Bus) -> None:
+        self._bus, self._log, self._run = bus, bus.log, bus.run
+        self.origin = self._log.origin if self._log is not None else secrets.randbits(61) << 1
+        self.links: list[Link] = []
+        self.embedded: list[Fabric] = []  # with nobody at the far end
+        self.wants = Wants()
+        self.answers = Answers(self.origin, bus.count)
+        self.forward = bus.forward  # a bridge sends on what others published
+        self._position = 0  # without a log, the number of the last event
+        self._stored: dict[str, int] = {}
+        self._since: dict[str, int] = {}
+        self.inbox = Inbox(bus, self)
+        self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
         self._declaring = ThreadPoolExecutor(1, "zbus-declare")
+        self._timer: asyncio.Task[None] | None = None
+
+    # Opening, switching, closing.
+
+    async def start(self) -> None:
+        """Load how far this node was with others; want what it records. Before the first link."""
+        if self._log is None:
+            return
+        record = self._bus.config.record
+        recorded = list(record if record != "own" else ())
+        for cursor in await self._run(self._log.cursors.list):
+            recorded += cursor.keys
+        self._stored = await self._run(self._log.positions.load)
+        for name, value in self._stored.items():
+            kind, _, rest = name.partition("/")
+            if kind == "from":
+                self.inbox.positions[int(rest, 16)] = value
+            elif kind == "since":
+                self._since[rest] = value
+        expressions = list(dict.fromkeys(recorded))
+        if expressions:
+            await self.want(expressions, time.time_ns(), record=True)
+        self.answers.serve(log_key(self.origin), LogService(self._log, self.origin).page)
+        self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
+
+    async def add(self, url: str, fabric: Fabric) -> None:
+        """Use a fabric: hear first, then send. Closed again if that fails or is cancelled."""
+        if not fabric.networked:
+            self.embedded.append(fabric)
+            return
+        outbox: Outbox | None = None
+        try:
+            link = Link(url, fabric)
+            link.receiving = self._receives(link, self._bus.config.receive_on)
+            await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
+            start = self._stored.get(f"sent/{link.label}")
+            if self._log is None:
+                start = self._position
+            elif start is None:
+                start = await self._run(self._log.head)
+                await self._run(self._log.positions.store, {f"sent/{link.label}": start})
+            forward = self.forward(link.label) if self.forward is not None else None
+            outbox = await self._run(Outbox, fabric, self.origin, self._log, start, self._bus.count, forward)
+            link.outbox = outbox
+            self.links.append(link)
+        except BaseException:
+            self._run(_close, outbox, fabric, 0.5)
+            raise
+
+    async def remove(self, link: Link, timeout_s: float) -> None:
+        """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
+        self.links.remove(link)
+        await asyncio.shield(self._run(_close, link.outbox, link.fabric, timeout_s))
+
+    async def receive_on(self, labels: Sequence[str]) -> None:
+        """Hear on the links of these names only; the others go on sending."""
+        for link in self.links:
+            link.receiving = self._receives(link, labels)
+        await self._declare()
+
+    def _receives(self, link: Link, labels: Sequence[str]) -> bool:
+        return not labels or link.label in labels or link.fabric.name in labels
+
+    async def aclose(self) -> None:
+        """Stop what runs on the loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.wait([self._timer])
+        await self.inbox.aclose()
+        unanswered = self.answers.cancel_all()
+        if unanswered:
+            await asyncio.wait(unanswered)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
+        self._declaring.shutdown(cancel_futures=True)
+        deadline = time.monotonic() + timeout_s
+        for link in self.links:
+            link.outbox.close(max(0.1, deadline - time.monotonic()))
+        self._store()
+        self.answers.finish(min(0.5, timeout_s))
+        for fabric in [*(link.fabric for link in self.links), *self.embedded]:
+            _try(fabric.close)
+        self.answers.close()
+
+    # Sending and wanting.
 
     def send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Let other nodes have these. Never waits."""
-        self._outbox.offer(rows, offsets)
+        for link in self.links:
+            link.outbox.offer(rows, offsets)
 
-    def want(self, expressions: Iterable[str]) -> None:
-        """Receive these from other nodes, from soon on."""
-        self._users.update(expressions)
-        self._declare()
+    def send_unlogged(self, rows: Sequence[Row]) -> None:
+        """The same for events that no log keeps: they are numbered here."""
+        if self.links:
+            first = self._position + 1
+            self._position += len(rows)
+            self.send(rows, range(first, first + len(rows)))
 
-    def unwant(self, expressions: Iterable[str]) -> None:
+    def want(self, expressions: Iterable[str], since_ns: int, record: bool) -> asyncio.Future[Any]:
+        """Receive these from other nodes; the future tells when the fabrics know."""
+        expressions = tuple(expressions)
+        since_ns = min([since_ns, *(self._since.get(each, since_ns) for each in expressions)])
+        known = set(self.wants.recorded)
+        self.wants.add(expressions, since_ns, record)
+        if record:
+            new = [each for each in expressions if each not in self._since]
+            self._since.update(dict.fromkeys(new, since_ns))
+            if since_ns < time.time_ns() - 1_000_000_000 and not known.issuperset(expressions):
+                self.inbox.refetch()
+        self.inbox.wants_changed()
+        return self._declare()
+
+    def unwant(self, expressions: Iterable[str], record: bool) -> None:
         """Undo one `want`."""
-        self._users.subtract(expressions)
-        self._users += Counter()  # drop what nobody uses
+        self.wants.remove(expressions, record)
+        self.inbox.wants_changed()
         self._declare()
 
-    def close(self, timeout_s: float) -> None:
-        """Send what is left, for as long as there is time."""
-        self._declaring.shutdown(cancel_futures=True)
-        self._outbox.close(timeout_s)
+    def answering(self) -> asyncio.Future[Any]:
+        """Tell the fabrics for which keys this node answers."""
+        return self._declare()
 
-    def _declare(self) -> None:
-        self._declaring.submit(self._listen, list(self._users))
+    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
+        """A page of another node's log, for what is wanted here."""
+        expressions = self.wants.expressions
+        if not self.links:
+            raise NobodyAnswers(log_key(origin))
+        return await ask_page(self.asker.ask, origin, expressions or ("@zbus/none",), after, from_ns, PAGE_TIMEOUT_S)
 
-    def _listen(self, expressions: list[str]) -> None:
-        try:
-            self._fabric.listen(expressions, self._inbox.receive)
-        except FabricError as error:
-            record("FABRIC_ERROR", logging.ERROR, error, doing="listen", expressions=expressions)
+    def diagnostics(self) -> dict[str, Any]:
+        """The links, and how far each is."""
+        found: dict[str, Any] = {"origin": f"{self.origin:x}"}
+        for fabric in self.embedded:
+            found |= fabric.diagnostics()
+        if self.links:
+            found["links"] = [
+                {"transport": link.label, "sent": link.outbox.sent, "receiving": link.receiving}
+                | link.fabric.diagnostics()
+                for link in self.links
+            ]
+        return found
+
+    def _declare(self) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        if not self.links:
+            done = loop.create_future()
+            done.set_result(None)
+            return done
+        links, expressions, keys = list(self.links), self.wants.expressions, self.answers.keys
+
+        def declare() -> None:
+            for link in links:
+                try:
+                    self._listen_on(link, expressions, keys)
+                except FabricError as error:
+                    record("FABRIC_ERROR", logging.ERROR, error, doing="declare", transport=link.label)
+
+        return loop.run_in_executor(self._declaring, declare)
+
+    def _listen_on(self, link: Link, expressions: Sequence[str], keys: Sequence[str]) -> None:
+        fabric = link.fabric
+        wanted = list(expressions) if link.receiving else []
+        if not fabric.events_only:
+            wanted += [BEACONS] if link.receiving else []
+            wanted.append(cancel_key(self.origin))
+        fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
+        if not fabric.events_only:
+            fabric.answer(keys, self.answers.asked)
+
+    # How far this node is.
+
+    async def _store_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(STORE_S)
+            await self._run(self._store)
+
+    def _store(self) -> None:
+        if self._log is None:
+            return
+        now = {f"sent/{link.label}": link.outbox.sent for link in self.links}
+        now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
+        now |= {f"since/{each}": since for each, since in self._since.copy().items()}
+        changed = {name: value for name, value in now.items() if self._stored.get(name) != value}
+        if changed:
+            try:
+                self._log.positions.store(changed)
+                self._stored |= changed
+            except Exception as error:
+                record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
+
+
+def label(url: str) -> str:
+    """A URL without its secrets and options: what a link is called.
+
+    >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
+    'nats://127.0.0.1:4222'
+    """
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _close(outbox: Outbox | None, fabric: Fabric, timeout_s: float) -> None:
+    if outbox is not None:
+        outbox.close(timeout_s)
+    _try(fabric.close)
+
+
+def _try(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except FabricError as error:
+        record("FABRIC_ERROR", logging.WARNING, reason=str(error), doing="close")

@@ -1,7 +1,8 @@
-"""The outbox: what was committed goes to the fabric, from memory while it keeps up, else from the log.
+"""The outbox: what was committed goes to one fabric, from memory while it keeps up, else from the log.
 
-How far it is stands in the log, so a crash between commit and send is made good at the next start:
-what follows that position is sent again, and receivers know each event by its identity.
+Live sending and recovery are the same code: what follows the position reached is sent, and receivers
+know each event by its identity. Each event says which one came before it on its key, and beacons say
+how far the outbox is, so that receivers notice what they missed and ask for it.
 """
 
 from __future__ import annotations
@@ -12,32 +13,53 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from .codec import encode
+from .beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
+from .codec import encode, join
 from .errors import ZbusError
 from .event import Event
-from .headers import decode_headers
+from .headers import NO_HEADERS, Foreign, decode_headers
 from .keys import KeySet
 from .ports import Fabric, Log, Row, Span
 from .records import EVENT_DROPPED, EVENT_RETRY, record
 
-BACKLOG_EVENTS_MAX = 8192
+BACKLOG_EVENTS_MAX = 65_536
 PAGE_EVENTS = 512
-GRACE_S = 3.0  # how long a backlog waits at start for somebody who wants it
-RETRY_S = (0.05, 5.0)
+FRAME_EVENTS_MAX = 128
+FRAME_BYTES_MAX = 64 * 1024
+KEYS_MAX = 100_000
+BEACON_S = 1.0  # how often while idle, and the longest while busy
+QUIET_S = 0.05  # how soon after the last event
+GRACE_S = 1.0  # without a log, how long the first events wait for somebody who wants them
+RETRY_S = (0.05, 2.0)
+
+# Says of an event that another node published whether to send it on: the bridges it crossed, or None to leave it out.
+Forward = Callable[[Event, Foreign], tuple[int, ...] | None]
 
 
 class Outbox:
     """One thread that encodes and sends. The loop only appends to its backlog and wakes it."""
 
-    def __init__(self, fabric: Fabric, log: Log | None, count: Callable[[str, int], None]) -> None:
-        self._fabric, self._log, self._count = fabric, log, count
+    def __init__(
+        self,
+        fabric: Fabric,
+        origin: int,
+        log: Log | None,
+        start: int,
+        count: Callable[[str, int], None],
+        forward: Forward | None = None,
+    ) -> None:
+        self._fabric, self._origin, self._log, self._count, self._forward = fabric, origin, log, count, forward
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
         self._backlog_events = 0
         self._wake = threading.Condition()
         self._ended = False
-        # With a log, `_sent` is the truth, and what the backlog lacks is read from the log.
-        self._sent = log.sent if log is not None else 0
-        self._behind = log is not None and log.head() > self._sent
+        self.sent = start  # everything up to here was handed to the fabric
+        self._behind = log is not None and log.head() > start
+        self._floor = start  # of keys not in `_last`, the last event is not after this
+        self._last: dict[str, int] = {}
+        self._newest: dict[str, Newest] = {}  # since the last beacon
+        self._since = start
+        self._beacon_at = self._sent_at = 0.0
         self._thread = threading.Thread(target=self._run, name="zbus-outbox", daemon=True)
         self._thread.start()
 
@@ -65,25 +87,17 @@ class Outbox:
             self._behind = True  # the log has them
         else:
             self._count("dropped_outbox_full", lost)
-            record(
-                EVENT_DROPPED,
-                logging.WARNING,
-                reason="the fabric is too slow and there is no log",
-                events=lost,
-            )
+            reason = "the fabric is too slow or away, and there is no log"
+            record(EVENT_DROPPED, logging.WARNING, reason=reason, events=lost)
 
     def _run(self) -> None:
-        if self._behind:
+        if self._log is None:
             self._await_somebody()
         pause = RETRY_S[0]
-        while True:
-            with self._wake:
-                while not self._backlog and not self._behind and not self._ended:
-                    self._wake.wait()
-                if self._ended and not self._backlog and not self._behind:
-                    return
+        while self._await_work():
             try:
                 self._send_page() if self._behind else self._send_backlog()
+                self._send_beacon()
                 pause = RETRY_S[0]
             except ZbusError as error:
                 record(EVENT_RETRY, logging.WARNING, reason=str(error), again_in_s=pause)
@@ -94,50 +108,129 @@ class Outbox:
                     self._wake.wait(pause)
                 pause = min(RETRY_S[1], pause * 2)
 
+    def _await_work(self) -> bool:
+        """Wait for events, or until a beacon is due; False at the end."""
+        with self._wake:
+            while not self._backlog and not self._behind:
+                if self._ended:
+                    return bool(self._newest)  # one more beacon tells how far it went
+                if not self._wake.wait(self._beacon_due() - time.monotonic()):
+                    return True
+            return True
+
     def _send_backlog(self) -> None:
         with self._wake:
             if not self._backlog:
                 return
-            rows, offsets = self._backlog.popleft()
-            self._backlog_events -= len(rows)
-        for row, offset in zip(rows, offsets, strict=True):
-            if self._log is None or offset > self._sent:
-                self._send(Event(*row[:5], decode_headers(row[5]), offset))
-        if self._log is not None:
-            self._log.sent = self._sent
+            taken = [self._backlog.popleft()]
+            events = len(taken[0][0])
+            while self._backlog and events + len(self._backlog[0][0]) <= PAGE_EVENTS:
+                taken.append(self._backlog.popleft())
+                events += len(taken[-1][0])
+        try:
+            self._send(
+                [
+                    Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS, offset)
+                    for rows, offsets in taken
+                    for row, offset in zip(rows, offsets, strict=True)
+                    if offset > self.sent
+                ]
+            )
+        except ZbusError:
+            if self._log is None:  # nothing else has them
+                with self._wake:
+                    self._backlog.extendleft(reversed(taken))
+            else:
+                with self._wake:
+                    self._backlog_events -= events
+            raise
+        with self._wake:
+            self._backlog_events = max(0, self._backlog_events - events)
 
     def _send_page(self) -> None:
         """Catch up from the log; the backlog takes over again where it continues without a hole."""
         assert self._log is not None
         with self._wake:
-            if self._backlog and self._backlog[0][1][0] <= self._sent + 1:
+            if self._backlog and self._backlog[0][1][0] <= self.sent + 1:
                 self._behind = False
                 return
-        page = self._log.read(_EVERYTHING, Span(self._sent), PAGE_EVENTS)
+        page = self._log.read(_EVERYTHING, Span(self.sent), PAGE_EVENTS)
         events, error, skipped = page.events(skip_corrupt=True)
         if error is not None:
             raise error
         self._count("corrupt_skipped", skipped)
-        for event in events:
-            self._send(event)
-        self._sent = max(self._sent, page.covered)
-        self._log.sent = self._sent
+        self._send(events)
+        self.sent = max(self.sent, page.covered)
         if not events:
             with self._wake:
                 self._behind = False
 
-    def _send(self, event: Event) -> None:
-        self._fabric.send(event.key, encode(event))
-        self._sent = max(self._sent, event.offset)
+    def _send(self, events: Sequence[Event]) -> None:
+        """Send events in order; those of one key that follow each other share a frame."""
+        frames: list[tuple[str, bytes]] = []
+        run: list[bytes] = []
+        run_key, size, last, newest = "", 0, dict[str, int](), dict[str, Newest]()
+        for event in events:
+            key = event.key
+            via: tuple[int, ...] = ()
+            if type(event.headers) is Foreign:
+                passed = self._forward(event, event.headers) if self._forward is not None else None
+                if passed is None:
+                    continue
+                via = passed
+            before = last.get(key)
+            if before is None:
+                before = self._last.get(key, self._floor)
+            encoded = encode(event, self._origin, before, via)
+            last[key] = event.offset
+            newest[key] = (event.offset, event.publisher_id, event.sequence)
+            size += len(encoded)
+            if run and (key != run_key or len(run) >= FRAME_EVENTS_MAX or size > FRAME_BYTES_MAX):
+                frames.append((run_key, join(run)))
+                run, size = [], len(encoded)
+            run.append(encoded)
+            run_key = key
+        if run:
+            frames.append((run_key, join(run)))
+        if frames:
+            self._fabric.send(frames)
+            self._last.update(last)
+            self._newest.update(newest)
+            self._sent_at = time.monotonic()
+        if events:
+            self.sent = max(self.sent, events[-1].offset)
+        if len(self._last) > KEYS_MAX:
+            self._last.clear()
+            self._floor = self.sent
+
+    def _beacon_due(self) -> float:
+        """When to say how far it is: now and then, soon after the last event, and when there is much to say."""
+        if self._ended or len(self._newest) >= ENTRIES_MAX // 2:
+            return 0.0
+        due = self._beacon_at + BEACON_S
+        return min(due, self._sent_at + QUIET_S) if self._newest else due
+
+    def _send_beacon(self) -> None:
+        now = time.monotonic()
+        if now < self._beacon_due():
+            return
+        if not self._fabric.events_only:
+            beacon = Beacon(self._origin, self._since, self.sent, dict(self._newest))
+            self._fabric.send([(beacon_key(self._origin), encode_beacon(beacon))])
+        self._newest.clear()
+        self._since, self._beacon_at = self.sent, now
 
     def _await_somebody(self) -> None:
-        """Links and declarations of other nodes take a moment after a start."""
-        assert self._log is not None
-        events, _, _ = self._log.read(_EVERYTHING, Span(self._sent), PAGE_EVENTS).events(skip_corrupt=True)
+        """Links and declarations of other nodes take a moment after a start, and what is sent to nobody is gone."""
+        with self._wake:
+            while not self._backlog and not self._ended:
+                self._wake.wait()
+            if self._ended:
+                return
+            key = self._backlog[0][0][0][3]
         deadline = time.monotonic() + GRACE_S
-        for key in dict.fromkeys(event.key for event in events):
-            while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
-                time.sleep(0.01)
+        while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
+            time.sleep(0.005)
 
 
 _EVERYTHING = KeySet.all()

@@ -19,9 +19,9 @@ def open_log(config: BusConfig) -> Log | None:
     return cast("Log", _load("zbus.logs", "sqlite", "log")(config))
 
 
-def open_fabric(config: BusConfig, session: Any = None) -> Fabric:
-    """Open the fabric that the configuration names. Blocks: call it off the loop."""
-    return cast("Fabric", _load("zbus.fabrics", config.transport_name, "transport")(config, session))
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
+    """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop."""
+    return cast("Fabric", _load("zbus.fabrics", url.partition("://")[0], "transport")(config, url, session))
 
 
 def _load(group: str, name: str, field: str) -> Any:
@@ -31,5 +31,6 @@ def _load(group: str, name: str, field: str) -> Any:
     try:
         return found[name].load()
     except ImportError as error:
-        reason = f"{name!r} needs {error.name}, which is missing: pip install 'zbus-mesh[{name}]'"
+        extra = name.partition("+")[0]
+        reason = f"{name!r} needs {error.name}, which is missing: pip install 'zbus-mesh[{extra}]'"
         raise ConfigInvalid(field, reason) from error

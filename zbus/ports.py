@@ -6,7 +6,7 @@ them to other nodes. Neither knows the other, and the core imports no implementa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .errors import LogError
@@ -72,6 +72,16 @@ class Cursors(Protocol):
         """Forget a cursor that nobody uses."""
 
 
+class Positions(Protocol):
+    """Numbers by name that survive the process. Losing the newest costs time, never events."""
+
+    def load(self) -> dict[str, int]:
+        """All of them."""
+
+    def store(self, changed: Mapping[str, int]) -> None:
+        """Store some."""
+
+
 class Log(Protocol):
     """An append-only, ordered record of events. All but `append` may block: call them off the loop."""
 
@@ -83,11 +93,12 @@ class Log(Protocol):
         """The durable positions kept with this log."""
 
     @property
-    def sent(self) -> int:
-        """The outbox has handed everything up to this offset to the fabric."""
+    def positions(self) -> Positions:
+        """How far this node is with others, kept with this log."""
 
-    @sent.setter
-    def sent(self, offset: int) -> None: ...
+    @property
+    def origin(self) -> int:
+        """What tells this log from all others: odd, and 62 bits at most. After a loss it is another one."""
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         """Take rows, at once; `done` is called from the log's thread when they are durable, or failed."""
@@ -114,23 +125,70 @@ class Log(Protocol):
         """Store what was appended and let go of the file, in bounded time."""
 
 
+# What a fabric calls with each frame it received, on a thread of its own: it appends and wakes, nothing else. Where a
+# source can be acknowledged, the second argument is called once our log has all events of the frame.
+Receive = Callable[[bytes, Callable[[], None] | None], None]
+
+# What a fabric calls with each reply to a question, on a thread of its own; None ends them: no more will come.
+Heard = Callable[[bytes | None], None]
+
+
+class Question(Protocol):
+    """A question that another node asked. Replies go to that node alone, in order."""
+
+    key: str
+    payload: bytes
+
+    def reply(self, data: bytes) -> None:
+        """Send one reply; may block while the network does. Any thread but the loop's."""
+
+    def close(self) -> None:
+        """No more replies. Safe to call twice."""
+
+
+class Asking(Protocol):
+    """A question under way."""
+
+    def close(self) -> None:
+        """Listen no longer; `heard` may still be called once or twice. Safe to call twice."""
+
+
 class Fabric(Protocol):
-    """What carries events between nodes. Its threads only call `receive`, which only appends and wakes."""
+    """What carries frames between nodes. Frames are opaque bytes: it neither changes nor splits what arrives.
+
+    All methods may block but none for ever, and none is called on the event loop. Errors are `FabricError`.
+    """
 
     name: str
     networked: bool  # whether there can be another node at the far end
+    events_only: bool  # it speaks to programs that know events alone: no beacons, no questions
+    dense: bool  # the sequences of a publisher come without holes, so that a hole is a loss
 
-    def send(self, key: str, envelope: bytes) -> None:
-        """Hand one envelope over; may block while the network does. Any thread but the loop's."""
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Hand over frames, each with its concrete key, in order; blocks while the network is slow.
 
-    def listen(self, expressions: Sequence[str], receive: Callable[[bytes], None]) -> None:
-        """Receive what other nodes send for these expressions, from now on; replaces the earlier ones."""
+        Raises while there is no connection: none, some or all of them may then have gone. The outbox sends
+        them again, and receivers know events by their identity.
+        """
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Receive what other nodes send for these canonical expressions, exactly; replaces the earlier ones.
+
+        A frame arrives once, however many of the expressions match its key. Returns when it is in force as far
+        as this end can tell, and stays in force across reconnections. A node does not hear itself.
+        """
 
     def ready(self, key: str) -> bool:
-        """Whether some other node wants `key` now."""
+        """Whether this fabric is connected and, where it can tell, whether some other node wants `key` now."""
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Answer questions for these concrete keys; replaces the earlier ones. `asked` only appends and wakes."""
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Ask one of those who answer for `key`. Nobody there: `heard(None)` at once, with no reply before it."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this fabric is."""
+        """What this fabric is; never a secret."""
 
     def close(self) -> None:
-        """Let go of the network. Safe to call twice."""
+        """Let go of the network, in bounded time. Safe to call twice."""

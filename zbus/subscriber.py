@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -90,7 +91,10 @@ class EventSubscriber:
         self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and durable is None
         self._live = self._resolved and not bus.read_only
-        bus.attach(self)
+        # With a durable name, or when it spills, events of other nodes go through our own log.
+        self.records = bus.log is not None and (durable is not None or overflow == "spill")
+        self.since_ns = 0 if start == "beginning" else to_ns(start) if isinstance(start, datetime) else time_ns()
+        self._declared = bus.attach(self)
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
@@ -171,6 +175,8 @@ class EventSubscriber:
 
     async def __aenter__(self) -> EventSubscriber:
         try:
+            if self._declared is not None:
+                await asyncio.shield(self._declared)
             await self._resolve()
         except BaseException:
             await self.aclose()  # nobody else will: what fails to enter is not exited

@@ -1,12 +1,12 @@
-"""Zenoh as the fabric: events between nodes, and in embedded mode a session with no network at all.
+"""Zenoh as the fabric: frames between nodes, and in embedded mode a session with no network at all.
 
 Inside a node our own router delivers, so Zenoh needs few declarations: one publisher per key that
-was sent, and one subscriber per expression that no other one includes.
+was sent, and one subscriber per expression that no other one includes. Questions are Zenoh queries
+without consolidation, since every other mode drops all but one of the replies.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,39 +14,49 @@ from typing import TYPE_CHECKING, Any
 
 import zenoh
 
-from .errors import ConfigInvalid, FabricError
+from .errors import FabricError
+from .keys import matches
+from .zenoh_config import zenoh_config
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .ports import Fabric
+    from .ports import Asking, Fabric, Heard, Question, Receive
 
 PUBLISHERS_MAX = 10_000
+OWNERS_MAX = 10_000
 
 
-def open_fabric(config: BusConfig, session: zenoh.Session | None = None) -> ZenohFabric:
-    """Open a session as the configuration says, or use the one that the application has."""
+def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
+    """Open a session as the configuration and the URL say, or use the one that the application has."""
     if session is not None:
         return ZenohFabric(session, networked=True, owned=False)
+    settings, networked = zenoh_config(config, url)
     with _zenoh_errors("open a session"):
-        opened = zenoh.open(_zenoh_config(config))
-    return ZenohFabric(opened, networked=config.mode != "embedded", owned=True)
+        opened = zenoh.open(settings)
+    return ZenohFabric(opened, networked=networked, owned=True)
 
 
 class ZenohFabric:
     """A Zenoh session as a `Fabric`."""
 
     name = "zenoh"
+    events_only = False
+    dense = True
 
     def __init__(self, session: zenoh.Session, *, networked: bool, owned: bool) -> None:
         self.session, self.networked, self._owned = session, networked, owned
         self._publishers: dict[str, zenoh.Publisher] = {}
         self._subscribers: dict[str, Any] = {}
+        self._queryables: dict[str, Any] = {}
+        self._rivals: dict[str, list[str]] = {}
         self._lock = threading.Lock()
 
-    def send(self, key: str, envelope: bytes) -> None:
-        """Put one envelope through a declared publisher: an undeclared put pays for every subscriber."""
-        with _zenoh_errors(f"send to {key!r}"):
-            self._publisher(key).put(envelope)
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Put each frame through a declared publisher: an undeclared put pays for every subscriber."""
+        with _zenoh_errors("send"):
+            for key, frame in frames:
+                publisher = self._publishers.get(key) or self._publisher(key)
+                publisher.put(frame)
 
     def ready(self, key: str) -> bool:
         """Whether Zenoh knows of a subscriber to `key`."""
@@ -54,21 +64,56 @@ class ZenohFabric:
             status: Any = self._publisher(key).matching_status  # the stub says bool; it is a MatchingStatus
             return bool(status.matching)
 
-    def listen(self, expressions: Sequence[str], receive: Callable[[bytes], None]) -> None:
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Declare a subscriber per expression that no other one includes; undeclare the rest."""
-        wanted = set(_widest(expressions))
+        wanted = sorted(_widest(expressions))
         with _zenoh_errors("subscribe"), self._lock:
-            for expression in wanted - self._subscribers.keys():
+            # Where two expressions meet, Zenoh brings an event twice: the first of them in this order has it.
+            self._rivals = {
+                each: [other for other in wanted[:at] if zenoh.KeyExpr(other).intersects(zenoh.KeyExpr(each))]
+                for at, each in enumerate(wanted)
+            }
+            for expression in set(wanted) - self._subscribers.keys():
                 self._subscribers[expression] = self.session.declare_subscriber(
-                    expression,
-                    lambda sample: receive(sample.payload.to_bytes()),
-                    allowed_origin=zenoh.Locality.REMOTE,
+                    expression, self._receiver(expression, receive), allowed_origin=zenoh.Locality.REMOTE
                 )
-            for expression in self._subscribers.keys() - wanted:
+            for expression in self._subscribers.keys() - set(wanted):
                 self._subscribers.pop(expression).undeclare()
 
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Declare a queryable per key."""
+        with _zenoh_errors("answer questions"), self._lock:
+            for key in set(keys) - self._queryables.keys():
+                self._queryables[key] = self.session.declare_queryable(
+                    key, lambda query: asked(_Query(query)), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                )
+            for key in self._queryables.keys() - set(keys):
+                self._queryables.pop(key).undeclare()
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Query the key; Zenoh chooses one who answers for it."""
+        cancel = zenoh.CancellationToken()
+
+        def reply(found: zenoh.Reply) -> None:
+            if found.ok is not None:
+                heard(found.ok.payload.to_bytes())
+
+        with _zenoh_errors(f"ask {key!r}"):
+            self.session.get(
+                key,
+                zenoh.handlers.Callback(reply, drop=lambda: heard(None), indirect=False),
+                payload=payload,
+                target=zenoh.QueryTarget.BEST_MATCHING,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                timeout=timeout_s,
+                allowed_destination=zenoh.Locality.REMOTE,
+                cancellation_token=cancel,
+            )
+        return _Get(cancel)
+
     def diagnostics(self) -> dict[str, Any]:
-        """The session's identity and how much is declared in it."""
+        """The session's identity, how it is linked, and how much is declared in it."""
         return {
             "fabric": self.name,
             "networked": self.networked,
@@ -82,42 +127,71 @@ class ZenohFabric:
         with _zenoh_errors("close"), self._lock:
             if self.session.is_closed():
                 return
-            for declared in [*self._subscribers.values(), *self._publishers.values()]:
-                declared.undeclare()
-            self._subscribers.clear()
-            self._publishers.clear()
             if self._owned:
-                self.session.close()  # type: ignore[no-untyped-call]
+                self.session.close()  # type: ignore[no-untyped-call]  # undeclares all that is in it
+                return
+            for kind in (self._subscribers, self._queryables, self._publishers):
+                for declared in kind.values():
+                    declared.undeclare()
+                kind.clear()
+
+    def _receiver(self, expression: str, receive: Receive) -> Callable[[zenoh.Sample], None]:
+        owners: dict[str, bool] = {}
+
+        def received(sample: zenoh.Sample) -> None:
+            rivals = self._rivals.get(expression)
+            if rivals:
+                key = str(sample.key_expr)
+                mine = owners.get(key)
+                if mine is None:
+                    if len(owners) >= OWNERS_MAX:
+                        owners.clear()
+                    mine = owners[key] = not any(matches(rival, key) for rival in rivals)
+                if not mine:
+                    return
+            elif owners:
+                owners.clear()
+            receive(sample.payload.to_bytes(), None)
+
+        return received
 
     def _publisher(self, key: str) -> zenoh.Publisher:
-        publisher = self._publishers.get(key)
-        if publisher is None:
-            if len(self._publishers) >= PUBLISHERS_MAX:
-                self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
-            publisher = self._publishers[key] = self.session.declare_publisher(
-                key, congestion_control=zenoh.CongestionControl.BLOCK
-            )
-        return publisher
+        with self._lock:
+            publisher = self._publishers.get(key)
+            if publisher is None:
+                if len(self._publishers) >= PUBLISHERS_MAX:
+                    self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
+                publisher = self._publishers[key] = self.session.declare_publisher(
+                    key, congestion_control=zenoh.CongestionControl.BLOCK
+                )
+            return publisher
 
 
-def _zenoh_config(config: BusConfig) -> zenoh.Config:
-    """Nothing of Zenoh's defaults that opens a socket: no multicast, no gossip, no endpoint but those named."""
-    built = zenoh.Config()
-    settings = {
-        "mode": "peer" if config.mode == "embedded" else config.mode,
-        "listen/endpoints": list(config.listen),
-        "connect/endpoints": list(config.connect),
-        "scouting/multicast/enabled": False,
-        "scouting/gossip/enabled": False,
-        "scouting/delay": 0,
-        "transport/shared_memory/enabled": False,
-    }
-    for path, value in settings.items():
-        try:
-            built.insert_json5(path, json.dumps(value))
-        except zenoh.ZError as error:
-            raise ConfigInvalid(path.partition("/")[0], str(error)) from error
-    return built
+class _Query:
+    """A query of another node. Zenoh ends its replies when it is dropped."""
+
+    def __init__(self, query: zenoh.Query) -> None:
+        self._query: zenoh.Query | None = query
+        self.key = str(query.key_expr)
+        self.payload = query.payload.to_bytes() if query.payload is not None else b""
+
+    def reply(self, data: bytes) -> None:
+        if self._query is not None:
+            with _zenoh_errors("reply"):
+                self._query.reply(self.key, data)
+
+    def close(self) -> None:
+        query, self._query = self._query, None
+        if query is not None:
+            query.drop()  # type: ignore[no-untyped-call]
+
+
+class _Get:
+    def __init__(self, cancel: zenoh.CancellationToken) -> None:
+        self._cancel = cancel
+
+    def close(self) -> None:
+        self._cancel.cancel()  # type: ignore[no-untyped-call]
 
 
 def _widest(expressions: Sequence[str]) -> Iterator[str]:

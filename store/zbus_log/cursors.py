@@ -21,6 +21,7 @@ from zbus.errors import CursorError, LogError
 from zbus.ports import Cursor
 
 from .database import log_errors, make_engine, transaction
+from .positions import SqlitePositions
 from .process import is_alive, started_at
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SqliteCursors:
     def __init__(self, log_path: str) -> None:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
+        self.positions = SqlitePositions(self.path, self._engine)
         self._pending: dict[str, int] = {}
         self._waiting: list[Done] = []
         self._wake = threading.Condition()

@@ -26,8 +26,8 @@ RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
 _BOOT_AT, _RELAXED_AT = 24, 60  # the system's boot when it was opened, and whether commits were not synced
-_FIELDS = struct.Struct("<16sqqqq")  # epoch, head, reserved, sent, serial
-_SLOT = struct.Struct("<16sqqqqI")  # the same and a checksum
+_FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; earlier versions kept a fifth number
+_SLOT = struct.Struct("<16sqq8xqI")  # the same and a checksum
 _CHECKSUM = struct.Struct("<I")
 _SLOTS_AT = (64, 128)
 _SIZE = 4096
@@ -39,7 +39,6 @@ class Head(NamedTuple):
     epoch: bytes
     head: int = 0
     reserved: int = 0
-    sent: int = 0
 
 
 class HeadRecord:
@@ -135,12 +134,12 @@ def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:
         return None  # made by a process that was killed before it wrote
     if not data.startswith(_MAGIC) or len(data) < _SIZE:
         raise LogDamaged(log_path, "the head record beside it is not one")
-    slots = [_SLOT.unpack_from(data, at) for at in _SLOTS_AT]
-    whole = [slot for slot in slots if slot[4] and zlib.crc32(_FIELDS.pack(*slot[:5])) == slot[5]]
+    slots = [(_SLOT.unpack_from(data, at), zlib.crc32(data[at : at + _FIELDS.size])) for at in _SLOTS_AT]
+    whole = [slot for slot, checksum in slots if slot[3] and checksum == slot[4]]
     if whole:
-        newest = max(whole, key=lambda slot: slot[4])
-        return Head(*newest[:4]), newest[4]
-    if any(slot[4] for slot in slots):
+        newest = max(whole, key=lambda slot: slot[3])
+        return Head(*newest[:3]), newest[3]
+    if any(slot[3] for slot, _ in slots):
         raise LogDamaged(log_path, "the head record beside it is damaged")
     return None
 

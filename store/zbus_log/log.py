@@ -22,6 +22,7 @@ from zbus.records import record
 from .cursors import SqliteCursors
 from .database import log_errors, make_engine, transaction
 from .headrecord import RESERVE, Head, HeadRecord
+from .positions import SqlitePositions
 from .reader import Reader
 from .retention import Rules, Trimmed, plan, trim_step
 from .schema import (
@@ -78,6 +79,7 @@ class SqliteLog:
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
         self._rules = rules or Rules()
+        self._origin = 0
         self._writer: Writer | None = None
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
@@ -102,14 +104,14 @@ class SqliteLog:
         return self._cursors
 
     @property
-    def sent(self) -> int:
-        """How far the outbox is."""
-        return self._writer.sent if self._writer else 0
+    def positions(self) -> SqlitePositions:
+        """How far this node is with others, kept beside this log."""
+        return self._cursors.positions
 
-    @sent.setter
-    def sent(self, offset: int) -> None:
-        if self._writer is not None:
-            self._writer.set_sent(offset)
+    @property
+    def origin(self) -> int:
+        """What tells this log from all others; 0 where it is only read."""
+        return self._origin
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         """Queue rows for the next commit; `done` is called from the writer's thread."""
@@ -256,6 +258,7 @@ class SqliteLog:
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
         self._record.update(state)
         self._record.sync()
+        self._origin = int.from_bytes(state.epoch[:8]) >> 2 | 1
         self._read_engine = make_engine(self.path, read_only=True)
         now_and_then = self._retain_now_and_then if self._rules else None
         self._writer = Writer(
@@ -271,7 +274,7 @@ class SqliteLog:
             if head == 0:
                 return Head(epoch)
             problem = LogDamaged(self.path, "there is no head record beside it, so a lost end could not be noticed")
-            known = Head(epoch, head, head + RESERVE, head)
+            known = Head(epoch, head, head + RESERVE)
         elif known.epoch != epoch and known.head > 0:
             problem = LogDamaged(self.path, "this is another log than the one that was here", (1, known.head))
         elif head < known.head:
@@ -304,7 +307,7 @@ class SqliteLog:
                     "INSERT OR REPLACE INTO losses (first, last, found_at) VALUES (?, ?, ?)",
                     (first, last, time.time_ns()),
                 )
-        return Head(epoch, head, reserved, min(known.sent, head))
+        return Head(epoch, head, reserved)
 
     def _tail_gaps(self, head: int) -> list[tuple[int, int]]:
         """Offsets that are missing in the end that is not sealed yet, apart from losses that are known."""

@@ -72,7 +72,7 @@ class Writer:
         self._synchronous = synchronous
         state = head_record.current
         assert state is not None
-        self.head, self.sent, self._state = state.head, state.sent, state
+        self.head, self._state = state.head, state
         self._next = start_after + 1
         self._now_and_then = now_and_then
         self._sealed = self._last_sealed()
@@ -94,12 +94,6 @@ class Writer:
     def run(self, task: Callable[[], None]) -> None:
         """Queue other work that writes: retention."""
         self._inbox.put(task)
-
-    def set_sent(self, offset: int) -> None:
-        """Remember how far the outbox is. Called by the outbox, read at the next start."""
-        self.sent = offset
-        if self._inbox.empty():
-            self.run(self._touch_record)
 
     def close(self, timeout_s: float) -> bool:
         """Commit what was submitted and stop; False if that took too long."""
@@ -263,7 +257,7 @@ class Writer:
             self._record.sync()
 
     def _touch_record(self) -> None:
-        self._state = Head(self._state.epoch, self.head, self._state.reserved, self.sent)
+        self._state = Head(self._state.epoch, self.head, self._state.reserved)
         self._record.update(self._state)
 
     def _last_sealed(self) -> int:

@@ -1,0 +1,62 @@
+"""Dynamo's envelope: a msgpack map of five keys in a fixed order, with the time in milliseconds.
+
+Keys that a later version adds are ignored; anything else that is not such a map is refused with the
+reason. Numbers that no event of zbus can hold (over 63 bits) are refused as well.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zbus.errors import EventInvalid
+from zbus.event import Event
+
+NS_PER_MS = 1_000_000
+NUMBER_END = 1 << 63
+TIME_MS_MAX = (NUMBER_END - 1) // NS_PER_MS
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """An event as Dynamo writes it. The fields are in the order of the wire; `published_at` is in milliseconds."""
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    topic: str
+    payload: bytes
+
+    def event(self, key: str) -> Event:
+        """The event that this is, for the key that its scope and topic make."""
+        return Event(self.publisher_id, self.sequence, self.published_at * NS_PER_MS, key, self.payload)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Envelope).decode
+
+
+def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, payload: bytes) -> bytes:
+    """The bytes of one envelope.
+
+    >>> encode(1, 0, 5_000_000, "t", b"x")[:14]
+    b'\\x85\\xacpublisher_id'
+    """
+    return _encode(Envelope(publisher_id, sequence, published_at_ns // NS_PER_MS, topic, payload))
+
+
+def decode(data: bytes | memoryview) -> Envelope:
+    """The envelope in `data`, checked; `EventInvalid` with the reason for anything that is none.
+
+    >>> decode(encode(1, 0, 5_999_999, "t", b"x")).published_at
+    5
+    """
+    try:
+        envelope = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+        raise EventInvalid(f"not a dynamo envelope: {error}") from error
+    if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
+        raise EventInvalid("not a dynamo envelope: a negative number")
+    if max(envelope.publisher_id, envelope.sequence) >= NUMBER_END:
+        raise EventInvalid("not a dynamo envelope: a number over 63 bits")
+    if envelope.published_at > TIME_MS_MAX:
+        raise EventInvalid("not a dynamo envelope: a time after the year 2262")
+    return envelope

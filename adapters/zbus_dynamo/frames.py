@@ -1,0 +1,44 @@
+"""The four ZMQ frames of one event: topic, publisher id, sequence, and the envelope behind a header of five bytes.
+
+The ids stand twice on the wire, and both places must agree: a message whose frames and envelope name
+different events belongs to neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zbus.errors import EventInvalid
+
+from . import envelope
+from .envelope import Envelope
+
+VERSION = 1
+HEADER_BYTES = 5
+ID_BYTES = 8
+
+
+def pack(topic: bytes, publisher_id: int, sequence: int, body: bytes) -> list[bytes]:
+    """The frames of an encoded envelope. `topic` is the bare topic, or with a broker the whole subject."""
+    header = bytes([VERSION]) + len(body).to_bytes(4)
+    return [topic, publisher_id.to_bytes(ID_BYTES), sequence.to_bytes(ID_BYTES), header + body]
+
+
+def unpack(frames: Sequence[bytes]) -> tuple[bytes, Envelope]:
+    """The topic frame and the envelope of a message; `EventInvalid` with the reason if it is not one."""
+    if len(frames) != 4:
+        raise EventInvalid(f"not a dynamo message: {len(frames)} frames, not 4")
+    topic, publisher_id, sequence, body = frames
+    if len(publisher_id) != ID_BYTES or len(sequence) != ID_BYTES:
+        raise EventInvalid("not a dynamo message: an id is not 8 bytes long")
+    if len(body) < HEADER_BYTES:
+        raise EventInvalid(f"not a dynamo message: a last frame of {len(body)} bytes has no header")
+    if body[0] != VERSION:
+        raise EventInvalid(f"not a dynamo message: version {body[0]}, not {VERSION}")
+    announced = int.from_bytes(body[1:HEADER_BYTES])
+    if announced != len(body) - HEADER_BYTES:
+        raise EventInvalid(f"not a dynamo message: {announced} bytes announced and {len(body) - HEADER_BYTES} there")
+    found = envelope.decode(memoryview(body)[HEADER_BYTES:])
+    if (found.publisher_id, found.sequence) != (int.from_bytes(publisher_id), int.from_bytes(sequence)):
+        raise EventInvalid("not a dynamo message: its frames and its envelope name different events")
+    return topic, found

@@ -1,0 +1,123 @@
+"""Dynamo's event plane over NATS core as a `Fabric`: a message is a bare envelope, and its subject the scope and topic.
+
+Connecting, logging in and staying connected is the NATS adapter's; here is only what Dynamo's wire is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zbus.errors import EventInvalid, FabricLacks
+from zbus.keys import KeySet
+from zbus.records import EVENT_DROPPED
+from zbus_nats.connection import Connection, Subscribed
+from zbus_nats.options import load_options
+
+from . import envelope
+from .scopes import check_expressions, place_of_subject, subjects
+from .tally import Tally
+from .translate import incoming, outgoing
+from .window import Window
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+    from zbus.ports import Asking, Fabric, Heard, Question, Receive
+
+NAME = "nats with the dynamo wire"
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
+    """Connect to the server that the URL, or else `NATS_SERVER`, names."""
+    connection = Connection(load_options(config, url), DynamoNats.name).open()
+    return DynamoNats(connection, config.payload_bytes_max)
+
+
+class DynamoNats:
+    """NATS core with Dynamo's wire, as a `Fabric`."""
+
+    name = "nats+dynamo"
+    networked = True
+    events_only = True
+    dense = True
+
+    def __init__(self, connection: Connection, payload_bytes_max: int) -> None:
+        self._connection, self._payload_bytes_max = connection, payload_bytes_max
+        self._tally = Tally(self.name)
+        self._sids: dict[str, int] = {}  # by subject
+        self._wanted: KeySet | None = None
+        self._receive: Receive | None = None
+        self._window: Window | None = None  # while one set of subscriptions takes over from another
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Hand over events. What this wire cannot carry is left out, counted and reported."""
+        commands: list[bytes] = []
+        limit = self._connection.max_payload
+        for event in outgoing(frames, self._tally):
+            body = event.body
+            if limit and len(body) > limit:
+                reason = f"{len(body):,} bytes are over the {limit:,} that the server takes, and the wire has no parts"
+                self._tally.add("too_large", event.place.key, reason, EVENT_DROPPED)
+                continue
+            commands.append(b"PUB %b %d\r\n%b\r\n" % (event.place.subject.encode(), len(body), body))
+        self._connection.send(commands)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Receive what these match. Those that match nothing on this wire are named, the others are in force."""
+        needed = subjects(expressions)
+        wanted = KeySet(expressions) if expressions else None
+        gone = [subject for subject in self._sids if subject not in needed]
+        new = [subject for subject in needed if subject not in self._sids]
+
+        def before() -> None:  # on the connection's thread, as are `after` and the sink
+            self._wanted, self._receive, self._window = wanted, receive, Window()
+
+        def after() -> None:
+            self._window = None
+
+        added = [Subscribed(subject, "", self._heard) for subject in new]
+        sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], before, after)
+        self._sids.update(zip(new, sids, strict=True))
+        check_expressions(NAME, expressions)
+
+    def ready(self, key: str) -> bool:
+        """Whether a server is there; who subscribed, it does not tell."""
+        return self._connection.connected
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Not on this wire."""
+        if keys:
+            raise FabricLacks(NAME, "answering questions on the dynamo wire")
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Not on this wire."""
+        raise FabricLacks(NAME, "asking questions on the dynamo wire")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The connection, and what went wrong."""
+        found = self._connection.diagnostics()
+        counts = found.pop("counts") | self._tally.counts()
+        return {"fabric": self.name, "networked": True, "subjects": sorted(self._sids), **found, "counts": counts}
+
+    def close(self) -> None:
+        """Let go of the connection, in bounded time. Safe to call twice."""
+        self._connection.close()
+
+    def _heard(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+        wanted, receive = self._wanted, self._receive
+        if wanted is None or receive is None:
+            return
+        try:
+            place = place_of_subject(subject.decode())
+            found = envelope.decode(payload)
+            frame = incoming(found, place, wanted, self._payload_bytes_max)
+        except (EventInvalid, UnicodeDecodeError) as error:
+            self._tally.add("invalid_received", subject.decode(errors="replace"), str(error))
+            return
+        window = self._window
+        if frame is not None and (window is None or window.first(found.publisher_id, found.sequence, place.key)):
+            receive(frame, None)
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = DynamoNats

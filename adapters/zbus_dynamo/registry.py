@@ -1,0 +1,132 @@
+"""The thread that looks after discovery: it tells who publishes, and keeps our own records alive.
+
+Files are read and written here alone, so that a slow disk or a lock never holds up events. A failure is
+counted and tried again, for ever: a watch that ends at its first error would silence a subscriber for good.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from zbus.errors import EventInvalid, FabricError
+
+from .filestore import TOUCH_S, FileStore
+from .records import Channel, read, record_key, write
+from .tally import Tally
+
+POLL_S = 0.1
+RETRY_MAX_S = 2.0
+FAILED = "FABRIC_DISCOVERY_FAILED"
+
+Changed = Callable[[dict[str, Channel]], None]
+
+
+class Registry:
+    """Calls `changed` with every channel of other processes, by file name, whenever there is a new one or one less."""
+
+    def __init__(self, store: FileStore, tally: Tally, changed: Changed) -> None:
+        self._store, self._tally, self._changed = store, tally, changed
+        self._orders: deque[tuple[Channel, Callable[[], None] | None]] = deque()
+        self._files: dict[str, int] = {}
+        self._channels: dict[str, Channel] = {}
+        self._touch_at = time.monotonic() + TOUCH_S
+        self._wake = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="zbus-dynamo-registry", daemon=True)
+        self._thread.start()
+
+    def register(self, channel: Channel, done: Callable[[], None]) -> None:
+        """Publish a record, soon; `done` is called on the registry's thread once it is there."""
+        self._order(channel, done)
+
+    def unregister(self, channel: Channel) -> None:
+        """Take a record back, soon."""
+        self._order(channel, None)
+
+    def close(self) -> None:
+        """End the thread, and delete every record of ours."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+        self._thread.join(5.0)
+        try:
+            self._store.close()
+        except FabricError as error:  # they die by themselves, of age
+            self._tally.add("registry_failed", "close", str(error), FAILED)
+
+    def diagnostics(self) -> dict[str, int]:
+        """How much there is in the store."""
+        return {
+            "records_seen": len(self._channels),
+            "records_own": len(self._store.owned),
+            "records_unreadable": self._store.unreadable,
+        }
+
+    def _order(self, channel: Channel, done: Callable[[], None] | None) -> None:
+        with self._wake:
+            self._orders.append((channel, done))
+            self._wake.notify()
+
+    def _run(self) -> None:
+        pause = POLL_S
+        while not self._ended:
+            try:
+                self._write_ordered()
+                self._look()
+                if time.monotonic() >= self._touch_at:
+                    self._touch_at = time.monotonic() + TOUCH_S
+                    self._keep_alive()
+                pause = POLL_S
+            except Exception as error:  # whatever lies in the store, the watch goes on
+                self._tally.add("registry_failed", "store", str(error), FAILED)
+                pause = min(RETRY_MAX_S, pause * 2)
+            with self._wake:
+                if not self._ended and not (self._orders and pause == POLL_S):
+                    self._wake.wait(pause)
+
+    def _write_ordered(self) -> None:
+        while self._orders:
+            channel, done = self._orders[0]
+            if done is None:
+                self._store.delete(record_key(channel))
+            else:
+                self._store.put(record_key(channel), write(channel))
+                done()
+            self._orders.popleft()
+
+    def _keep_alive(self) -> None:
+        for name in self._store.touch():
+            self._tally.add("record_written_again", name, "somebody removed it", FAILED)
+        self._store.reap()
+
+    def _look(self) -> None:
+        found, owned = self._store.files(), self._store.owned
+        if found == self._files:
+            return
+        channels = {}
+        for name, inode in found.items():
+            if name in owned:
+                continue
+            known = self._channels.get(name) if self._files.get(name) == inode else self._read(name)
+            if known is not None:
+                channels[name] = known
+        self._files, changed = found, channels != self._channels
+        self._channels = channels
+        if changed:
+            self._changed(dict(channels))
+
+    def _read(self, name: str) -> Channel | None:
+        unreadable = self._store.unreadable
+        value = self._store.read(name)
+        if value is None:
+            if self._store.unreadable != unreadable:
+                self._tally.add("record_invalid", name, "not a readable file")
+            return None
+        try:
+            return read(value)
+        except EventInvalid as error:
+            self._tally.add("record_invalid", name, str(error))
+            return None

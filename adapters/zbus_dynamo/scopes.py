@@ -1,0 +1,171 @@
+"""Keys and the places of Dynamo: a topic in a namespace, in a component, or at an endpoint.
+
+`ns/topic`, `ns/component/topic` and `ns/component/endpoint/topic` are the keys that
+`EventPublisher.for_namespace`, `for_component` and `for_endpoint` make, and the only ones that this wire
+can carry. The mapping to subjects and back loses nothing; what comes from the wire and is no legal key is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
+from zbus.keys import check_key
+
+KINDS = ("namespace", "component", "endpoint")
+DEPTHS = (2, 3, 4)  # segments of a key, the topic included
+_KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_ENCODED = [chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in range(256)]
+
+
+class Place(NamedTuple):
+    """Where an event belongs: the names of its scope (one to three of them), and the topic."""
+
+    scope: tuple[str, ...]
+    topic: str
+
+    @property
+    def kind(self) -> str:
+        """`namespace`, `component` or `endpoint`: how deep the scope is."""
+        return KINDS[len(self.scope) - 1]
+
+    @property
+    def key(self) -> str:
+        """The key of zbus for this place."""
+        return "/".join((*self.scope, self.topic))
+
+    @property
+    def subject_prefix(self) -> str:
+        """The subject of the scope alone."""
+        return ".".join(_paired(encode_segment(name) for name in self.scope))
+
+    @property
+    def subject(self) -> str:
+        """The NATS subject, and the topic frame where a ZMQ broker is between.
+
+        >>> Place(("ns", "comp"), "kv.events").subject
+        'namespace.ns.component.comp.kv%2Eevents'
+        """
+        return f"{self.subject_prefix}.{encode_segment(self.topic)}"
+
+    @property
+    def path(self) -> str:
+        """The path of a discovery record, without the publisher."""
+        return "/".join((*_paired(encode_segment(name) for name in self.scope), "topic", encode_segment(self.topic)))
+
+
+def encode_segment(name: str) -> str:
+    """A name as it stands in subjects and paths: letters, digits, `_` and `-` stay, other bytes become `%XX`."""
+    return "".join([_ENCODED[byte] for byte in name.encode()])
+
+
+@lru_cache(maxsize=16_384)
+def place_of_key(key: str) -> Place:
+    """The place of a concrete key; `KeyInvalid` for one that this wire cannot carry."""
+    segments = key.split("/")
+    if len(segments) not in DEPTHS:
+        raise KeyInvalid(key, "the dynamo wire carries keys of 2 to 4 segments: namespace[/component[/endpoint]]/topic")
+    return Place(tuple(segments[:-1]), segments[-1])
+
+
+@lru_cache(maxsize=16_384)
+def place_of_subject(subject: str) -> Place:
+    """The place that a subject names; `EventInvalid` for one that is not Dynamo's, or no legal key."""
+    *scope, topic = subject.split(".")
+    if len(scope) not in (2, 4, 6) or tuple(scope[0::2]) != KINDS[: len(scope) // 2]:
+        raise EventInvalid(f"the subject {subject[:200]!r} names no topic of a dynamo scope")
+    place = Place(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
+    check_place(place)
+    if place.subject != subject:
+        raise EventInvalid(f"the subject {subject[:200]!r} is not written the one way there is")
+    return place
+
+
+def check_place(place: Place) -> None:
+    """Raise `EventInvalid` for a place that makes no legal key of zbus."""
+    if any("/" in name for name in (*place.scope, place.topic)):
+        raise KeyInvalid(place.key, "a name in it holds '/', which separates the segments of a key")
+    check_key(place.key)
+
+
+def patterns(expression: str) -> Iterator[tuple[str, ...]]:
+    """The shapes, of 2 to 4 segments each, of the keys that a canonical expression can match.
+
+    >>> sorted(patterns("ns/**/t"))
+    [('ns', '*', '*', 't'), ('ns', '*', 't'), ('ns', 't')]
+    """
+    segments = tuple("*" if "$*" in segment else segment for segment in expression.split("/"))
+    for depth in DEPTHS:
+        yield from set(_expand(segments, depth))
+
+
+def subjects(expressions: Iterable[str]) -> list[str]:
+    """The NATS subjects, with wildcards, under which everything that the expressions match arrives, and arrives once.
+
+    No two of them overlap: those that would are made one that is wider. The exact filter must follow.
+
+    >>> subjects(["ns/*/t"]), subjects(["a/*/c", "*/b/c"]), subjects(["a/b/c/d/e"])
+    (['namespace.ns.component.*.t'], ['namespace.*.component.*.c'], [])
+    """
+    apart: set[tuple[str, ...]] = set()
+    for expression in expressions:
+        for pattern in patterns(expression):
+            while met := [other for other in apart if _overlap(other, pattern)]:
+                apart.difference_update(met)
+                for other in met:
+                    pattern = tuple(a if a == b else "*" for a, b in zip(pattern, other, strict=True))
+            apart.add(pattern)
+    return sorted(".".join((*_paired(_coded(each[:-1])), *_coded(each[-1:]))) for each in apart)
+
+
+def check_expressions(transport: str, expressions: Iterable[str]) -> None:
+    """Raise `FabricLacks` for expressions that no key of this wire can match."""
+    hopeless = [each for each in expressions if not subjects([each])]
+    if hopeless:
+        what = f"keys of other than 2 to 4 segments on the dynamo wire, as {', '.join(hopeless)} asks for"
+        raise FabricLacks(transport, what)
+
+
+def prefixes(expressions: Iterable[str]) -> list[bytes]:
+    """The same as prefixes of the topic frame, for subscriptions at a ZMQ broker."""
+    found = {subject.partition("*")[0].encode() for subject in subjects(expressions)}
+    return sorted(each for each in found if not any(each != other and each.startswith(other) for other in found))
+
+
+def _coded(names: Iterable[str]) -> list[str]:
+    return [name if name == "*" else encode_segment(name) for name in names]
+
+
+def _paired(names: Iterable[str]) -> Iterator[str]:
+    """`namespace`, its name, `component`, its name, …"""
+    for kind, name in zip(KINDS, names, strict=False):
+        yield kind
+        yield name
+
+
+def _decode_segment(text: str) -> str:
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError as error:
+        raise EventInvalid(f"the name {text[:200]!r} is not UTF-8") from error
+
+
+def _expand(segments: tuple[str, ...], depth: int) -> Iterator[tuple[str, ...]]:
+    """Every way to make exactly `depth` segments of an expression."""
+    if not segments or depth == 0:
+        if depth == 0 and all(segment == "**" for segment in segments):
+            yield ()
+        return
+    first, rest = segments[0], segments[1:]
+    if first != "**":
+        yield from ((first, *tail) for tail in _expand(rest, depth - 1))
+        return
+    yield from _expand(rest, depth)
+    yield from (("*", *tail) for tail in _expand(segments, depth - 1))
+
+
+def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return len(one) == len(other) and all(a == b or "*" in (a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,57 @@
+"""The boundary: frames of zbus become envelopes of Dynamo, and envelopes become frames.
+
+What this wire cannot carry does not stop what it can: it is counted and reported, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from zbus import codec
+from zbus.errors import EventInvalid
+from zbus.headers import CONTENT_TYPE
+from zbus.keys import KeySet
+from zbus.records import EVENT_DROPPED
+
+from . import envelope
+from .envelope import Envelope
+from .scopes import Place, place_of_key
+from .tally import Tally
+
+EVENT_CHANGED = "EVENT_CHANGED"
+
+
+class Outgoing(NamedTuple):
+    """One event, ready for the wire."""
+
+    place: Place
+    publisher_id: int
+    sequence: int
+    body: bytes
+
+
+def outgoing(frames: Sequence[tuple[str, bytes]], tally: Tally) -> Iterator[Outgoing]:
+    """The events of these frames, in order, as Dynamo writes them."""
+    for key, frame in frames:
+        try:
+            place = place_of_key(key)
+            events = codec.open_frame(frame)
+        except EventInvalid as error:
+            tally.add("refused_key", key, str(error), EVENT_DROPPED)
+            continue
+        for event in events:
+            if event.headers and any(name != CONTENT_TYPE for name in event.headers):
+                tally.add("headers_left_out", key, "the dynamo wire carries none; sent without", EVENT_CHANGED)
+            body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
+            yield Outgoing(place, event.publisher_id, event.sequence, body)
+
+
+def incoming(found: Envelope, place: Place, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
+    """The frame of an event from the wire; None where nobody asked for its key; `EventInvalid` where it is none."""
+    if found.topic != place.topic:
+        raise EventInvalid(f"the topic is {found.topic[:100]!r} inside and {place.topic[:100]!r} outside")
+    if len(found.payload) > payload_bytes_max:
+        raise EventInvalid(f"a payload of {len(found.payload):,} bytes is over the limit of {payload_bytes_max:,}")
+    key = place.key
+    return codec.encode(found.event(key)) if key in wanted else None

@@ -1,0 +1,184 @@
+"""nats-py's client with a short way in: a message goes from the socket to its sink with no queue and no task.
+
+nats-py puts every message into an asyncio queue that a task of the subscription empties, which costs
+more than everything else together and drops messages when the queue is full. Here a subscription has
+a *sink*, a plain function that is called while the bytes are parsed; nothing is queued, so nothing
+can be dropped. This file is the only one that knows nats-py's insides; a test fails when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+
+from zbus.errors import FabricError
+
+# Called with subject, reply subject, payload, and the raw header block (or none). It must not raise.
+Sink = Callable[[bytes, bytes, bytes, bytes | None], None]
+
+SIDS_FROM = 1 << 32  # ours stay clear of those that nats-py gives out itself
+
+_MSG = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
+_HMSG = re.compile(rb"HMSG (\S+) (\d+) (?:(\S+) )?(\d+) (\d+)\r\n")
+_NEEDED = ("_subs", "_ps", "_transport", "_reading_task", "_server_info", "_pending", "_max_payload")
+
+
+class DirectParser(Parser):
+    """Hands messages with a sink straight to it; everything else goes nats-py's way, in the same order."""
+
+    def __init__(self, nc: Any, sinks: dict[bytes, Sink]) -> None:
+        super().__init__(nc)
+        self._sinks = sinks
+        self._wanted = 0  # so many bytes must be there before the message at the start is whole
+
+    def reset(self) -> None:
+        """Forget a half-read message."""
+        super().reset()
+        self._wanted = 0
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take bytes from the socket."""
+        if self.state == AWAITING_CONTROL_LINE:
+            if self.buf:
+                self.buf.extend(data)
+                if len(self.buf) < self._wanted:
+                    return
+                data = bytes(self.buf)
+                self.buf.clear()
+            self._wanted = 0
+            taken = self._direct(data)
+            if self._wanted:  # a message of ours has not come to its end
+                self.buf.extend(memoryview(data)[taken:])
+                return
+            data = data[taken:]
+            if not data:
+                return
+        await super().parse(data)
+
+    def _direct(self, data: bytes) -> int:
+        """Hand over every whole message at the start; return how many bytes that was."""
+        sinks, size, at = self._sinks, len(data), 0
+        while at < size:
+            found = _MSG.match(data, at)
+            if found:
+                subject, sid, reply, length = found.groups()
+                headers_length: Any = None
+            else:
+                found = _HMSG.match(data, at)
+                if not found:
+                    break
+                subject, sid, reply, headers_length, length = found.groups()
+            sink = sinks.get(sid)
+            if sink is None:
+                break
+            start = found.end()
+            end = start + int(length)
+            if end + 2 > size:
+                self._wanted = end + 2 - at
+                break
+            if headers_length is None:
+                sink(subject, reply or b"", data[start:end], None)
+            else:
+                middle = start + int(headers_length)
+                sink(subject, reply or b"", data[middle:end], data[start:middle])
+            at = end + 2
+        return at
+
+
+class DirectClient(Client):
+    """One connection to one server. It never reconnects by itself: whoever owns it makes a new one."""
+
+    def __init__(self, *, needs_tls: bool) -> None:
+        super().__init__()
+        check_nats_py(self)
+        self._needs_tls = needs_tls
+        self._sinks: dict[bytes, Sink] = {}
+        self._ps = DirectParser(self, self._sinks)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        sink = self._sinks.get(b"%d" % sid)
+        if sink is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            sink(bytes(subject), bytes(reply), data, headers or None)
+
+    def _connect_command(self) -> bytes:
+        # The login follows. Without this check it would go out in clear to whoever answers without TLS.
+        if self._needs_tls and self._socket_info("ssl_object") is None:
+            raise nats.errors.Error("nats: the server offers no TLS, and TLS was asked for")
+        command: bytes = super()._connect_command()
+        return command
+
+    def take(self, sid: int, subject: str, queue: str, sink: Sink) -> bytes:
+        """Deliver what comes for `sid` to the sink; return the command that asks the server for it."""
+        self._subs[sid] = Subscription(self, sid, subject, queue)
+        self._sinks[b"%d" % sid] = sink
+        return f"SUB {subject} {queue} {sid}\r\n".encode()
+
+    def drop(self, sid: int) -> bytes:
+        """Return the command that ends a subscription; its sink stays until `forget`."""
+        return b"UNSUB %d\r\n" % sid
+
+    def forget(self, sid: int) -> None:
+        """Let go of a sink."""
+        self._subs.pop(sid, None)
+        self._sinks.pop(b"%d" % sid, None)
+
+    def write(self, commands: list[bytes]) -> None:
+        """Put whole commands on the socket, in order with what nats-py itself sends."""
+        if not self.is_connected or self._transport is None:
+            raise nats.errors.ConnectionClosedError
+        self._transport.writelines(commands)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        writer = getattr(self._transport, "_io_writer", None)
+        return 0 if writer is None else int(writer.transport.get_write_buffer_size())
+
+    async def drained(self) -> None:
+        """Return when the socket takes more; raise OSError when it is gone."""
+        if self._transport is not None:
+            await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    async def gone(self) -> None:
+        """Return when nothing will be read any more, whatever the reason."""
+        task = self._reading_task
+        if task is not None:
+            await asyncio.wait([task])
+
+    @property
+    def why(self) -> BaseException | None:
+        """What nats-py last said went wrong."""
+        return self._err
+
+    async def dispose(self) -> None:
+        """Close at once, and drop what the socket has not taken: a frozen server would never take it."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        try:
+            await self.close()
+        except (OSError, nats.errors.Error, AssertionError):
+            pass  # it is gone, which is all that was asked
+
+    def _socket_info(self, name: str) -> Any:
+        writer = getattr(self._transport, "_io_writer", None)
+        return None if writer is None else writer.get_extra_info(name)
+
+
+def check_nats_py(client: Client) -> None:
+    """Raise `FabricError` where this nats-py is not built the way this file relies on."""
+    arguments = list(inspect.signature(Client._process_msg).parameters)
+    if arguments[1:] != ["sid", "subject", "reply", "data", "headers"] or not all(
+        hasattr(client, name) for name in _NEEDED
+    ):
+        raise FabricError("this version of nats-py is not one that zbus knows: pip install 'nats-py>=2.16,<2.17'")

@@ -1,0 +1,222 @@
+"""One connection to NATS on a thread of its own, usable from any thread.
+
+The thread `zbus-nats` runs an event loop with one client at a time. While there is no connection, sending
+raises instead of filling a buffer: the caller has a log to send from again. Subscriptions outlive
+connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any, TypeVar
+
+import nats.errors
+
+from zbus.errors import FabricError
+
+from .client import DirectClient
+from .counts import Counts
+from .options import NatsOptions
+from .outgoing import Outgoing
+from .upkeep import Subscribed, Upkeep
+from .vendor import VENDOR_ERRORS, describe, nats_errors
+
+__all__ = ["Connection", "Subscribed"]
+
+FLUSH_S, CLOSE_FLUSH_S = 5, 1
+CLOSE_S = 5.0
+
+T = TypeVar("T")
+
+
+class Connection:
+    """Open it, then use it from any thread. `on_lost` and `on_found` are called on its own thread."""
+
+    def __init__(self, options: NatsOptions, fabric: str) -> None:
+        self.options, self.fabric = options, fabric
+        self.counts = Counts(fabric)
+        self._loop = asyncio.new_event_loop()
+        self._outgoing = Outgoing(self._loop, options)
+        self._upkeep = Upkeep(options, fabric, self.counts, self._outgoing)
+        self.on_lost, self.on_found = self._upkeep.on_lost, self._upkeep.on_found
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="zbus-nats", daemon=True)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server answers now."""
+        return self._outgoing.connected
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed from here."""
+        return self._closed
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes; 0 before the first connection."""
+        return self._outgoing.max_payload
+
+    @property
+    def client(self) -> DirectClient | None:
+        """The client of now. On the connection's own thread only."""
+        return self._upkeep.client
+
+    def open(self) -> Connection:
+        """Connect, or raise `FabricError` after `connect_timeout_s`."""
+        try:
+            self.options.check_files()
+            self._thread.start()
+            self._upkeep.opened.result(self.options.connect_timeout_s + CLOSE_S)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, NotInTime):
+                raise FabricError("nats could not connect: no answer in time") from None
+            raise
+        return self
+
+    def send(self, commands: Sequence[bytes]) -> None:
+        """Hand over whole commands, in order. Waits while the network is slow; raises while there is none."""
+        if threading.current_thread() is self._thread:
+            self._outgoing.post(commands)
+        else:
+            self._outgoing.send(commands)
+
+    def change(
+        self,
+        add: Sequence[Subscribed],
+        remove: Sequence[int],
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> list[int]:
+        """Subscribe and unsubscribe in one step, and wait until the server has done it; return the new ids.
+
+        `before` and `after` run on the connection's thread, around the time in which both may deliver.
+        """
+        return self.run(self._change(add, remove, before, after), FLUSH_S + CLOSE_S)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run a coroutine on the connection's thread and wait for it."""
+        if self._closed or not self._thread.is_alive():
+            work.close()
+            raise FabricError(f"{self.fabric} is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except NotInTime:
+            future.cancel()
+            raise FabricError(f"{self.fabric}: no answer within {timeout_s:g} s") from None
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Call something on the connection's thread; nothing happens once it is closed."""
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            pass  # the loop is closed
+
+    def later(self, delay_s: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call something later. On the connection's own thread only."""
+        return self._loop.call_later(delay_s, call)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The state of the connection; no secret is in it."""
+        upkeep, lost_at = self._upkeep, self._upkeep.lost_at
+        return {
+            "connected": self.connected,
+            "server": upkeep.server,
+            "servers": list(upkeep.servers),
+            "tls": self.options.wants_tls,
+            "reconnects": upkeep.reconnects,
+            "disconnected_s": 0.0 if lost_at is None else round(time.monotonic() - lost_at, 3),
+            "last_error": upkeep.last_error,
+            "max_payload": self.max_payload,
+            "pending_bytes": self._outgoing.pending_bytes,
+            "subscriptions": len(upkeep.table),
+            "counts": self.counts.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Send what was handed over, as far as the server takes it within a second, and end the thread."""
+        if self.connected and not self._closed:
+            try:
+                self.run(self._finish(), CLOSE_FLUSH_S + 0.5)
+            except FabricError:
+                pass  # it does not answer: what it has not taken stays in the sender's log
+        self._closed = True
+        if self._thread.ident is None:  # never started
+            self._loop.close()
+            return
+        self.soon(self._upkeep.closing.set)
+        self._thread.join(CLOSE_S)
+
+    # -- the connection's thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        names = ThreadPoolExecutor(1, thread_name_prefix="zbus-nats-names")  # for host names alone
+        self._loop.set_default_executor(names)
+        try:
+            self._loop.run_until_complete(self._upkeep.run())
+        finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+            names.shutdown(wait=False, cancel_futures=True)
+            self._loop.close()
+
+    async def _change(
+        self,
+        add: Sequence[Subscribed],
+        remove: Sequence[int],
+        before: Callable[[], None] | None,
+        after: Callable[[], None] | None,
+    ) -> list[int]:
+        client, table = self.client, self._upkeep.table
+        added = {next(self._upkeep.sids): each for each in add}
+        if before is not None:
+            before()
+        table.update(added)
+        for sid in remove:
+            table.pop(sid, None)
+        try:
+            if client is not None and (add or remove):
+                commands = [client.take(sid, *each) for sid, each in added.items()]
+                # In one write: what the server sends between the two it sends twice, and the window is short.
+                client.write(commands + [client.drop(sid) for sid in remove])
+                await unless_gone(client, client.flush(FLUSH_S))
+        except VENDOR_ERRORS as error:
+            # It is in the table: a connection that is gone is replaced, and the next one begins with the table.
+            self.counts.add("subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options))
+        finally:
+            for sid in remove:
+                if client is not None:
+                    client.forget(sid)
+            if after is not None:
+                after()
+        return list(added)
+
+    async def _finish(self) -> None:
+        with nats_errors("flush", self.options):
+            async with asyncio.timeout(CLOSE_FLUSH_S):
+                await self._outgoing.emptied()
+                if self.client is not None:
+                    await unless_gone(self.client, self.client.flush(CLOSE_FLUSH_S))
+
+
+async def unless_gone(client: DirectClient, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for an answer of the server, but not once the connection is gone: it would never come."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(client.gone())
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise nats.errors.ConnectionClosedError
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()

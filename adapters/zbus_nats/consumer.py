@@ -1,0 +1,281 @@
+"""A durable pull consumer of a JetStream stream that is looked after.
+
+Messages go straight to a sink, as everywhere here, and are acknowledged when whoever took them says so. Pull
+consumers have been seen to stop: after a reconnection, when somebody deletes them, when a server hands
+over. So a consumer that says it is gone, or is silent although asked, is set up again, from where it was.
+Everything runs on the connection's thread, except `Delivery.done`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import nats.errors
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from zbus.errors import FabricError
+from zbus.records import record
+
+from .client import DirectClient
+from .connection import Connection, Subscribed, unless_gone
+from .subjects import INBOX_PREFIX
+from .vendor import VENDOR_ERRORS, describe
+
+JETSTREAM_CONSUMER_LOST = "JETSTREAM_CONSUMER_LOST"
+JETSTREAM_CONSUMER_READY = "JETSTREAM_CONSUMER_READY"
+
+API_S = 5.0
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+
+_STATUS = re.compile(rb"NATS/1\.0 (\d{3})(?: ([^\r\n]*))?")
+_PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
+
+
+class Delivery:
+    """One message, and how to acknowledge it."""
+
+    __slots__ = ("_consumer", "data", "headers", "published_at", "sequence", "subject")
+
+    def __init__(
+        self, consumer: Consumer, subject: bytes, data: bytes, headers: bytes | None, sequence: int, published_at: int
+    ) -> None:
+        self._consumer, self.subject, self.data, self.headers = consumer, subject, data, headers
+        self.sequence, self.published_at = sequence, published_at
+
+    def done(self) -> None:
+        """It is stored: acknowledge it. Any thread, without waiting; a second call does nothing."""
+        self._consumer.acknowledge(self.sequence)
+
+
+class Consumer:
+    """Hands over the messages of one stream, each at least once."""
+
+    def __init__(self, connection: Connection, stream: str, durable: str, take: Callable[[Delivery], None]) -> None:
+        self._connection, self._options, self._counts = connection, connection.options, connection.counts
+        self.stream, self.durable, self._take = stream, durable, take
+        self.created = ""  # when the stream was made: another one of the same name is another stream
+        self.recreated = 0
+        self.healthy = False
+        self.wanted = False  # somebody listens
+        self._inbox = f"{INBOX_PREFIX}{secrets.token_hex(11)}"
+        self._epoch = 0  # answers to requests of an earlier one no longer count
+        self._left = 0  # messages asked for and not yet come
+        self._heard_at = 0.0
+        self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
+        self._highest = 0
+        self._acks: list[int] = []
+        self._lock = threading.Lock()
+        self._troubled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- any thread ------------------------------------------------------------------------------------------
+
+    def acknowledge(self, sequence: int) -> None:
+        """Acknowledge one message soon, together with others."""
+        with self._lock:
+            wake = not self._acks
+            self._acks.append(sequence)
+        if wake:
+            self._connection.soon(self._send_acks)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Where it is."""
+        return {
+            "stream": self.stream,
+            "durable": self.durable,
+            "healthy": self.healthy,
+            "recreated": self.recreated,
+            "unacknowledged": len(self._unacknowledged),
+            "sequence": self._highest,
+        }
+
+    # -- the connection's thread -----------------------------------------------------------------------------
+
+    async def look(self, client: DirectClient) -> None:
+        """Learn which stream this is; raise `FabricError` where there is none."""
+        try:
+            answer = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
+            found = json.loads(answer.data)
+            if "error" in found:
+                raise FabricError(f"stream {self.stream!r}: {str(found['error'].get('description'))[:200]}")
+            created = str(found["created"])
+        except nats.errors.NoRespondersError:
+            raise FabricError("the server has no JetStream, or none for this login") from None
+        except (KeyError, AttributeError, *VENDOR_ERRORS) as error:
+            raise FabricError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
+        if created != self.created:
+            self.created, self._highest = created, 0
+            self._unacknowledged.clear()
+
+    def start(self) -> None:
+        """Begin to pull, or go on with it."""
+        self.wanted = True
+        self._pull()
+        if self._task is None:
+            self._connection.on_lost.append(lambda: self._trouble("the connection is gone"))
+            self._connection.on_found.append(self._troubled.set)
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def subscription(self) -> Subscribed:
+        """Where messages and the server's answers arrive."""
+        return Subscribed(f"{self._inbox}.*", "", self._message)
+
+    async def _run(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._set_up()
+                attempt = 0
+                await self._watch()
+            except (FabricError, *VENDOR_ERRORS) as error:
+                self._counts.add("consumer_setup_failed", self.stream, error=describe(error, self._options))
+            pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+            attempt += 1
+            await asyncio.sleep(pause)
+
+    async def _set_up(self) -> None:
+        while self._connection.client is None:
+            self._troubled.clear()
+            await self._troubled.wait()
+        client = self._connection.client
+        await self.look(client)
+        context = client.jetstream(timeout=API_S)
+        try:
+            found = await unless_gone(client, context.consumer_info(self.stream, self.durable))
+        except NotFoundError:
+            found = await unless_gone(client, context.add_consumer(self.stream, self._config()))
+            self.recreated += self._epoch > 0
+        if found.config.deliver_subject or found.config.ack_policy != AckPolicy.EXPLICIT:
+            raise FabricError(f"consumer {self.durable!r} is not a pull consumer with explicit acknowledgements")
+        self._epoch += 1
+        self._left = 0
+        self._troubled.clear()
+        self._heard_at = asyncio.get_running_loop().time()
+        self.healthy = True
+        record(JETSTREAM_CONSUMER_READY, stream=self.stream, durable=self.durable, recreated=self.recreated)
+        self._pull()
+
+    def _config(self) -> ConsumerConfig:
+        config = ConsumerConfig(
+            durable_name=self.durable,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self._options.ack_wait_s,
+            max_ack_pending=self._options.unacknowledged_max,
+            max_deliver=-1,
+        )
+        stored = min(self._unacknowledged, default=self._highest + 1) - 1
+        if stored > 0:  # somebody deleted it while we ran: go on where we were
+            config = config.evolve(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=stored + 1)
+        return config
+
+    async def _watch(self) -> None:
+        """Return when the consumer must be set up again."""
+        loop, patience_s = asyncio.get_running_loop(), self._options.idle_timeout_s
+        while self.healthy:
+            try:
+                await asyncio.wait_for(self._troubled.wait(), patience_s / 2)
+            except TimeoutError:
+                self._pull()
+                if self._left and loop.time() - self._heard_at > patience_s:
+                    self._trouble("asked, and silent")
+            else:
+                self._troubled.clear()
+
+    def _trouble(self, reason: str) -> None:
+        healthy, self.healthy = self.healthy, False
+        if healthy and not self._connection.closed:
+            fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable, "reason": reason}
+            record(JETSTREAM_CONSUMER_LOST, logging.WARNING, **fields)
+            self._counts.note("consumer_lost")
+        self._troubled.set()
+
+    def _pull(self) -> None:
+        """Ask for more while little is on its way and there is room for it."""
+        options = self._options
+        room = options.unacknowledged_max - len(self._unacknowledged) - self._left
+        batch = min(options.batch, room)
+        if not (self.healthy and self.wanted) or batch <= 0 or self._left > options.batch // 2:
+            return
+        expires_ns = int(options.idle_timeout_s / 2 * 1e9)
+        request = {"batch": batch, "expires": expires_ns, "idle_heartbeat": expires_ns // 3}
+        self._left += batch
+        self._publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}".encode(),
+            json.dumps(request).encode(),
+            f"{self._inbox}.{self._epoch}".encode(),
+        )
+
+    def _message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        # A message comes under the subject it was stored with; only the server's own words come under the inbox.
+        if not reply.startswith(b"$JS.ACK."):
+            if subject.endswith(b".%d" % self._epoch):
+                self._heard_at = asyncio.get_running_loop().time()
+                self._status(headers or b"")
+            return
+        self._heard_at = asyncio.get_running_loop().time()
+        self._left = max(0, self._left - 1)
+        place = read_place(reply)
+        if place is None:
+            self._counts.add("acknowledgement_malformed", self.stream)
+            return
+        sequence, published_at = place
+        self._unacknowledged[sequence] = reply
+        self._highest = max(self._highest, sequence)
+        self._take(Delivery(self, subject, data, headers, sequence, published_at))
+        self._pull()
+
+    def _status(self, headers: bytes) -> None:
+        found = _STATUS.match(headers)
+        code = found[1] if found else b""
+        if code == b"100":  # a heartbeat: nothing new
+            return
+        if code in (b"404", b"408"):
+            pending = _PENDING.search(headers)
+            self._left = max(0, self._left - int(pending[1])) if pending else 0
+            self._pull()
+            return
+        text = (found[2] or b"").decode(errors="replace") if found else ""
+        self._trouble(f"{code.decode()} {text}".strip() or "an answer that is none")
+
+    def _send_acks(self) -> None:
+        with self._lock:
+            sequences, self._acks = self._acks, []
+        commands = []
+        for sequence in sequences:
+            reply = self._unacknowledged.pop(sequence, None)
+            if reply is not None:
+                commands.append(b"PUB %b 4\r\n+ACK\r\n" % reply)
+        try:
+            if commands:
+                self._connection.send(commands)
+        except FabricError:
+            self._counts.note("acknowledgement_unsent")  # it comes again, and is acknowledged then
+        self._pull()
+
+    def _publish(self, subject: bytes, data: bytes, reply: bytes) -> None:
+        try:
+            self._connection.send([b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)])
+        except FabricError:
+            self._trouble("the connection is gone")
+
+
+def read_place(reply: bytes) -> tuple[int, int] | None:
+    """Stream sequence and time (ns) from the subject that acknowledges a message, old and new form."""
+    tokens = reply.split(b".")
+    if len(tokens) >= 11:
+        tokens = tokens[2:]
+    try:
+        sequence, published_at = int(tokens[5]), int(tokens[7])
+    except (IndexError, ValueError):
+        return None
+    return (sequence, published_at) if 0 < sequence < 1 << 63 and 0 <= published_at < 1 << 63 else None

@@ -1,0 +1,96 @@
+"""NATS as the fabric: frames on subjects, questions by request and inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid, FabricError
+from zbus.ports import Heard, Question, Receive
+
+from .asking import Asks
+from .connection import Connection
+from .listener import Listener
+from .options import NatsOptions, load_options
+from .parts import publish
+from .subjects import encode_key
+
+if TYPE_CHECKING:
+    from zbus.ports import Asking, Fabric
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
+    """Connect to NATS as the URL, `options` and the environment say. Blocks: call it off the loop."""
+    if session is not None:
+        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+    if config.wire == "dynamo":
+        from zbus_dynamo import nats_plane  # it builds on this package
+
+        plane: Fabric = nats_plane.open_fabric(config, url)
+        return plane
+    options = load_options(config, url)
+    if options.stream or options.durable:
+        raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")
+    return NatsFabric(options)
+
+
+class NatsFabric:
+    """A connection to NATS as a `Fabric`."""
+
+    name = "nats"
+    networked = True
+    events_only = False
+    dense = True
+
+    def __init__(self, options: NatsOptions) -> None:
+        self.connection = Connection(options, self.name)
+        self._asks = Asks(self.connection, options.assembly_bytes_max)
+        self._listener = Listener(self.connection, options.assembly_bytes_max)
+        self.connection.open()
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Hand over frames: one hop to the connection's thread for all of them."""
+        max_payload = self.connection.max_payload
+        if not max_payload:
+            raise FabricError("there is no connection to a NATS server now")
+        commands: list[bytes] = []
+        for key, frame in frames:
+            size = len(frame)
+            if size <= max_payload:
+                commands.append(b"PUB %b %d\r\n%b\r\n" % (encode_key(key).encode(), size, frame))
+            else:
+                # Large ones go by themselves, so that what waits stays near its bound.
+                self.connection.send(commands)
+                self.connection.send(publish(encode_key(key).encode(), frame, max_payload))
+                commands = []
+        if commands:
+            self.connection.send(commands)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Subscribe to what covers the expressions, and filter exactly here."""
+        self._listener.listen(expressions, receive)
+
+    def ready(self, key: str) -> bool:
+        """Whether there is a connection: NATS does not tell who listens."""
+        return self.connection.connected
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Answer questions for these keys, one of all nodes that do."""
+        self._asks.answer(keys, asked)
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Ask one of those who answer for `key`; `timeout_s` is for all of its replies together."""
+        return self._asks.ask(key, payload, heard, timeout_s)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The connection, and how much is subscribed."""
+        return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._asks.diagnostics()}
+
+    def close(self) -> None:
+        """Close the connection, in bounded time."""
+        self.connection.close()
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = NatsFabric

@@ -1,0 +1,169 @@
+"""A JetStream stream as a fabric, for bridges: `nats+js://host:4222/STREAM?durable=name`.
+
+What the stream holds becomes events, acknowledged to the server only when the log of this node has them. An
+event's identity is its place in the stream, so that one delivered again is the same event: one publisher
+for each stream, with the stream's own sequence and time. What is sent goes into JetStream under the
+event's identity, which the server uses to store it once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zbus.codec import encode
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid, FabricError, FabricLacks
+from zbus.event import Event
+from zbus.keys import KeySet
+from zbus.ports import Heard, Question, Receive
+
+from .connection import Connection
+from .consumer import Consumer, Delivery
+from .options import NatsOptions, load_options
+from .plain import read_headers, write_headers
+from .publishing import Publishing
+from .raw import plain_events, publisher_id
+from .subjects import FOREIGN, PLAIN, SubjectInvalid
+
+if TYPE_CHECKING:
+    from zbus.ports import Asking, Fabric
+
+SETUP_S = 15.0
+RECEIVED_KEPT = 100_000
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
+    """Connect to NATS and find the stream. Blocks: call it off the loop."""
+    if session is not None:
+        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+    options = load_options(config, url)
+    if not options.stream or not options.durable:
+        raise ConfigInvalid("transport", "name the stream and the consumer: nats+js://host/STREAM?durable=name")
+    return JetStreamFabric(options, options.stream, options.durable)
+
+
+class JetStreamFabric:
+    """A stream and a durable consumer of it as a `Fabric`."""
+
+    name = "nats+js"
+    networked = True
+    events_only = True
+    dense = False  # subjects that nobody asks for, and messages deleted from the stream, leave holes
+
+    def __init__(self, options: NatsOptions, stream: str, durable: str) -> None:
+        self.connection = Connection(options, self.name)
+        self._consumer = Consumer(self.connection, stream, durable, self._take)
+        self._publishing = Publishing(self.connection)
+        self._keys: KeySet | None = None
+        self._receive: Receive | None = None
+        self._received: dict[tuple[int, int], None] = {}  # events of zbus that came out of the stream
+        self._lock = threading.Lock()
+        self.connection.open()
+        try:
+            self.connection.run(self._look(), SETUP_S)
+            self.connection.change([self._consumer.subscription, self._publishing.subscription], [])
+        except FabricError:
+            self.close()
+            raise
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Store the events of the frames in JetStream; returns when the server has acknowledged them."""
+        counts, max_payload = self.connection.counts, self.connection.max_payload
+        messages = []
+        for event, subject in plain_events(frames, counts):
+            if event.publisher_id == self._publisher or event.identity in self._received:
+                counts.note("own_not_returned")
+                continue
+            headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
+            if len(headers) + len(event.payload) > max_payload:
+                counts.add("too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload)
+                continue
+            messages.append((subject.encode(), headers, event.payload))
+        self._publishing.send(messages)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Take the stream's messages from where the consumer is. Those that no expression matches are let go."""
+        with self._lock:
+            self._receive = receive
+            self._keys = KeySet(expressions) if expressions else None
+            self._consumer.wanted = bool(expressions)
+            if expressions:
+                self.connection.run(self._start(), SETUP_S)
+
+    def ready(self, key: str) -> bool:
+        """Whether there is a connection."""
+        return self.connection.connected
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """A stream answers no questions."""
+        if keys:
+            raise FabricLacks(self.name, "answer questions")
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """A stream answers no questions."""
+        raise FabricLacks(self.name, "ask questions")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The connection and the consumer."""
+        return {
+            "fabric": self.name,
+            "networked": True,
+            **self.connection.diagnostics(),
+            "consumer": self._consumer.diagnostics(),
+        }
+
+    def close(self) -> None:
+        """Close the connection, in bounded time; the consumer stays where it is."""
+        self.connection.close()
+
+    @property
+    def _publisher(self) -> int:
+        return publisher_id("jetstream", self._consumer.stream, self._consumer.created)
+
+    # -- the connection's thread -----------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        if self.connection.client is None:
+            raise FabricError("there is no connection to a NATS server now")
+        await self._consumer.look(self.connection.client)
+
+    async def _start(self) -> None:
+        self._consumer.start()
+
+    def _take(self, delivery: Delivery) -> None:
+        counts, keys, receive = self.connection.counts, self._keys, self._receive
+        source = delivery.subject.decode(errors="replace")
+        try:
+            if delivery.subject.startswith(FOREIGN):
+                raise SubjectInvalid("not a key")
+            key = PLAIN.decode(delivery.subject.decode())
+        except (SubjectInvalid, UnicodeDecodeError):
+            counts.add("subject_malformed", source)
+            delivery.done()
+            return
+        if keys is None or receive is None:
+            return  # nobody listens now: the server hands it out again
+        if key not in keys:
+            counts.note("not_wanted")
+            delivery.done()
+            return
+        try:
+            receive(self._frame(delivery, key), delivery.done)
+        except Exception as error:  # a bug of the receiver must not end the reading of the socket
+            counts.add("receiver_failed", source, error=repr(error)[:200])
+
+    def _frame(self, delivery: Delivery, key: str) -> bytes:
+        headers, identity = read_headers(delivery.headers, self.connection.counts, delivery.subject)
+        if identity is None:
+            identity = (self._publisher, delivery.sequence, delivery.published_at)
+        else:
+            if len(self._received) >= RECEIVED_KEPT:
+                self._received.pop(next(iter(self._received)))
+            self._received[identity[:2]] = None
+        return encode(Event(*identity, key, delivery.data, headers))
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = JetStreamFabric

@@ -1,0 +1,139 @@
+"""Messages larger than the server takes: cut into parts here, put together again at the far end.
+
+The parts of one message follow each other on one connection, so they arrive in order or not at all. What
+is held of unfinished messages is bounded, and one that never comes to its end is counted.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from .counts import Counts
+
+PART_HEADER = b"Zbus-Part"
+PARTS_MAX = 100_000
+UNFINISHED_MAX = 1_000
+UNFINISHED_S = 30.0
+HEADERS_ROOM = 128  # the header block of a part is shorter than this
+
+_PART = re.compile(rb"\r\nZbus-Part: ([0-9a-f]{16}) (\d{1,6}) (\d{1,6}) (\d{1,12})\r\n")
+
+
+def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -> list[bytes]:
+    """The commands that publish `data`, in as many parts as the server needs."""
+    size = len(data)
+    if size <= max_payload:
+        if reply:
+            return [b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, size, data)]
+        return [b"PUB %b %d\r\n%b\r\n" % (subject, size, data)]
+    return [publish_headers(subject, headers, part, reply) for headers, part in _cut(data, max_payload - HEADERS_ROOM)]
+
+
+def publish_headers(subject: bytes, headers: bytes, data: bytes | memoryview = b"", reply: bytes = b"") -> bytes:
+    """The command that publishes a message with a raw header block."""
+    total = len(headers) + len(data)
+    start = b"HPUB %b %b %d %d\r\n%b" % (subject, reply, len(headers), total, headers)
+    return b"".join((start, data, b"\r\n"))
+
+
+def _cut(data: bytes, room: int) -> Iterator[tuple[bytes, memoryview]]:
+    view, name = memoryview(data), secrets.token_hex(8).encode()
+    count = -(-len(data) // room)
+    for index in range(count):
+        headers = b"NATS/1.0\r\n%b: %b %d %d %d\r\n\r\n" % (PART_HEADER, name, index, count, len(data))
+        yield headers, view[index * room : (index + 1) * room]
+
+
+class _Unfinished:
+    __slots__ = ("chunks", "count", "moved_at", "size", "total")
+
+    def __init__(self, count: int, total: int) -> None:
+        self.count, self.total, self.size = count, total, 0
+        self.chunks: list[bytes] = []
+        self.moved_at = time.monotonic()
+
+
+class Assembler:
+    """Puts parts together. Used by one thread."""
+
+    def __init__(self, bytes_max: int, counts: Counts) -> None:
+        self._bytes_max, self._counts = bytes_max, counts
+        self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently moved first
+        self._finished: deque[bytes] = deque(maxlen=64)
+        self.held_bytes = 0
+
+    def take(self, subject: bytes, headers: bytes, data: bytes) -> bytes | None:
+        """A message without parts as it is; a part: None until the last one gives the whole."""
+        found = _PART.search(headers)
+        if found is None:
+            if PART_HEADER in headers:
+                self._refuse("part_malformed", subject)
+                return None
+            return data
+        name, index, count, total = found[1], int(found[2]), int(found[3]), int(found[4])
+        if not 0 <= index < count <= PARTS_MAX or total > self._bytes_max:
+            self._refuse("part_refused", subject)
+            return None
+        place = (subject, name)
+        if name in self._finished:
+            return None
+        if index == 0 and place not in self._unfinished:
+            self._make_room(len(data))
+            self._unfinished[place] = _Unfinished(count, total)
+        return self._append(place, index, count, total, data)
+
+    def clear(self) -> None:
+        """Forget what is unfinished: the connection that the rest would come over is gone."""
+        for place in list(self._unfinished):
+            self._drop(place)
+
+    def _append(self, place: tuple[bytes, bytes], index: int, count: int, total: int, data: bytes) -> bytes | None:
+        unfinished = self._unfinished.pop(place, None)
+        if unfinished is None:
+            if index == count - 1:  # one report for a message whose start never came, not one for each part
+                self._refuse("frame_incomplete", place[0])
+            return None
+        self._unfinished[place] = unfinished
+        if index < len(unfinished.chunks):
+            return None  # a second copy, from a subscription that takes over from another
+        agrees = (unfinished.count, unfinished.total, len(unfinished.chunks)) == (count, total, index)
+        if not agrees or unfinished.size + len(data) > total:
+            self._drop(place)
+            return None
+        unfinished.chunks.append(data)
+        unfinished.size += len(data)
+        unfinished.moved_at = time.monotonic()
+        self.held_bytes += len(data)
+        if index < count - 1:
+            self._make_room(0)
+            return None
+        if unfinished.size != total:
+            self._drop(place)
+            return None
+        del self._unfinished[place]
+        self.held_bytes -= unfinished.size
+        self._finished.append(place[1])
+        return b"".join(unfinished.chunks)
+
+    def _make_room(self, more: int) -> None:
+        """Let go of what stopped coming, and of the oldest while there is too much."""
+        limit = time.monotonic() - UNFINISHED_S
+        while self._unfinished:
+            place = next(iter(self._unfinished))
+            full = self.held_bytes + more > self._bytes_max or len(self._unfinished) >= UNFINISHED_MAX
+            if not full and self._unfinished[place].moved_at > limit:
+                return
+            self._drop(place)
+
+    def _drop(self, place: tuple[bytes, bytes]) -> None:
+        unfinished = self._unfinished.pop(place, None)
+        if unfinished is not None:
+            self.held_bytes -= unfinished.size
+            self._refuse("frame_incomplete", place[0])
+
+    def _refuse(self, reason: str, subject: bytes) -> None:
+        self._counts.add(reason, subject.decode(errors="replace"))

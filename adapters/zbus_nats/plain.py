@@ -1,0 +1,83 @@
+"""Messages of programs that know nothing of zbus, as events; and events as plain messages.
+
+The payload is the payload, NATS headers are the event's headers with their names in lower case. A message
+that zbus sends carries one header more, `Zbus-Event`, with the event's identity: read back anywhere, it is
+the same event, which is how bridges cannot run in a circle. What cannot be carried is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from zbus.event import Event
+from zbus.headers import HEADERS_BYTES_MAX, NO_HEADERS
+
+from .counts import Counts
+
+MARK = "zbus-event"
+_MARK_VALUE = re.compile(r"(\d{1,19}) (\d{1,19}) (\d{1,19})")
+_NUMBER_MAX = 1 << 63
+
+_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Identity = tuple[int, int, int]  # publisher_id, sequence, published_at
+
+
+def read_headers(block: bytes | None, counts: Counts, subject: bytes) -> tuple[Mapping[str, str], Identity | None]:
+    """The headers of a message, and the identity of the event that it is, where zbus sent it."""
+    if block is None:
+        return NO_HEADERS, None
+    headers: dict[str, str] = {}
+    identity = None
+    room = HEADERS_BYTES_MAX
+    for line in block.split(b"\r\n")[1:]:
+        if not line:
+            continue
+        name, value = _read_line(line)
+        if name == MARK:
+            identity = _read_identity(value)
+            if identity is None:
+                counts.add("identity_malformed", subject.decode(errors="replace"))
+            continue
+        room -= len(line) + 8
+        if not _NAME.fullmatch(name) or _CONTROL.search(value) or room < 0:
+            counts.add("header_refused", subject.decode(errors="replace"))
+        else:
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if identity is not None:  # an event of ours, with the headers that it had
+        headers = {name: value for name, value in headers.items() if not name.startswith("nats-")}
+    return headers, identity
+
+
+def _read_line(line: bytes) -> tuple[str, str]:
+    """Name and value; a name that is empty, and so is refused, for a line that is neither."""
+    name, colon, value = line.partition(b":")
+    try:
+        return (name.decode("ascii").lower() if colon else ""), value.strip(b" \t").decode()
+    except UnicodeDecodeError:
+        return "", ""
+
+
+def _read_identity(value: str) -> Identity | None:
+    found = _MARK_VALUE.fullmatch(value)
+    if found is None:
+        return None
+    publisher_id, sequence, published_at = int(found[1]), int(found[2]), int(found[3])
+    if max(publisher_id, sequence, published_at) >= _NUMBER_MAX:
+        return None
+    return publisher_id, sequence, published_at
+
+
+def write_headers(event: Event, counts: Counts, more: str = "") -> bytes:
+    """The header block of an event. Headers with a meaning to NATS itself are never taken from an event."""
+    lines = [f"NATS/1.0\r\nZbus-Event: {event.publisher_id} {event.sequence} {event.published_at}\r\n{more}"]
+    for name, value in event.headers.items():
+        if name == MARK or name.startswith("nats-"):
+            counts.note("header_reserved")
+        elif not _NAME.fullmatch(name) or _CONTROL.search(value):
+            counts.add("header_refused", event.key)
+        else:
+            lines.append(f"{name}: {value}\r\n")
+    return ("".join(lines) + "\r\n").encode()

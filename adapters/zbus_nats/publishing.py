@@ -1,0 +1,87 @@
+"""Publishing into JetStream: a batch is handed over when the server has acknowledged every message of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import threading
+from collections.abc import Sequence
+
+from zbus.errors import FabricError
+
+from .connection import Connection, Subscribed
+from .parts import publish_headers
+from .subjects import INBOX_PREFIX
+
+UNDER_WAY_MAX = 500
+
+
+class _Batch:
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.error = ""
+        self.settled = threading.Event()
+
+    def fail(self, error: str) -> None:
+        self.error = self.error or error
+        self.settled.set()
+
+
+class Publishing:
+    """Sends messages and waits until they are stored."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._prefix = f"{INBOX_PREFIX}{secrets.token_hex(11)}."
+        self._numbers = itertools.count(1)
+        self._batches: dict[bytes, _Batch] = {}
+        connection.on_lost.append(self._lost)
+
+    @property
+    def subscription(self) -> Subscribed:
+        """Where the server's acknowledgements arrive."""
+        return Subscribed(f"{self._prefix}*", "", self._answered)
+
+    def send(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
+        """Publish (subject, header block, payload) in order; raise `FabricError` unless all are stored."""
+        for at in range(0, len(messages), UNDER_WAY_MAX):
+            self._send_some(messages[at : at + UNDER_WAY_MAX])
+
+    def _send_some(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
+        inbox = f"{self._prefix}{next(self._numbers)}".encode()
+        batch = self._batches[inbox] = _Batch(len(messages))
+        timeout_s = self._connection.options.send_timeout_s
+        try:
+            self._connection.send([publish_headers(*message, inbox) for message in messages])
+            if not batch.settled.wait(timeout_s):
+                raise FabricError(f"JetStream acknowledged nothing within {timeout_s:g} s")
+        finally:
+            del self._batches[inbox]
+        if batch.error:
+            raise FabricError(f"JetStream did not store it: {batch.error}")
+
+    def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        batch = self._batches.get(subject)
+        if batch is None:
+            return
+        if headers is not None and headers.startswith(b"NATS/1.0 503"):
+            batch.fail("no stream takes the subject")
+            return
+        try:
+            answer = json.loads(data)
+            error = answer.get("error")
+        except (ValueError, AttributeError):
+            self._connection.counts.add("acknowledgement_malformed", subject.decode(errors="replace"))
+            batch.fail("an answer that is none")
+            return
+        if error:
+            batch.fail(str(error.get("description") if isinstance(error, dict) else error)[:200])
+            return
+        batch.left -= 1
+        if batch.left == 0:
+            batch.settled.set()
+
+    def _lost(self) -> None:
+        for batch in list(self._batches.values()):
+            batch.fail("the connection is gone")

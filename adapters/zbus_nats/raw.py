@@ -1,0 +1,162 @@
+"""Plain NATS as a fabric: any program's messages are events here, and events are plain messages there.
+
+A message has no identity of its own, so it gets one when it arrives: a publisher for each subject and
+run of this process, and a sequence from 0. Inboxes are left alone: a message to `_INBOX.…` is never an
+event, and one that asks for a reply is an event whose inbox nobody answers from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from zbus.codec import encode, unpack
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
+from zbus.event import Event
+from zbus.ports import Heard, Question, Receive
+
+from .connection import Connection
+from .counts import Counts
+from .listener import Listener
+from .options import NatsOptions, load_options
+from .parts import publish_headers
+from .plain import read_headers, write_headers
+from .subjects import PLAIN
+
+if TYPE_CHECKING:
+    from zbus.ports import Asking, Fabric
+
+PUBLISHERS_MAX = 100_000
+RUNS_KEPT = 100
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
+    """Connect to NATS, for plain messages. Blocks: call it off the loop."""
+    if session is not None:
+        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+    options = load_options(config, url)
+    if options.stream or options.durable:
+        raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")
+    return RawFabric(options)
+
+
+@lru_cache(maxsize=16_384)
+def publisher_id(*parts: str) -> int:
+    """53 bits, which every language's numbers can hold."""
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 11
+
+
+class Identities:
+    """Who published what comes without an identity. Used by one thread, asked by others."""
+
+    def __init__(self) -> None:
+        self._runs = [secrets.token_hex(16)]
+        self._publishers: dict[bytes, list[Any]] = {}  # subject -> key, publisher_id, next sequence
+
+    def next(self, subject: bytes) -> tuple[str, int, int]:
+        """The key, publisher and sequence of one more message on a subject that is a key's."""
+        entry = self._publishers.get(subject)
+        if entry is None:
+            if len(self._publishers) >= PUBLISHERS_MAX:
+                # A new name for all that follows: the sequences of those forgotten must not begin again.
+                self._publishers.clear()
+                self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
+            text = subject.decode()
+            entry = self._publishers[subject] = [PLAIN.decode(text), publisher_id(self._runs[0], text), 0]
+        key, publisher, sequence = entry
+        entry[2] = sequence + 1
+        return key, publisher, sequence
+
+    def made(self, event: Event, subject: str) -> bool:
+        """Whether the identity of an event was given here."""
+        return any(publisher_id(run, subject) == event.publisher_id for run in self._runs)
+
+
+class RawFabric:
+    """Plain messages as a `Fabric`."""
+
+    name = "nats+raw"
+    networked = True
+    events_only = True
+    dense = False  # of a publisher elsewhere, a subject here sees some of the events
+
+    def __init__(self, options: NatsOptions) -> None:
+        self.connection = Connection(options, self.name)
+        self._identities = Identities()
+        self._listener = Listener(self.connection, options.assembly_bytes_max, PLAIN, self._frame)
+        self.connection.open()
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Publish the events of the frames as plain messages, except those that came from here."""
+        counts, max_payload = self.connection.counts, self.connection.max_payload
+        commands: list[bytes] = []
+        for event, subject in plain_events(frames, counts):
+            if self._identities.made(event, subject):
+                counts.note("own_not_returned")
+                continue
+            command_headers = write_headers(event, counts)
+            if len(command_headers) + len(event.payload) > max_payload:
+                counts.add("too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload)
+                continue
+            commands.append(publish_headers(subject.encode(), command_headers, event.payload))
+        if commands:
+            self.connection.send(commands)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Receive other programs' messages whose keys match."""
+        self._listener.listen(expressions, receive)
+
+    def ready(self, key: str) -> bool:
+        """Whether there is a connection: NATS does not tell who listens."""
+        return self.connection.connected
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Plain programs ask in their own ways: not through here."""
+        if keys:
+            raise FabricLacks(self.name, "answer questions")
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Plain programs answer in their own ways: not through here."""
+        raise FabricLacks(self.name, "ask questions")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The connection, and how much is subscribed."""
+        return {"fabric": self.name, "networked": True, **self.connection.diagnostics()}
+
+    def close(self) -> None:
+        """Close the connection, in bounded time."""
+        self.connection.close()
+
+    def _frame(self, subject: bytes, data: bytes, block: bytes | None) -> bytes:
+        headers, identity = read_headers(block, self.connection.counts, subject)
+        if identity is None:
+            key, publisher, sequence = self._identities.next(subject)
+            return encode(Event(publisher, sequence, time.time_ns(), key, data, headers))
+        return encode(Event(*identity, PLAIN.decode(subject.decode()), data, headers))
+
+
+@lru_cache(maxsize=16_384)
+def plain_subject(key: str) -> str:
+    """The subject that plain programs know a key by."""
+    return PLAIN.encode(key)
+
+
+def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counts) -> list[tuple[Event, str]]:
+    """The events of frames with their subjects; what is none is counted and left out."""
+    found = []
+    for key, frame in frames:
+        try:
+            found += [(event, plain_subject(event.key)) for event in unpack(frame)]
+        except EventInvalid as error:
+            counts.add("frame_refused", key, error=str(error)[:200])
+    return found
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = RawFabric

@@ -1,0 +1,150 @@
+"""A broker: events come in on an XSUB socket and go out on an XPUB socket, to whoever subscribed.
+
+Publishers and subscribers then need no address but the broker's. Many messages are carried over per turn. A subscriber
+that is stuck holds up the rest for a moment, then misses messages, counted; while it holds up, nothing is read, so the
+publishers notice. Several brokers run side by side and know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from .counts import Counts
+from .curve import attach_doorman, open_keys
+from .io_thread import IoThread
+from .options import ZmqOptions
+from .pacing import LAST, MORE, PacedSender
+from .sockets import bind, make_socket
+from .topics import MARK
+
+BURST_MESSAGES = 1000
+RETRY_S = 0.002
+SUBSCRIPTIONS_MAX = 1_000_000
+NOBLOCK, RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
+
+
+@dataclass
+class Passed:
+    """What went through since the last report."""
+
+    messages: int = 0
+    size: int = 0
+
+
+class Broker:
+    """One broker with a thread of its own. Open when it is made; `close` ends it, in bounded time."""
+
+    def __init__(self, xsub: str, xpub: str, options: ZmqOptions) -> None:
+        self._counts = Counts("zmq broker")
+        self._keys = open_keys(options, self._counts)
+        self._options = options
+        self._passed, self._total = Passed(), Passed()
+        self._since = time.monotonic()
+        self._subscriptions: set[bytes] = set()
+        self._held: list[bytes] | None = None
+        self._io = IoThread("zbus-zmq-broker", self._counts)
+        try:
+            self._io.call("open the broker's sockets", lambda: self._open(xsub, xpub))
+        except BaseException:
+            self.close()
+            raise
+
+    def report(self) -> dict[str, Any]:
+        """Subscriptions now, rates since the last report, and totals."""
+        return self._io.call("report", self._report)
+
+    def close(self) -> None:
+        """Close the sockets. Safe to call twice."""
+        self._io.close(self._options.linger_s + 2.0)
+
+    def _open(self, xsub: str, xpub: str) -> None:
+        context = self._io.context
+        if self._keys is not None:
+            attach_doorman(context, self._keys, self._counts, self._io.on_readable)
+        self._in = make_socket(context, zmq.XSUB, self._options, self._keys, server=True)
+        self._out = make_socket(context, zmq.XPUB, self._options, self._keys, server=True)
+        self._pacer = PacedSender(self._out, self._options.stall_s, self._counts, "broker")
+        self.xsub = bind(self._in, xsub, self._options)
+        self.xpub = bind(self._out, xpub, self._options)
+        self._io.on_readable(self._in, self._forward)
+        self._io.on_readable(self._out, self._subscribe)
+
+    def _report(self) -> dict[str, Any]:
+        now = time.monotonic()
+        passed, self._passed = self._passed, Passed()
+        elapsed, self._since = max(now - self._since, 1e-9), now
+        self._total.messages += passed.messages
+        self._total.size += passed.size
+        marks = sum(each[:1] == bytes([MARK]) for each in self._subscriptions)
+        return {
+            "subscriptions": len(self._subscriptions) - marks,
+            "nodes": marks,  # each says by a mark that it is there
+            "messages_per_s": round(passed.messages / elapsed, 1),
+            "bytes_per_s": round(passed.size / elapsed, 1),
+            "messages": self._total.messages,
+            "bytes": self._total.size,
+            "counts": self._counts.snapshot(),
+        }
+
+    def _forward(self) -> None:
+        recv, get, send, passed = self._in.recv, self._in.get, self._out.send, self._passed
+        try:
+            for _ in range(BURST_MESSAGES):
+                parts = [recv(NOBLOCK)]
+                while get(RCVMORE):
+                    parts.append(recv(NOBLOCK))
+                try:
+                    for part in parts[:-1]:
+                        send(part, MORE)
+                    send(parts[-1], LAST)
+                except zmq.Again:
+                    if not self._pacer.refused(parts):
+                        self._hold(parts)
+                        return
+                passed.messages += 1
+                passed.size += sum(map(len, parts))
+        except zmq.Again:
+            return
+
+    def _hold(self, parts: list[bytes]) -> None:
+        """Read nothing more until this message has gone."""
+        self._held = parts
+        self._io.forget(self._in)
+        self._io.later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        parts = self._held
+        if parts is None:
+            return
+        try:
+            for part in parts[:-1]:
+                self._out.send(part, MORE)
+            self._out.send(parts[-1], LAST)
+            self._pacer.moved()
+        except zmq.Again:
+            if not self._pacer.refused(parts):
+                self._io.later(RETRY_S, self._retry)
+                return
+        self._held = None
+        self._passed.messages += 1
+        self._passed.size += sum(map(len, parts))
+        self._io.on_readable(self._in, self._forward)
+
+    def _subscribe(self) -> None:
+        for _ in range(BURST_MESSAGES):
+            try:
+                parts = self._out.recv_multipart(NOBLOCK)
+            except zmq.Again:
+                return
+            message = parts[0]
+            known = message[1:] in self._subscriptions
+            full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX
+            if len(parts) != 1 or message[:1] not in (b"\0", b"\1") or (full and not known):
+                self._counts.invalid("subscription_invalid", "a subscriber")
+                continue
+            (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
+            self._in.send(message, NOBLOCK)

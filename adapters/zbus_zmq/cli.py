@@ -1,0 +1,91 @@
+"""`zbus broker`: a broker process for ZMQ nodes. Its first line on stdout says where it listens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zbus.cli.options import JsonOption
+from zbus.cli.output import encode_json, note, write
+from zbus.errors import ConfigInvalid
+
+from .broker import Broker
+from .curve import make_keys
+from .options import ZmqOptions, check_endpoint, validated
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def broker(
+    xsub: Annotated[str, typer.Option(help="Where publishers connect.")] = "tcp://127.0.0.1:*",
+    xpub: Annotated[str, typer.Option(help="Where subscribers connect.")] = "tcp://127.0.0.1:*",
+    report_s: Annotated[float, typer.Option(min=0, help="How often to report; 0: never.")] = 5.0,
+    hwm: Annotated[int, typer.Option(min=1, help="Messages in flight to one subscriber.")] = 10_000,
+    max_message_bytes: Annotated[int, typer.Option(min=1, help="A larger message ends its connection.")] = 64 << 20,
+    stall_s: Annotated[float, typer.Option(min=0, help="How long a stuck subscriber may hold up the rest.")] = 1.0,
+    curve_secret: Annotated[Path | None, typer.Option(help="The broker's secret key file: encrypt.")] = None,
+    curve_allow: Annotated[Path | None, typer.Option(help="A folder of the public keys that may connect.")] = None,
+    new_keys: Annotated[Path | None, typer.Option(metavar="DIR", help="Make a pair of keys there, and end.")] = None,
+    name: Annotated[str, typer.Option(help="The name of the new keys.")] = "node",
+    json: JsonOption = False,
+) -> None:
+    """Carry events between ZMQ nodes: publishers send to XSUB, subscribers receive from XPUB.
+
+    The first line on stdout is JSON with the endpoints. Reports of subscriptions and rates go to stderr, or
+    with --json to stdout. Ctrl-C and SIGTERM end it.
+    """
+    if new_keys is not None:
+        _make_keys(new_keys, name)
+        return
+    for field, endpoint in (("xsub", xsub), ("xpub", xpub)):
+        try:
+            check_endpoint(endpoint)
+        except ValueError as error:
+            raise ConfigInvalid(field, str(error)) from None
+    given: dict[str, Any] = {
+        "hwm": hwm,
+        "max_message_bytes": max_message_bytes,
+        "stall_s": stall_s,
+        "curve_secret": curve_secret,
+        "curve_allow": curve_allow,
+    }
+    _run(Broker(xsub, xpub, validated(ZmqOptions, given)), report_s, json)
+
+
+def _run(running: Broker, report_s: float, json: bool) -> None:
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        write(encode_json({"ready": True, "xsub": running.xsub, "xpub": running.xpub}))
+        while not ended.wait(report_s or None):
+            report = running.report()
+            if json:
+                write(encode_json(report))
+            else:
+                note(_line(report))
+    finally:
+        running.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _line(report: dict[str, Any]) -> str:
+    counted = "".join(f", {reason} {number:,}" for reason, number in report["counts"].items())
+    return (
+        f"{report['subscriptions']:,} subscriptions, {report['nodes']:,} nodes, "
+        f"{report['messages_per_s']:,.0f} messages/s, {report['bytes_per_s']:,.0f} bytes/s, "
+        f"{report['messages']:,} messages in all{counted}"
+    )
+
+
+def _make_keys(folder: Path, name: str) -> None:
+    public, secret = make_keys(folder, name)
+    write(encode_json({"public": str(public), "secret": str(secret)}))
+    note(f"give {public.name} away, keep {secret.name} to yourself")

@@ -1,0 +1,282 @@
+"""ZMQ as the fabric: every node publishes on one socket of its own, or through brokers, and answers on another.
+
+A fabric has one I/O thread, one context and a constant number of sockets: an XPUB for what the process publishes, a SUB
+for what it receives from all others, a ROUTER for questions to us and one for questions that we ask. Nodes find each
+other by discovery. In broker mode events go through brokers; questions still go directly.
+
+What can be lost: libzmq keeps what is in flight in memory, so a connection that breaks loses that. A subscriber that is
+stuck misses messages after `stall_s`, counted. The layer above notices gaps and fetches them from the publisher's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from zbus.errors import FabricError
+from zbus.ports import Asking as AskingPort
+from zbus.ports import Heard, Question, Receive
+from zbus.records import record
+
+from .answering import Answering
+from .asking import Asked, Asking
+from .counts import Counts
+from .curve import attach_doorman, open_keys, read_public
+from .discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
+from .io_thread import IoThread
+from .links import Links, watch_events
+from .options import ZmqOptions, read_options
+from .publishing import Publishing, stamped
+from .receiving import Receiving
+from .sockets import any_port, bind, make_socket
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+    from zbus.ports import Fabric
+
+LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
+GRACE_S = 0.3  # how long after the start nobody is told that nobody answers
+RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
+    """Open the fabric of a `zmq://` URL. Blocks: call it off the loop."""
+    if config.wire == "dynamo":
+        from zbus_dynamo.zmq_plane import open_fabric as open_dynamo  # another envelope, another discovery
+
+        return open_dynamo(config, url)
+    return ZmqFabric(config, read_options(config, url), session)
+
+
+class ZmqFabric:
+    """A node's ZMQ sockets as a `Fabric`."""
+
+    name = "zmq"
+    networked = True
+    events_only = False
+    dense = True
+
+    def __init__(self, config: BusConfig, options: ZmqOptions, session: Any = None) -> None:
+        self.node = secrets.token_hex(NODE_ID_BYTES)
+        self._options = options
+        self._counts = Counts(self.name)
+        self._keys = open_keys(options, self._counts)
+        self._broker_key = read_public(options.broker_key, "broker_key").decode() if options.broker_key else None
+        self._answers: tuple[str, ...] = ()
+        self._answers_lock = threading.Lock()
+        self._turn = 0
+        self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
+        self._nodes: Nodes = {}
+        self._brokers_up: set[str] = set()
+        self._opened_at = time.monotonic()
+        self._closed = False
+        self._discovery: Discovery | None = None
+        self._io = IoThread("zbus-zmq", self._counts)
+        try:
+            self._io.call("open its sockets", self._open_sockets)
+            self._discovery = open_discovery(config, options, self._counts, session)
+            self._join(self._discovery)
+        except BaseException:
+            self.close()
+            raise
+        record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, node=self.node, publish=self._publish_endpoint)
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Queue frames for the I/O thread; wait while the queue is full, or no broker is there."""
+        if frames:
+            self._publishing.send(frames)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Subscribe, and wait a moment until the publishers that are known have heard of it."""
+        still_silent = self._receiving.acknowledged(self._turn, self._silent, 0.0)
+        self._turn = self._receiving.listen(expressions, receive)
+        known = self._nodes.keys() - {self.node}
+        self._receiving.acknowledged(self._turn, known - still_silent, LISTEN_S)
+        self._silent = self._receiving.acknowledged(self._turn, known, 0.0)
+
+    def ready(self, key: str) -> bool:
+        """Whether some other node has subscribed to what may be `key`."""
+        return not self._closed and self._publishing.wants(key)
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Answer for these keys, and say so to the others."""
+        with self._answers_lock:
+            self._check_open("answer questions")
+            self._answering.answer(keys, asked)
+            self._answers = tuple(keys)
+            self._announce()
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> AskingPort:
+        """Ask one of the nodes that answer for `key`, looking again before it is said that there is none."""
+        self._check_open("ask a question")
+        asked = Asked(key, payload, heard, time.monotonic() + timeout_s, os.urandom(8))
+        nodes = self._nodes
+        grace = min(self._opened_at + GRACE_S, asked.deadline)
+        while not any(key in node.answers for node in nodes.values()):
+            nodes = self._look()
+            if time.monotonic() >= grace:
+                break
+            time.sleep(0.01)
+        self._io.post(lambda: self._ask(asked, nodes))
+        return asked
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The node, its endpoints, what waits, and everything that was counted."""
+        return {
+            "fabric": self.name,
+            "networked": self.networked,
+            "node": self.node,
+            "mode": "broker" if self._options.brokered else "direct",
+            "encrypted": self._keys is not None,
+            "publish": self._publish_endpoint,
+            "questions": self._questions_endpoint,
+            "connections": self._subscriptions.made,
+            "brokers_connected": len(self._brokers_up),
+            **self._publishing.diagnostics(),
+            "discovery": self._discovery.diagnostics() if self._discovery is not None else {},
+            "counts": self._counts.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Withdraw, send what is left for a moment, and close every socket. Safe to call twice."""
+        self._closed = True
+        if self._discovery is not None:
+            self._discovery.close()
+        publishing = getattr(self, "_publishing", None)
+        if publishing is not None:
+            publishing.close()
+        # Draining and lingering take `linger_s` each at most.
+        if not self._io.close(2 * self._options.linger_s + 2.0):
+            record("FABRIC_ERROR", logging.ERROR, fabric=self.name, doing="close", reason="the I/O thread did not end")
+
+    # opening, on the I/O thread
+
+    def _open_sockets(self) -> None:
+        io, options, keys, counts = self._io, self._options, self._keys, self._counts
+        if keys is not None:
+            attach_doorman(io.context, keys, counts, io.on_readable)
+        brokered = options.brokered
+        xpub = make_socket(io.context, zmq.XPUB, options, keys, server=not brokered)
+        sub = make_socket(io.context, zmq.SUB, options, keys, server=False)
+        router = make_socket(io.context, zmq.ROUTER, options, keys, server=True)
+        asker = make_socket(io.context, zmq.ROUTER, options, keys, server=False)
+        shape = stamped(self.node) if brokered else None
+        self._publishing = Publishing(io, xpub, self.node, options, counts, shape=shape)
+        self._receiving = Receiving(io, sub, self.node, counts, stamped=brokered)
+        self._answering = Answering(io, router, counts)
+        self._asking = Asking(io, asker, Links(io, asker, keys, counts), self.node, counts)
+        self._subscriptions = Links(io, sub, keys, counts)
+        self._publish_endpoint = None if brokered else bind(xpub, options.bind, options)
+        self._questions_endpoint = bind(router, any_port(options.bind), options)
+        if brokered:
+            self._connect_brokers(xpub)
+        watch_events(io, asker, self._asking.happened)
+        watch_events(io, sub, self._subscription_event)
+        for socket, handler in (
+            (xpub, self._publishing.on_readable),
+            (sub, self._receiving.on_readable),
+            (router, self._answering.on_readable),
+            (asker, self._asking.on_readable),
+        ):
+            io.on_readable(socket, handler)
+        io.at_end(self._end)
+
+    def _connect_brokers(self, xpub: zmq.Socket[bytes]) -> None:
+        # What waits for a broker that is away would come out of order with what the others carry: let it go.
+        xpub.set(zmq.IMMEDIATE, 1)
+        watch_events(self._io, xpub, self._broker_event)
+        self._brokers = Links(self._io, xpub, self._keys, self._counts)
+        self._brokers.want(dict.fromkeys(self._options.xsub, self._broker_key))
+        self._subscriptions.want(dict.fromkeys(self._options.xpub, self._broker_key))
+
+    def _end(self) -> None:
+        self._publishing.drain(self._options.linger_s)
+        self._asking.end_all()
+        self._answering.end_all()
+
+    # discovery
+
+    def _join(self, discovery: Discovery) -> None:
+        self._announce()
+        nodes = self._look()
+        self._io.call("look for others", lambda: self._found(nodes))
+        self._io.call("wait for others", lambda: self._expect(self._options.settle_s))
+        discovery.watch(lambda found: self._io.post(lambda: self._found(found)))
+
+    def _announce(self) -> None:
+        if self._discovery is not None:
+            self._discovery.announce(
+                Node(
+                    node=self.node,
+                    publish=self._publish_endpoint,
+                    questions=self._questions_endpoint,
+                    answers=self._answers,
+                    curve_key=self._keys.public.decode() if self._keys is not None else None,
+                )
+            )
+
+    def _look(self) -> Nodes:
+        return self._discovery.look() if self._discovery is not None else {}
+
+    def _found(self, nodes: Nodes) -> None:
+        """The live nodes, on the I/O thread: connect to the new ones, drop the dead."""
+        gone = self._nodes.keys() - nodes.keys()
+        self._nodes = nodes
+        if gone:
+            self._receiving.on_readable()  # what they sent before they went
+            self._receiving.forget(gone)
+        if not self._options.brokered:
+            self._subscriptions.want(
+                {
+                    node.publish: node.curve_key
+                    for node in nodes.values()
+                    if node.publish is not None and node.node != self.node
+                }
+            )
+        self._asking.hear_of(nodes)
+
+    def _ask(self, asked: Asked, nodes: Nodes) -> None:
+        self._found(nodes)
+        self._asking.ask(asked)
+
+    def _expect(self, within_s: float) -> None:
+        self._publishing.expect(self._nodes.keys() - {self.node}, within_s)
+
+    # connections
+
+    def _subscription_event(self, event: int, endpoint: str) -> None:
+        self._note_event(event, endpoint)
+
+    def _broker_event(self, event: int, endpoint: str) -> None:
+        before = bool(self._brokers_up)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._brokers_up.add(endpoint)
+            if not before:
+                self._expect(RESETTLE_S)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._brokers_up.discard(endpoint)
+        self._note_event(event, endpoint)
+        if bool(self._brokers_up) != before:
+            self._publishing.set_linked(not before)
+
+    def _note_event(self, event: int, endpoint: str) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._counts.add("disconnected")
+            record("DISCONNECTED", logging.DEBUG, fabric=self.name, endpoint=endpoint)
+        elif event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
+            self._counts.trouble("CONNECT_FAILED", "handshake_refused", endpoint)
+
+    def _check_open(self, doing: str) -> None:
+        if self._closed:
+            raise FabricError(f"cannot {doing}: the fabric is closed")
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = ZmqFabric

@@ -1,0 +1,125 @@
+"""A lease: a node's line in the registry, and whether the node behind it still lives.
+
+Times for people are wall-clock times. Whether a lease has expired is told by the monotonic clock, which all processes
+of a host share, so a clock that is set does not kill anybody; leases of an earlier boot are void. Where a process that
+we can see has ended, its lease ends with it, without waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from .discovery import Node
+
+LEASE_BYTES_MAX = 16 << 20
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of the registry."""
+
+    version: int = 1
+    realm: str
+    node: Node
+    lease_s: float
+    allocated_by: str  # user, host and process
+    allocated_at: str
+    last_heartbeat_at: str
+    beat_s: float  # the heartbeat by the monotonic clock
+    boot: str
+    pid: int
+    pid_space: str  # in which the process has that id: a container has its own
+
+    def renewed(self, node: Node) -> Lease:
+        """The same lease, from now on."""
+        return msgspec.structs.replace(self, node=node, last_heartbeat_at=_now(), beat_s=time.monotonic())
+
+    def is_live(self) -> bool:
+        """Whether the node may be assumed to be there."""
+        if self.boot != _boot() or not -1.0 <= time.monotonic() - self.beat_s <= self.lease_s:
+            return False
+        return self.pid_space != _pid_space() or _is_running(self.pid)
+
+    def is_void(self) -> bool:
+        """Whether it is over for so long that anybody may remove it."""
+        if self.boot != _boot() or time.monotonic() - self.beat_s > 2 * self.lease_s:
+            return True
+        return self.pid_space == _pid_space() and not _is_running(self.pid)
+
+
+def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
+    """A new lease of this process."""
+    now = _now()
+    return Lease(
+        realm=realm,
+        node=node,
+        lease_s=lease_s,
+        allocated_by=f"uid {os.getuid()} on {socket.gethostname()}, process {os.getpid()}",
+        allocated_at=now,
+        last_heartbeat_at=now,
+        beat_s=time.monotonic(),
+        boot=_boot(),
+        pid=os.getpid(),
+        pid_space=_pid_space(),
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Lease).decode
+
+
+def encode_lease(lease: Lease) -> bytes:
+    """A lease as the content of its file."""
+    return _encode(lease)
+
+
+def decode_lease(data: bytes) -> Lease | None:
+    """The lease of a file; None for anything else."""
+    try:
+        lease = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return lease if lease.version == 1 and lease.pid > 0 and lease.lease_s > 0 else None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_space() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return f"unknown to process {os.getpid()}"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """A process that was killed and whose parent has not looked yet: it sends nothing any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return False

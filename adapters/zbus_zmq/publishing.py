@@ -1,0 +1,271 @@
+"""What this node publishes: one bounded queue and one XPUB socket, however many publishers the process has.
+
+`send` appends and wakes the I/O thread once per burst; it waits while the queue is full, and never for ever. The socket
+hears who subscribes to what, so `wants` can tell, and the first messages wait a moment for the nodes that were there
+before us. A subscriber's mark (see topics) is acknowledged when everything before it has arrived here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import zmq
+
+from zbus.errors import FabricError
+
+from .counts import Counts
+from .io_thread import IoThread
+from .options import ZmqOptions
+from .pacing import LAST, MORE, PacedSender
+from .topics import MARK, node_of, topic_of
+
+QUEUE_FRAMES_MAX = 8192
+QUEUE_BYTES_MAX = 64 << 20
+QUEUE_FULL_S = 10.0  # a queue that has not moved for so long is an error
+BURST_FRAMES = 1000  # sent in one go before others have their turn
+RETRY_S = 0.002
+KEPT_MAX = 100_000  # subscriptions, and topics by key
+LINK_S = 1.0  # how long a send waits for a broker
+
+Batch = Sequence[tuple[str, bytes]]
+Shape = Callable[[bytes, bytes], Sequence[bytes]]  # the parts of a message, from its topic and its frame
+
+
+def stamped(node: str) -> Shape:
+    """Messages for brokers: topic, stamp, frame. The stamp is the sender and a number that rises."""
+    sender, ordinal = bytes.fromhex(node), itertools.count(1)
+    return lambda topic, frame: (topic, sender + next(ordinal).to_bytes(8), frame)
+
+
+class Publishing:
+    """The way out. `send`, `wants` and `diagnostics` on any thread, the rest on the I/O thread."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        socket: zmq.Socket[bytes],
+        node: str,
+        options: ZmqOptions,
+        counts: Counts,
+        *,
+        topic_of: Callable[[str], bytes] = topic_of,
+        shape: Shape | None = None,
+    ) -> None:
+        self._topic_of, self._shape = topic_of, shape
+        self._io, self._socket, self._counts = io, socket, counts
+        self._node, self._frame_bytes_max = node, options.max_message_bytes
+        self._send = socket.send
+        self._pacer = PacedSender(socket, options.stall_s, counts, "publishing")
+        self._changed = threading.Condition()
+        self._queue: deque[Batch] = deque()
+        self._taken: deque[Batch] = deque()  # out of the queue by the I/O thread, not all sent yet
+        self._frames = self._bytes = self._at = 0
+        self._posted = self._held = self._closed = False
+        self._linked = not options.brokered
+        self._settled = False
+        self._expected: frozenset[str] = frozenset()
+        self._round = 0
+        self._topics: dict[str, bytes] = {}
+        self._prefixes: set[bytes] = set()
+        self._wanted: frozenset[bytes] = frozenset()
+        self._marks: dict[str, set[int]] = {}
+
+    # any thread
+
+    def send(self, frames: Batch) -> None:
+        """Queue frames in order, all of them or none."""
+        size = sum(len(frame) for _, frame in frames)
+        with self._changed:
+            self._wait_for_room(len(frames), size)
+            self._queue.append(frames)
+            self._frames += len(frames)
+            self._bytes += size
+            if self._posted:
+                return
+            self._posted = True
+        self._io.post(self._flush)
+
+    def wants(self, key: str) -> bool:
+        """Whether somebody subscribes to something that may be this key."""
+        wanted = self._wanted
+        if not wanted or not self._linked:
+            return False
+        topic = self._topic_of(key)
+        return bool(topic) and any(topic.startswith(prefix) for prefix in wanted)
+
+    def close(self) -> None:
+        """Refuse what comes from now on, and whoever waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def diagnostics(self) -> dict[str, int]:
+        """How much waits, and for whom."""
+        with self._changed:
+            return {
+                "queued_frames": self._frames,
+                "queued_bytes": self._bytes,
+                "subscriptions": len(self._wanted),
+                "nodes_connected": len(self._marks),
+            }
+
+    # the I/O thread
+
+    def expect(self, nodes: Iterable[str], within_s: float) -> None:
+        """Let sends wait until these nodes have subscribed to us, or for a while."""
+        with self._changed:
+            self._round += 1
+            turn = self._round
+            self._expected, self._settled = frozenset(nodes), False
+        self._io.later(within_s, lambda: self._settle(turn))
+        self._check_settled()
+
+    def set_linked(self, linked: bool) -> None:
+        """A broker is there, or none is."""
+        with self._changed:
+            self._linked = linked
+            self._changed.notify_all()
+        self._check_settled()
+
+    def on_readable(self) -> None:
+        """Learn who wants what, and acknowledge marks."""
+        for _ in range(BURST_FRAMES):
+            try:
+                message = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            more = False
+            while self._socket.get(zmq.RCVMORE):
+                more = True
+                self._socket.recv(zmq.NOBLOCK)
+            if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
+                self._counts.invalid("subscription_invalid", "a subscriber")
+            elif self._node and message[1:2] == bytes([MARK]):
+                self._mark(message[1:], message[0] == 1)
+            elif message[0] == 1:
+                self._prefixes.add(message[1:])
+            else:
+                self._prefixes.discard(message[1:])
+        self._wanted = frozenset(self._prefixes)
+        self._check_settled()
+
+    def drain(self, timeout_s: float) -> None:
+        """Send what is queued, for as long as there is time; what is left is counted."""
+        deadline = time.monotonic() + timeout_s
+        while (self._queue or self._taken) and time.monotonic() < deadline:
+            self._flush()
+            if self._held:
+                time.sleep(RETRY_S)  # nobody else needs this thread any more
+        if self._frames:
+            self._counts.dropped("closed_before_sent", "publishing", self._frames)
+
+    def _wait_for_room(self, frames: int, size: int) -> None:
+        """With the lock held: until there is room and somebody to send to, or raise."""
+        deadline = time.monotonic() + QUEUE_FULL_S
+        link_deadline = time.monotonic() + LINK_S
+        while True:
+            now = time.monotonic()
+            if self._closed:
+                raise FabricError("the fabric is closed")
+            if not self._linked:
+                if now >= link_deadline:
+                    raise FabricError("no broker is connected; nothing was sent")
+                self._changed.wait(link_deadline - now)
+                continue
+            room = self._frames + frames <= QUEUE_FRAMES_MAX and self._bytes + size <= QUEUE_BYTES_MAX
+            if (room or not self._frames) and self._settled:
+                return
+            if now >= deadline:
+                raise FabricError(f"the queue has been full for {QUEUE_FULL_S:g} s; nothing was sent")
+            self._changed.wait(min(deadline - now, 1.0))
+
+    def _flush(self) -> None:
+        with self._changed:
+            self._posted = False
+            self._taken.extend(self._queue)
+            self._queue.clear()
+        done = size = 0
+        while self._taken and done < BURST_FRAMES:
+            batch = self._taken[0]
+            at = self._send_batch(batch, self._at)
+            if self._held and at > self._at:
+                self._held = False
+                self._pacer.moved()
+            if at < len(batch):
+                self._at, self._held = at, True
+                break
+            self._taken.popleft()
+            self._at = 0
+            done += len(batch)
+            size += sum(len(frame) for _, frame in batch)
+        with self._changed:
+            self._frames -= done
+            self._bytes -= size
+            self._changed.notify_all()
+        if self._taken:
+            self._again(RETRY_S if self._held else 0.0)
+
+    def _again(self, delay_s: float) -> None:
+        with self._changed:
+            if self._posted:
+                return
+            self._posted = True
+        self._io.later(delay_s, self._flush)
+
+    def _send_batch(self, batch: Batch, at: int) -> int:
+        """Send from a place on; return the place where the socket took no more."""
+        send, topics, shape = self._send, self._topics, self._shape
+        for index in range(at, len(batch)):
+            key, frame = batch[index]
+            topic = topics.get(key) or self._topic(key)
+            if len(frame) > self._frame_bytes_max:
+                self._counts.dropped("frame_too_large", key)
+                continue
+            parts = (topic, frame) if shape is None else shape(topic, frame)
+            try:
+                # Refused, if at all, with the first part: libzmq counts whole messages.
+                for part in parts[:-1]:
+                    send(part, MORE)
+                send(parts[-1], LAST)
+            except zmq.Again:
+                if not self._pacer.refused(parts):
+                    return index
+        return len(batch)
+
+    def _topic(self, key: str) -> bytes:
+        if len(self._topics) >= KEPT_MAX:
+            self._topics.clear()
+        topic = self._topics[key] = self._topic_of(key)
+        return topic
+
+    def _mark(self, mark: bytes, subscribed: bool) -> None:
+        found = node_of(mark)
+        if found is None or len(self._marks) >= KEPT_MAX:
+            self._counts.invalid("subscription_invalid", "a subscriber")
+            return
+        node, turn = found
+        turns = self._marks.setdefault(node, set())
+        if subscribed:
+            turns.add(turn)
+            try:
+                self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
+            except zmq.Again:
+                self._counts.add("acknowledgement_dropped")
+        else:
+            turns.discard(turn)
+            if not turns:
+                del self._marks[node]
+
+    def _check_settled(self) -> None:
+        if not self._settled and self._linked and self._expected <= self._marks.keys():
+            self._settle(self._round)
+
+    def _settle(self, turn: int) -> None:
+        with self._changed:
+            if turn == self._round:
+                self._settled = True
+                self._changed.notify_all()

@@ -1,0 +1,265 @@
+"""Plain ZMQ messages as events, and events as plain messages: for programs that know nothing of zbus.
+
+`zmq+raw://?connect=tcp://…&bind=tcp://…`: a SUB socket connects to their PUB sockets, and a PUB socket of ours is bound
+for their SUB sockets. A message is [topic, payload], or with `layout=single` one frame of topic, space and payload. It
+becomes an event with an identity of its own: a publisher for each topic, new with each start, sequences from 0. What
+this fabric made, it never sends; but if both sockets meet in one broker, what it sends comes back as news.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import zmq
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from zbus.codec import encode, unpack
+from zbus.errors import EventInvalid, FabricLacks
+from zbus.event import Event
+from zbus.keys import KeySet
+from zbus.ports import Asking, Heard, Question, Receive
+from zbus.records import record
+
+from .counts import Counts
+from .io_thread import IoThread
+from .links import Links
+from .options import Strings, ZmqOptions, check_endpoint, from_config, from_url, validated
+from .publishing import Publishing
+from .rawtopics import key_from, topic_from, topic_prefix
+from .sockets import bind, make_socket
+from .topics import widest
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+    from zbus.ports import Fabric
+
+BURST_MESSAGES = 1000
+TOPICS_MAX = 100_000
+PUBLISHER_BITS = 53  # survives JSON
+GENERATIONS_KNOWN = 8
+NOBLOCK = int(zmq.NOBLOCK)
+
+
+class RawOptions(BaseModel):
+    """Every option of `zmq+raw://`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    connect: Strings = Field((), description="PUB sockets to receive from")
+    bind: str | None = Field(None, description="where SUB sockets connect to us")
+    publish: Strings = Field((), description="bound SUB sockets (or a broker's XSUB) to send to")
+    separator: Literal["/", "."] = Field("/", description="between the segments of a topic")
+    layout: Literal["multipart", "single"] = "multipart"
+    hwm: int = Field(10_000, ge=1, le=1_000_000)
+    max_message_bytes: int = Field(64 << 20, ge=1, le=2**31 - 1)
+    linger_s: float = Field(1.0, ge=0, le=30)
+    stall_s: float = Field(1.0, ge=0, le=60)
+
+    @field_validator("connect", "publish", "bind")
+    @classmethod
+    def _endpoints_named(cls, value: Any) -> Any:
+        for endpoint in (value,) if isinstance(value, str) else value or ():
+            check_endpoint(endpoint)
+        return value
+
+    @model_validator(mode="after")
+    def _some(self) -> RawOptions:
+        if not self.connect and self.bind is None and not self.publish:
+            raise ValueError("name an endpoint: connect, bind or publish")
+        if self.bind is not None and self.publish:
+            raise ValueError("bind and publish: choose one")
+        return self
+
+
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
+    """Open the fabric of a `zmq+raw://` URL. Blocks: call it off the loop."""
+    return RawFabric(validated(RawOptions, from_config(config, "zmq+raw") | from_url(url)))
+
+
+class RawFabric:
+    """Plain ZMQ sockets as a `Fabric` that carries events alone."""
+
+    name = "zmq+raw"
+    networked = True
+    events_only = True
+    dense = True
+
+    def __init__(self, options: RawOptions) -> None:
+        self._options, self._counts = options, Counts(self.name)
+        self._makers = Makers()
+        self._keys: KeySet | None = None
+        self._receive: Receive | None = None
+        self._known: dict[bytes, str | None] = {}
+        self._prefixes: set[bytes] = set()
+        self.endpoint: str | None = None
+        self._io = IoThread("zbus-zmq-raw", self._counts)
+        try:
+            self._io.call("open its sockets", self._open)
+        except BaseException:
+            self._io.close(options.linger_s + 2.0)
+            raise
+        record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, bound=self.endpoint)
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Send the payloads of the events that came from elsewhere."""
+        plain: list[tuple[str, bytes]] = []
+        for key, frame in frames:
+            try:
+                events = unpack(frame)
+            except EventInvalid:
+                self._counts.invalid("frame_not_events", key)
+                continue
+            for event in events:
+                if self._makers.made(event.publisher_id):
+                    self._counts.add("own_not_sent_back")
+                elif not self._topic(event.key):
+                    self._counts.dropped("key_without_topic", event.key)
+                else:
+                    plain.append((event.key, event.payload))
+        if plain:
+            self._publishing.send(plain)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Receive what matches."""
+        keys = KeySet(expressions) if expressions else None
+        prefixes = widest(topic_prefix(each, self._options.separator) for each in keys.expressions) if keys else set()
+        self._io.call("subscribe", lambda: self._change(keys, prefixes, receive))
+
+    def ready(self, key: str) -> bool:
+        """Whether somebody subscribes to what may be the topic of `key`."""
+        return self._publishing.wants(key)
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Nobody asks here."""
+        if keys:
+            raise FabricLacks(self.name, "answer questions: it carries plain messages")
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Nobody answers here."""
+        raise FabricLacks(self.name, "ask questions: it carries plain messages")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Where it listens, and everything that was counted."""
+        return {
+            "fabric": self.name,
+            "networked": self.networked,
+            "bound": self.endpoint,
+            "connect": list(self._options.connect),
+            **self._publishing.diagnostics(),
+            "counts": self._counts.snapshot(),
+        }
+
+    def close(self) -> None:
+        """Send what is left for a moment, and close every socket. Safe to call twice."""
+        self._publishing.close()
+        self._io.close(2 * self._options.linger_s + 2.0)
+
+    def _open(self) -> None:
+        options, io = self._options, self._io
+        limits = ZmqOptions(
+            hwm=options.hwm,
+            max_message_bytes=options.max_message_bytes,
+            linger_s=options.linger_s,
+            stall_s=options.stall_s,
+        )
+        out = make_socket(io.context, zmq.XPUB, limits, None, server=options.bind is not None)
+        self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
+        shape = _joined if options.layout == "single" else None
+        self._publishing = Publishing(io, out, "", limits, self._counts, topic_of=self._topic, shape=shape)
+        self._publishing.expect((), 0.0)
+        self._incoming = Links(io, self._in, None, self._counts)
+        self._incoming.want(dict.fromkeys(options.connect))
+        self._outgoing = Links(io, out, None, self._counts)
+        self._outgoing.want(dict.fromkeys(options.publish))
+        if options.bind is not None:
+            self.endpoint = bind(out, options.bind, limits)
+        io.on_readable(out, self._publishing.on_readable)
+        io.on_readable(self._in, self._take)
+        io.at_end(lambda: self._publishing.drain(options.linger_s))
+
+    def _topic(self, key: str) -> bytes:
+        topic = topic_from(key, self._options.separator) or b""
+        return b"" if self._options.layout == "single" and b" " in topic else topic
+
+    def _change(self, keys: KeySet | None, prefixes: set[bytes], receive: Receive) -> None:
+        self._keys, self._receive = keys, receive
+        self._known.clear()
+        before, self._prefixes = self._prefixes, prefixes
+        for prefix in prefixes - before:
+            self._in.set(zmq.SUBSCRIBE, prefix)
+        for prefix in before - prefixes:
+            self._in.set(zmq.UNSUBSCRIBE, prefix)
+
+    def _take(self) -> None:
+        for _ in range(BURST_MESSAGES):
+            try:
+                parts = self._in.recv_multipart(NOBLOCK)
+            except zmq.Again:
+                return
+            if self._options.layout == "single" and len(parts) == 1:
+                parts = parts[0].split(b" ", 1)
+            if len(parts) != 2:
+                self._counts.invalid("frame_count", "a publisher")
+                continue
+            key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0])
+            if key is not None and self._receive is not None:
+                publisher, sequence = self._makers.next(parts[0])
+                self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
+
+    def _judge(self, topic: bytes) -> str | None:
+        """The key of a topic, where somebody here wants it."""
+        key = key_from(topic, self._options.separator)
+        if key is None:
+            self._counts.invalid("topic", "a publisher")
+            return None
+        if len(self._known) >= TOPICS_MAX:
+            self._known.clear()
+        found = self._known[topic] = key if self._keys is not None and key in self._keys else None
+        return found
+
+
+def _joined(topic: bytes, payload: bytes) -> tuple[bytes]:
+    return (topic + b" " + payload,)
+
+
+class Makers:
+    """Identities of what comes in: a publisher for each topic, sequences from 0."""
+
+    def __init__(self) -> None:
+        self._seed = secrets.token_bytes(16)
+        self._generation = 0
+        self._sequences: dict[bytes, tuple[int, int]] = {}  # topic -> publisher, next sequence
+        self._made: list[set[int]] = [set()]  # of the last generations
+
+    def next(self, topic: bytes) -> tuple[int, int]:
+        """The identity of the next message of a topic."""
+        found = self._sequences.get(topic)
+        if found is None:
+            found = self._new(topic), 0
+        self._sequences[topic] = found[0], found[1] + 1
+        return found
+
+    def made(self, publisher_id: int) -> bool:
+        """Whether an event with this publisher was made here."""
+        return any(publisher_id in generation for generation in self._made)
+
+    def _new(self, topic: bytes) -> int:
+        if len(self._sequences) >= TOPICS_MAX:
+            # Forgotten sequences start again at 0, so they need publishers that nobody has seen.
+            self._generation += 1
+            self._sequences.clear()
+            self._made = [*self._made[1 - GENERATIONS_KNOWN :], set()]
+        salt = self._seed + self._generation.to_bytes(8)
+        digest = hashlib.blake2b(topic, key=salt, digest_size=8).digest()
+        publisher = int.from_bytes(digest) >> (64 - PUBLISHER_BITS)
+        self._made[-1].add(publisher)
+        return publisher
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = RawFabric

@@ -1,0 +1,180 @@
+"""What this node receives: one SUB socket connected to every publisher, or to every broker.
+
+libzmq filters by prefix, coarsely; the exact filter is here, remembered by topic. Through several brokers a message
+arrives once from each, and our own come back: it carries a stamp (sender and a rising number), and what was seen or is
+ours is left out. A message that is not as it should be is counted and swallowed whole, so the next one is read right.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import zmq
+
+from zbus.keys import KeySet
+from zbus.ports import Receive
+
+from .counts import Counts
+from .io_thread import IoThread
+from .topics import MARK, key_of, mark_of, node_of, prefix_of, widest
+
+BURST_MESSAGES = 1000
+TOPICS_MAX = 10_000
+SENDERS_MAX = 10_000
+PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
+STAMP_BYTES = 16
+NOBLOCK, RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
+
+
+class Receiving:
+    """The way in. `listen` and `acknowledged` on any thread, the rest on the I/O thread."""
+
+    def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, stamped: bool) -> None:
+        self._io, self._socket, self._node, self._counts = io, socket, node, counts
+        self._recv, self._get = socket.recv, socket.get
+        self._stamped, self._own = stamped, bytes.fromhex(node)
+        self._receive: Receive | None = None
+        self._keys: KeySet | None = None
+        self._known: dict[bytes, bool] = {}
+        self._prefixes: set[bytes] = set()
+        self._turn = 0
+        self._acknowledged: dict[str, int] = {}  # by publishing node, the last turn that it knows of
+        self._news = threading.Condition()
+        self._heard: dict[bytes, int] = {}  # by sender, the highest number
+        socket.set(zmq.SUBSCRIBE, mark_of(node, 0))
+
+    # any thread
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> int:
+        """Receive what matches from now on. Returns the turn that publishers acknowledge."""
+        keys = KeySet(expressions) if expressions else None
+        prefixes = widest(prefix_of(each) for each in keys.expressions) if keys is not None else set()
+        return self._io.call("subscribe", lambda: self._change(keys, prefixes, receive))
+
+    def acknowledged(self, turn: int, nodes: Iterable[str], within_s: float) -> set[str]:
+        """Wait until these publishers know of a turn, or for a while. Returns those that do not yet."""
+        waiting = set(nodes)
+        deadline = time.monotonic() + within_s
+        with self._news:
+            while True:
+                waiting = {node for node in waiting if self._acknowledged.get(node, -1) < turn}
+                left = deadline - time.monotonic()
+                if not waiting or left <= 0:
+                    return waiting
+                self._news.wait(left)
+
+    # the I/O thread
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """Publishers that are gone."""
+        with self._news:
+            for node in nodes:
+                self._acknowledged.pop(node, None)
+
+    def on_readable(self) -> None:
+        """Hand over what has arrived, up to a bound."""
+        try:
+            self._take_stamped() if self._stamped else self._take()
+        except zmq.Again:
+            pass
+
+    def _change(self, keys: KeySet | None, prefixes: set[bytes], receive: Receive) -> int:
+        self._keys, self._receive = keys, receive
+        self._known.clear()
+        before, self._prefixes = self._prefixes, prefixes
+        for prefix in prefixes - before:
+            self._socket.set(zmq.SUBSCRIBE, prefix)
+        self._turn += 1
+        self._socket.set(zmq.SUBSCRIBE, mark_of(self._node, self._turn))
+        self._socket.set(zmq.UNSUBSCRIBE, mark_of(self._node, self._turn - 1))
+        for prefix in before - prefixes:
+            self._socket.set(zmq.UNSUBSCRIBE, prefix)
+        return self._turn
+
+    def _take(self) -> None:
+        recv, get, known, receive = self._recv, self._get, self._known, self._receive
+        for _ in range(BURST_MESSAGES):
+            topic = recv(NOBLOCK)
+            wanted = known.get(topic)
+            if wanted is None or receive is None:
+                self._take_unfamiliar(topic)
+                continue
+            if not get(RCVMORE):
+                self._counts.invalid("frame_count", "a publisher")
+                continue
+            frame = recv(NOBLOCK)
+            if get(RCVMORE):
+                self._rest()
+                self._counts.invalid("frame_count", "a publisher")
+            elif wanted:
+                receive(frame, None)
+
+    def _take_stamped(self) -> None:
+        recv, known, receive = self._recv, self._known, self._receive
+        for _ in range(BURST_MESSAGES):
+            topic = recv(NOBLOCK)
+            wanted = known.get(topic)
+            if wanted is None or receive is None:
+                self._take_unfamiliar(topic)
+                continue
+            parts = self._rest()
+            if len(parts) != 2 or len(parts[0]) != STAMP_BYTES:
+                self._counts.invalid("frame_count" if len(parts) != 2 else "stamp", "a broker")
+            elif wanted and self._is_new(parts[0]):
+                receive(parts[1], None)
+
+    def _take_unfamiliar(self, topic: bytes) -> None:
+        """The slow way, for a topic that is seen for the first time."""
+        parts = self._rest()
+        if topic[:1] == bytes([MARK]):
+            self._take_mark(topic, parts)
+            return
+        key = key_of(topic)
+        if key is None:
+            self._counts.invalid("topic", "a publisher")
+            return
+        if len(self._known) >= TOPICS_MAX:
+            self._known.clear()
+        wanted = self._known[topic] = self._keys is not None and key in self._keys
+        if len(parts) != (2 if self._stamped else 1):
+            self._counts.invalid("frame_count", "a publisher")
+        elif self._stamped and len(parts[0]) != STAMP_BYTES:
+            self._counts.invalid("stamp", "a broker")
+        elif wanted and self._receive is not None and (not self._stamped or self._is_new(parts[0])):
+            self._receive(parts[-1], None)
+
+    def _take_mark(self, mark: bytes, parts: list[bytes]) -> None:
+        found = node_of(mark)
+        if found is None or found[0] != self._node or len(parts) != 1 or not parts[0].isalnum() or len(parts[0]) > 64:
+            self._counts.invalid("mark", "a publisher")
+            return
+        publisher = parts[0].decode("ascii", "replace")
+        with self._news:
+            if len(self._acknowledged) >= SENDERS_MAX:
+                self._acknowledged.clear()
+            self._acknowledged[publisher] = max(found[1], self._acknowledged.get(publisher, -1))
+            self._news.notify_all()
+
+    def _is_new(self, stamp: bytes) -> bool:
+        """Whether a message is neither ours nor one that another broker has brought. Each broker keeps the order."""
+        sender, number = stamp[:8], int.from_bytes(stamp[8:])
+        if sender == self._own:
+            return False
+        if number <= self._heard.get(sender, -1):
+            self._counts.add("duplicate")
+            return False
+        if len(self._heard) >= SENDERS_MAX and sender not in self._heard:
+            del self._heard[next(iter(self._heard))]
+        self._heard[sender] = number
+        return True
+
+    def _rest(self) -> list[bytes]:
+        """The further parts of a message, all of them read; beyond a number that no message of ours has, not kept."""
+        parts: list[bytes] = []
+        while self._get(RCVMORE):
+            part = self._recv(NOBLOCK)
+            if len(parts) < PARTS_MAX:
+                parts.append(part)
+        return parts

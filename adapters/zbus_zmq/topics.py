@@ -1,0 +1,80 @@
+"""Keys as ZMQ topics: a topic is what libzmq compares byte by byte with the prefixes of subscribers.
+
+Each segment is percent-encoded and followed by `/`, and a whole key ends with a zero byte. So no two keys share a
+topic, `a/b` is no prefix of `a/bc`, and an expression without wildcards selects its key alone. An expression with
+wildcards selects by the text before its first one; the exact filter follows where a message arrives. Topics are
+ASCII, which leaves those that begin with the byte 255 to the nodes themselves: the marks below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote, unquote_to_bytes
+
+MARK = 0xFF
+TOPIC_BYTES_MAX = 4096  # a key has 1024 bytes at most, each of them three characters here at most
+_END = b"\x00"
+_MARK = bytes([MARK])
+
+
+def topic_of(key: str) -> bytes:
+    """The topic of a concrete key.
+
+    >>> topic_of("shop/é")
+    b'shop/%C3%A9/\\x00'
+    """
+    return "".join(f"{quote(segment, safe='@')}/" for segment in key.split("/")).encode() + _END
+
+
+def key_of(topic: bytes) -> str | None:
+    """The key of a topic; None for bytes that are the topic of no key.
+
+    >>> key_of(b"shop/%C3%A9/\\x00"), key_of(b"shop/%c3%a9/\\x00")
+    ('shop/é', None)
+    """
+    if len(topic) > TOPIC_BYTES_MAX or not topic.endswith(b"/\x00"):
+        return None
+    try:
+        key = unquote_to_bytes(topic[:-2]).decode()
+    except UnicodeDecodeError:
+        return None
+    return key if key and topic_of(key) == topic else None
+
+
+def prefix_of(expression: str) -> bytes:
+    """What every topic that matches a canonical expression begins with, as long as that can be.
+
+    >>> prefix_of("a/b"), prefix_of("a/**"), prefix_of("a/b$*c"), prefix_of("**")
+    (b'a/b/\\x00', b'a/', b'a/b', b'')
+    """
+    wild = expression.find("*")
+    if wild < 0:
+        return topic_of(expression)
+    literal = expression[:wild].removesuffix("$")
+    return "/".join(quote(segment, safe="@") for segment in literal.split("/")).encode()
+
+
+def widest(prefixes: Iterable[bytes]) -> set[bytes]:
+    """Those that begin with none of the others: the rest adds nothing.
+
+    >>> sorted(widest([b"a/", b"a/b/", b"c/"]))
+    [b'a/', b'c/']
+    """
+    kept: list[bytes] = []
+    for prefix in sorted(set(prefixes)):
+        if not kept or not prefix.startswith(kept[-1]):
+            kept.append(prefix)
+    return set(kept)
+
+
+def mark_of(node: str, turn: int) -> bytes:
+    """The topic by which a publisher learns that this node's subscriptions have arrived, up to a turn of changes."""
+    return _MARK + f"{node}.{turn}".encode()
+
+
+def node_of(mark: bytes) -> tuple[str, int] | None:
+    """The node and turn of a mark; None for bytes that are no mark."""
+    node, _, turn = mark[1:].partition(b".")
+    if mark[:1] != _MARK or len(mark) > 64 or not node.isalnum() or not turn.isdigit():
+        return None
+    return node.decode("ascii"), int(turn)

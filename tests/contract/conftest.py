@@ -1,0 +1,53 @@
+"""The fixtures of the contract suite: `transport` for what is promised between nodes, `any_transport` for what
+holds inside one bus too, `middle_transport` for what happens when the server between two nodes is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from contract_support import MESHES, Mesh, Processes
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="session")
+def mesh(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mesh]:
+    found: Mesh = request.param(tmp_path_factory.mktemp(request.param.name), processes)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def transport(mesh: Mesh) -> Iterator[Mesh]:
+    """A transport with another node at its far end; nodes end with the test."""
+    yield mesh
+    mesh.clear()
+
+
+@pytest.fixture
+def any_transport(transport: Mesh) -> Mesh:
+    """The same, and Zenoh without a network besides."""
+    return transport
+
+
+@pytest.fixture
+def middle_transport(transport: Mesh) -> Mesh:
+    """Those with a server in the middle, which can be killed while both nodes live on."""
+    return transport
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mesh" in metafunc.fixturenames:
+        chosen = [each for each in MESHES if "any_transport" in metafunc.fixturenames or not each.embedded]
+        if "middle_transport" in metafunc.fixturenames:
+            chosen = [each for each in chosen if each.has_middle]
+        metafunc.parametrize("mesh", chosen, ids=[each.name for each in chosen], indirect=True, scope="session")

@@ -1,0 +1,198 @@
+"""Questions: one of those who answer replies, in order and completely, and the end always comes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from contract_node import WAIT_S
+from contract_support import AnyNode, Mesh
+
+QUICK_S = 2.0  # "at once", on a machine that may be busy
+LEAVE_S = 2.0
+
+
+def ask_until_answered(node: AnyNode, key: str, payload: bytes = b"") -> list[bytes]:
+    """Until the answerer is known here: that somebody answers takes a moment to travel."""
+    deadline = time.monotonic() + WAIT_S
+    while not (told := node.ask(key, payload))["replies"]:
+        assert time.monotonic() < deadline, f"nobody answered for {key!r}"
+        assert told["ends"] == 1
+        time.sleep(0.02)
+    assert told["ends"] == 1
+    assert told["after_end"] == 0
+    return list(told["replies"])
+
+
+@pytest.mark.parametrize("key", ["ask/echo", "@zbus/replay/7", "größe/a.b/%/>", "long/" + "🚀" * 254])
+def test_a_question_and_its_reply_cross_byte_for_byte(transport: Mesh, key: str) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({key: {"echo": True}})
+    ask_until_answered(near, key)
+
+    for payload in (b"", b"\0", bytes(range(256)), random.Random(3).randbytes(100_000)):
+        told = near.ask(key, payload)
+        assert told["replies"] == [payload]
+        assert (told["ends"], told["after_end"]) == (1, 0)
+
+
+def test_both_ends_ask_and_answer(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    near.answer({"ask/near": {"text": "near"}})
+    far.answer({"ask/far": {"text": "far"}})
+
+    assert ask_until_answered(near, "ask/far") == [b"far"]
+    assert ask_until_answered(far, "ask/near") == [b"near"]
+
+
+@pytest.mark.parametrize("size", [1 << 20, (2 << 20) + 77])
+def test_a_large_question_and_a_large_reply_arrive_whole(transport: Mesh, size: int) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/large": {"echo": True}})
+    ask_until_answered(near, "ask/large")
+    payload = random.Random(size).randbytes(size)
+
+    told = near.ask("ask/large", payload)
+
+    assert [len(reply) for reply in told["replies"]] == [size]
+    assert told["replies"] == [payload]
+
+
+def test_one_of_several_who_answer_replies(transport: Mesh) -> None:
+    asker, answerers = transport.open(), [transport.spawn(), transport.spawn(), transport.open()]
+    for number, answerer in enumerate(answerers):
+        answerer.answer({"ask/one": {"text": str(number)}})
+    ask_until_answered(asker, "ask/one")
+
+    told = [asker.ask("ask/one") for _ in range(30)]
+
+    assert [len(each["replies"]) for each in told] == [1] * 30
+    assert {each["ends"] for each in told} == {1}
+    assert set(Counter(each["replies"][0] for each in told)) <= {b"0", b"1", b"2"}
+
+
+def test_a_stream_of_replies_is_complete_and_in_order_and_then_ends(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/many": {"count": 5_000}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+
+    told = near.ask("ask/many", timeout_s=30.0)
+
+    assert told["replies"] == [b"%d" % number for number in range(5_000)]
+    assert (told["ends"], told["after_end"]) == (1, 0)
+
+
+def test_a_question_that_nobody_answers_ends_at_once_with_no_reply(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/other": {"echo": True}})
+    ask_until_answered(near, "ask/other")
+
+    told = near.ask("ask/nobody", b"x", timeout_s=10.0)
+
+    assert told["replies"] == []
+    assert (told["ends"], told["after_end"]) == (1, 0)
+    assert told["took_s"] < QUICK_S
+
+
+def test_a_node_alone_is_told_that_nobody_answers(transport: Mesh) -> None:
+    alone = transport.open()
+    alone.answer({"ask/self": {"echo": True}})
+
+    told = alone.ask("ask/anybody", timeout_s=10.0)
+
+    assert (told["replies"], told["ends"]) == ([], 1)
+    assert told["took_s"] < QUICK_S
+
+
+def test_an_answerer_that_closes_without_a_reply_ends_the_question(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/silent": {"silent": True}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+
+    told = near.ask("ask/silent", timeout_s=10.0)
+
+    assert (told["replies"], told["ends"], told["after_end"]) == ([], 1, 0)
+    assert told["took_s"] < QUICK_S
+    assert far.asked(1)
+
+
+def test_a_question_that_is_never_closed_ends_after_its_time(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/held": {"hold": True}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+
+    told = near.ask("ask/held", timeout_s=1.0)
+
+    assert (told["replies"], told["ends"], told["after_end"]) == ([], 1, 0)
+    assert 0.5 < told["took_s"] < 1.0 + QUICK_S
+    far.release()
+    assert near.ask("ask/ping", b"x")["replies"] == [b"x"]
+
+
+def test_an_asker_that_leaves_early_disturbs_nobody(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/many": {"count": 20_000}, "ask/held": {"hold": True}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+
+    left_s = [near.ask_and_leave("ask/many", after_replies=10) for _ in range(3)]
+    left_s += [near.ask_and_leave("ask/held") for _ in range(3)]
+
+    assert max(left_s) < LEAVE_S
+    assert near.ask("ask/ping", b"still there", timeout_s=20.0)["replies"] == [b"still there"]
+
+
+def test_the_end_comes_also_when_the_answerer_dies(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/held": {"hold": True}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+    told = near.ask_later("ask/held", timeout_s=4.0)
+    assert far.asked(1)
+
+    far.kill()
+
+    assert told.wait(lambda: told.ends > 0, 4.0 + QUICK_S)
+    assert (told.replies, told.ends, told.after_end) == ([], 1, 0)
+
+
+def test_new_answers_replace_the_earlier_ones(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/old": {"text": "old"}, "ask/both": {"text": "first"}})
+    assert ask_until_answered(near, "ask/old") == [b"old"]
+    assert ask_until_answered(near, "ask/both") == [b"first"]
+
+    far.answer({"ask/new": {"text": "new"}, "ask/both": {"text": "second"}})
+
+    assert ask_until_answered(near, "ask/new") == [b"new"]
+    assert near.ask("ask/both")["replies"] == [b"second"]
+    told = near.ask("ask/old")
+    assert (told["replies"], told["ends"]) == ([], 1)
+    assert told["took_s"] < QUICK_S
+
+
+def test_many_questions_at_once_keep_apart(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/echo": {"echo": True}})
+    ask_until_answered(near, "ask/echo")
+
+    under_way = [(b"%d" % number, near.ask_later("ask/echo", b"%d" % number)) for number in range(200)]
+
+    for payload, told in under_way:
+        assert told.wait(lambda told=told: told.ends > 0, WAIT_S)
+        assert (told.replies, told.ends, told.after_end) == ([payload], 1, 0)
+
+
+def test_frames_flow_while_a_long_answer_does(transport: Mesh) -> None:
+    near, far = transport.open(), transport.spawn()
+    far.answer({"ask/many": {"count": 5_000}, "ask/ping": {"echo": True}})
+    ask_until_answered(near, "ask/ping")
+    far.listen(["beside/**"])
+    near.wanted(["beside/x"])
+
+    told = near.ask_later("ask/many", timeout_s=30.0)
+    near.send([("beside/x", b"%d" % number) for number in range(500)])
+
+    assert far.heard(500) == [b"%d" % number for number in range(500)]
+    assert told.wait(lambda: told.ends > 0, 30.0)
+    assert len(told.replies) == 5_000

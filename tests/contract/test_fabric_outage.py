@@ -1,0 +1,152 @@
+"""Outages: the middle (or the far process) is killed and comes back, and nobody has to be restarted for it."""
+
+from __future__ import annotations
+
+import time
+
+from contract_node import WAIT_S
+from contract_support import AnyNode, Mesh
+
+CLOSE_S = 6.0
+SEND_S = 15.0  # how long send may block while there is no connection
+CUT_S = 1.0
+
+
+def flows(sender: AnyNode, listener: AnyNode, key: str) -> None:
+    """Until a frame crosses: what is sent before the connection is back may be refused or lost."""
+    deadline, number = time.monotonic() + WAIT_S, 0
+    while True:
+        sender.wanted([key], max(0.1, deadline - time.monotonic()))
+        frame = b"%d %d" % (number, time.monotonic_ns())
+        sender.send([(key, frame)])
+        if listener.heard_frame(frame, 0.5):
+            return
+        assert time.monotonic() < deadline, "nothing crosses"
+        number += 1
+
+
+def test_frames_flow_again_in_both_directions_after_an_outage(transport: Mesh) -> None:
+    far = transport.spawn()
+    near = transport.open()
+    near.listen(["near/**", "common/*"])
+    far.listen(["far/**"])
+    flows(near, far, "far/x")
+    flows(far, near, "near/x")
+
+    for _ in range(2):
+        transport.cut(far)
+        near.unwanted("far/x")
+        far = transport.mend(far)
+        far.listen(["far/**"])
+        flows(near, far, "far/x")
+        flows(far, near, "near/x")
+        flows(far, near, "common/x")
+
+
+def test_what_a_listener_asked_for_stays_exact_across_an_outage(transport: Mesh) -> None:
+    far = transport.spawn()
+    near = transport.open()
+    near.listen(["a/**/c", "ab$*cd"])
+    flows(far, near, "a/c")
+
+    transport.cut(far)
+    far = transport.mend(far)
+    flows(far, near, "a/c")
+    near.forget()
+    far.wanted(["a/x/c", "abXcd"])
+    far.send([("a/x/c", b"1"), ("a/x", b"no"), ("abXcd", b"2"), ("abX", b"no"), ("a/@b/c", b"no"), ("a/c", b"3")])
+
+    near.heard(3)
+    time.sleep(0.2)
+    assert sorted(near.heard(3)) == [b"1", b"2", b"3"]
+
+
+def test_sending_while_cut_off_raises_or_ends_in_bounded_time(transport: Mesh) -> None:
+    far = transport.spawn()
+    near = transport.open()
+    far.listen(["flood/**"])
+    flows(near, far, "flood/x")
+    near.flood("flood/x", pause_s=0.0005)
+
+    transport.cut(far)
+    near.unwanted("flood/x")
+    time.sleep(CUT_S)
+    far = transport.mend(far)
+    far.listen(["flood/**"])
+    far.heard(len(far.heard(0)) + 100)
+    told = near.calm(SEND_S)
+
+    assert told["ended"]
+    assert not told["unexpected"]
+    assert told["longest_s"] < SEND_S
+    after = [int(frame) for frame in far.heard(0)[-100:] if frame.isdigit()]
+    assert after == sorted(after)
+    assert len(after) == 100
+
+
+def test_questions_are_answered_again_after_an_outage(transport: Mesh) -> None:
+    far = transport.spawn()
+    near = transport.open()
+    near.answer({"ask/near": {"text": "near"}})
+    far.answer({"ask/far": {"text": "far"}})
+    answered(near, "ask/far", b"far")
+    answered(far, "ask/near", b"near")
+
+    transport.cut(far)
+    far = transport.mend(far)
+    far.answer({"ask/far": {"text": "far"}})
+
+    answered(near, "ask/far", b"far")
+    answered(far, "ask/near", b"near")
+
+
+def test_a_question_asked_while_cut_off_ends_in_bounded_time(transport: Mesh) -> None:
+    far = transport.spawn()
+    near = transport.open()
+    far.answer({"ask/far": {"text": "far"}})
+    answered(near, "ask/far", b"far")
+
+    transport.cut(far)
+    began = time.monotonic()
+    told = asked_or_refused(near, "ask/far", timeout_s=2.0)
+    took_s = time.monotonic() - began
+    transport.mend(far)
+
+    assert told in ([], None)
+    assert took_s < 10.0
+
+
+def test_close_during_an_outage_ends_in_bounded_time(transport: Mesh) -> None:
+    far = transport.spawn()
+    near, loaded = transport.open(), transport.open()
+    far.listen(["far/**"])
+    near.listen(["near/**"])
+    near.answer({"ask/near": {"text": "near"}})
+    for node in (near, loaded):
+        flows(node, far, "far/x")
+    loaded.flood("far/x")
+
+    transport.cut(far)
+    took_s = [near.close(), loaded.close()]
+    told = loaded.calm()
+    transport.mend(far)
+
+    assert max(took_s) < CLOSE_S
+    assert told["ended"]
+    assert not told["unexpected"]
+
+
+def answered(node: AnyNode, key: str, reply: bytes) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while asked_or_refused(node, key, timeout_s=2.0) != [reply]:
+        assert time.monotonic() < deadline, f"nobody answers for {key!r}"
+        time.sleep(0.05)
+
+
+def asked_or_refused(node: AnyNode, key: str, timeout_s: float) -> list[bytes] | None:
+    from zbus.errors import FabricError
+
+    try:
+        return list(node.ask(key, timeout_s=timeout_s)["replies"])
+    except FabricError:
+        return None

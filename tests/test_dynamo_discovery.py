@@ -1,0 +1,282 @@
+"""Dynamo's discovery: records of both generations, and the store of files with its lease, heartbeat and reaper."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from log_support import wait_until
+
+from zbus.errors import EventInvalid, FabricError
+from zbus_dynamo import filestore, records
+from zbus_dynamo.filestore import FileStore, default_root
+from zbus_dynamo.records import Channel, file_name, read, record_key, write
+from zbus_dynamo.registry import Registry
+from zbus_dynamo.scopes import Place
+from zbus_dynamo.tally import Tally
+
+COMPONENT = Channel(Place(("ns", "c"), "kv-events"), 0x1F, "tcp://10.0.0.1:5555")
+NAMESPACE = Channel(Place(("ns",), "kv.events"), 7, "tcp://host-1:1")
+ENDPOINT = Channel(Place(("ns", "c", "gen"), "t"), 8, "tcp://[::1]:65535")
+
+
+@pytest.mark.parametrize(
+    ("channel", "key", "scope"),
+    [
+        (
+            COMPONENT,
+            "namespace/ns/component/c/topic/kv-events/1f",
+            '{"kind":"component","namespace":"ns","component":"c"}',
+        ),
+        (NAMESPACE, "namespace/ns/topic/kv%2Eevents/7", '{"kind":"namespace","name":"ns"}'),
+        (
+            ENDPOINT,
+            "namespace/ns/component/c/endpoint/gen/topic/t/8",
+            '{"kind":"endpoint","endpoint":{"namespace":"ns","component":"c","name":"gen"}}',
+        ),
+    ],
+)
+def test_a_record_is_written_as_dynamo_writes_it(channel: Channel, key: str, scope: str) -> None:
+    assert record_key(channel) == key
+    assert write(channel).decode() == (
+        f'{{"type":"EventChannel","scope":{scope},"topic":"{channel.place.topic}",'
+        f'"instance_id":{channel.publisher_id},'
+        f'"transport":{{"kind":"Zmq","config":{{"endpoint":"{channel.endpoint}"}}}}}}'
+    )
+    assert read(write(channel)) == channel
+
+
+@pytest.mark.parametrize(("component", "scope"), [("c", ("ns", "c")), ("", ("ns",))])
+def test_a_record_of_the_earlier_generation_is_read(component: str, scope: tuple[str, ...]) -> None:
+    flat = {
+        "type": "EventChannel",
+        "namespace": "ns",
+        "component": component,
+        "topic": "kv-events",
+        "instance_id": 31,
+        "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://10.0.0.1:5555"}},
+    }
+
+    assert read(json.dumps(flat, indent=2).encode()) == Channel(Place(scope, "kv-events"), 31, "tcp://10.0.0.1:5555")
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        {"kind": "Nats", "config": {"subject_prefix": "namespace.ns"}},
+        {"kind": "ZmqBroker", "config": {"xsub_endpoints": ["tcp://a:1"], "xpub_endpoints": ["tcp://a:2"]}},
+    ],
+)
+def test_a_record_of_another_transport_has_no_endpoint_to_connect_to(transport: dict[str, object]) -> None:
+    assert read(_changed(transport=transport)).endpoint is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        b'"EventChannel"',
+        b"[" * 5000,
+        b'{"type":"Endpoint"}',
+    ],
+)
+def test_what_is_no_record_is_refused(value: bytes) -> None:
+    with pytest.raises(EventInvalid):
+        read(value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"scope": None},
+        {"scope": {"kind": "planet", "name": "x"}},
+        {"scope": {"kind": "namespace"}},
+        {"scope": {"kind": "namespace", "name": "a/b"}},
+        {"scope": {"kind": "namespace", "name": ""}},
+        {"topic": 5},
+        {"topic": "a b"},
+        {"instance_id": "1f"},
+        {"instance_id": True},
+        {"instance_id": -1},
+        {"transport": {"kind": "Zmq", "config": {"endpoint": "ipc:///etc/passwd"}}},
+        {"transport": {"kind": "Zmq", "config": {"endpoint": "tcp://host:0"}}},
+        {"transport": {"kind": "Zmq", "config": {"endpoint": "tcp://host:1;tcp://other:2"}}},
+        {"transport": {"kind": "Zmq", "config": {}}},
+        {"transport": {"kind": "Carrier pigeon", "config": {}}},
+    ],
+)
+def test_a_record_with_a_wrong_field_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(EventInvalid):
+        read(_changed(**changed))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_crash_the_reader_of_records(value: bytes) -> None:
+    with pytest.raises(EventInvalid):
+        read(value)
+
+
+def test_a_file_is_named_by_its_key_with_all_but_letters_and_digits_encoded(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put(record_key(NAMESPACE), write(NAMESPACE))
+
+    (found,) = (tmp_path / "v1" / "event_channels").iterdir()
+
+    assert found.name == "namespace%2Fns%2Ftopic%2Fkv%252Eevents%2F7"
+    assert unquote(found.name) == record_key(NAMESPACE)
+    assert found.read_bytes() == write(NAMESPACE)
+
+
+def test_the_store_is_where_dynamo_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path / "kv"))
+    assert default_root() == tmp_path / "kv"
+
+    monkeypatch.delenv("DYN_FILE_KV")
+    assert default_root().name == "dynamo_store_kv"
+
+
+def test_a_record_appears_whole_and_no_temporary_file_stays(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    long = b"x" * 60_000
+    seen: set[int] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for name in store.files():
+                seen.add(len(store.read(name) or long))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for number in range(200):
+        store.put(f"k/{number % 3}", long)
+        store.delete(f"k/{number % 3}")
+    ended.set()
+    watcher.join()
+
+    assert seen <= {len(long)}
+    assert os.listdir(store.directory) == []
+
+
+def test_changes_wait_for_the_lock_of_the_directory_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filestore, "LOCK_WAIT_S", 0.1)
+    store = FileStore(tmp_path)
+    held = os.open(store.directory, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    with pytest.raises(FabricError, match="locked"):
+        store.put("a/b", b"{}")
+    os.close(held)
+    store.put("a/b", b"{}")
+
+    assert list(store.files()) == [file_name("a/b")]
+
+
+def test_what_nobody_touches_for_ten_seconds_is_removed_and_what_is_touched_stays(tmp_path: Path) -> None:
+    mine, other = FileStore(tmp_path), FileStore(tmp_path)
+    mine.put("mine", b"{}")
+    other.put("dead", b"{}")
+    (other.directory / ".tmp_orphan").write_bytes(b"")
+    old = time.time() - 11
+    for name in os.listdir(mine.directory):
+        os.utime(mine.directory / name, (old, old))
+
+    assert mine.touch() == []
+    assert mine.reap() == 2
+    assert os.listdir(mine.directory) == ["mine"]
+
+
+def test_a_record_removed_behind_our_back_is_written_again(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put("mine", b"{1}")
+    (store.directory / "mine").unlink()
+
+    assert store.touch() == ["mine"]
+    assert store.read("mine") == b"{1}"
+
+
+def test_closing_deletes_our_records_alone(tmp_path: Path) -> None:
+    mine, other = FileStore(tmp_path), FileStore(tmp_path)
+    mine.put("mine", b"{}")
+    other.put("other", b"{}")
+
+    mine.close()
+    mine.close()
+
+    assert list(other.files()) == ["other"]
+
+
+def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(FabricError, match="file"):
+        FileStore(tmp_path / "file")
+
+
+def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbish(tmp_path: Path) -> None:
+    tally, told = Tally("test"), list[dict[str, Channel]]()
+    registry, far = Registry(FileStore(tmp_path), tally, told.append), FileStore(tmp_path)
+    try:
+        (far.directory / "rubbish").write_bytes(b"\xff\x00")
+        (far.directory / "huge").write_bytes(b"x" * (records.RECORD_BYTES_MAX + 1))
+        (far.directory / "link").symlink_to("/dev/zero")
+        (far.directory / "folder").mkdir()
+        os.mkfifo(far.directory / "fifo")
+        far.put(record_key(COMPONENT), write(COMPONENT))
+        wait_until(lambda: told and list(told[-1].values()) == [COMPONENT])
+        far.delete(record_key(COMPONENT))
+        wait_until(lambda: told[-1] == {})
+        wait_until(lambda: tally.counts().get("record_invalid") == 5)
+        assert registry.diagnostics()["records_unreadable"] >= 3
+    finally:
+        registry.close()
+
+
+def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at_the_end(tmp_path: Path) -> None:
+    told, registered = list[dict[str, Channel]](), threading.Event()
+    registry, far = Registry(FileStore(tmp_path), Tally("test"), told.append), FileStore(tmp_path)
+    try:
+        registry.register(COMPONENT, registered.set)
+        assert registered.wait(10)
+        assert [read(far.read(name) or b"") for name in far.files()] == [COMPONENT]
+        far.put(record_key(ENDPOINT), write(ENDPOINT))
+        wait_until(lambda: told)
+        assert list(told[-1].values()) == [ENDPOINT]
+    finally:
+        registry.close()
+    assert [read(far.read(name) or b"") for name in far.files()] == [ENDPOINT]
+
+
+def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path) -> None:
+    tally, told = Tally("test"), list[dict[str, Channel]]()
+    registry = Registry(FileStore(tmp_path / "kv"), tally, told.append)
+    try:
+        (tmp_path / "kv").rename(tmp_path / "away")
+        registered = threading.Event()
+        registry.register(COMPONENT, registered.set)
+        wait_until(lambda: tally.counts().get("registry_failed"))
+        assert not registered.is_set()
+        (tmp_path / "away").rename(tmp_path / "kv")
+        assert registered.wait(10)
+        far = FileStore(tmp_path / "kv")
+        far.put(record_key(ENDPOINT), write(ENDPOINT))
+        wait_until(lambda: told and list(told[-1].values()) == [ENDPOINT])
+    finally:
+        registry.close()
+
+
+def _changed(**fields: object) -> bytes:
+    return json.dumps(json.loads(write(COMPONENT)) | fields).encode()

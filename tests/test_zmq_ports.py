@@ -1,0 +1,123 @@
+"""Ports: binding is the allocation, so nobody is given a port that another process has."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from zmq_support import Collector, children, fabrics, until
+
+from zbus.config import BusConfig
+from zbus.errors import FabricError
+from zbus_zmq.fabric import open_fabric
+
+
+def port_of(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+@pytest.fixture
+def ports() -> tuple[int, int]:
+    """A range of four ports that nobody uses now, two of which a node needs."""
+    for low in range(21000, 30000, 7):
+        held = [socket.socket() for _ in range(4)]
+        try:
+            for offset, each in enumerate(held):
+                each.bind(("127.0.0.1", low + offset))
+            return low, low + 3
+        except OSError:
+            continue
+        finally:
+            for each in held:
+                each.close()
+    raise AssertionError("no four ports in a row are free")
+
+
+def test_a_node_listens_on_loopback_and_on_ports_that_the_system_gives(tmp_path: Path) -> None:
+    with fabrics(f"zmq://?registry={tmp_path}") as (one, other):
+        endpoints = [each.diagnostics()[name] for each in (one, other) for name in ("publish", "questions")]
+
+    assert all(each.startswith("tcp://127.0.0.1:") for each in endpoints)
+    assert len({port_of(each) for each in endpoints}) == 4
+
+
+def test_two_processes_share_a_range_and_a_third_is_told_that_it_is_full(
+    tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    url = f"zmq://?registry={tmp_path}&ports={ports[0]}-{ports[1]}"
+    with children() as start:
+        for child in (start("hold", url), start("hold", url)):
+            child.wait_for("diagnostics")
+
+        with pytest.raises(FabricError, match=f"{ports[0]} to {ports[1]}"):
+            open_fabric(BusConfig(), url)
+
+
+def test_ports_of_a_range_are_free_again_when_a_node_closes(tmp_path: Path, ports: tuple[int, int]) -> None:
+    url = f"zmq://?registry={tmp_path}&ports={ports[0]}-{ports[1]}"
+    for _ in range(3):
+        with fabrics(url) as made:
+            used = {port_of(each.diagnostics()[name]) for each in made for name in ("publish", "questions")}
+        assert used == set(range(ports[0], ports[1] + 1))
+
+
+def test_the_address_that_others_are_told_may_differ_from_the_one_that_is_bound(tmp_path: Path) -> None:
+    url = f"zmq://?registry={tmp_path}&bind=tcp://0.0.0.0:*&advertise=tcp://localhost:{{port}}"
+    collector = Collector()
+    with fabrics(url) as (one, other):
+        assert one.diagnostics()["publish"].startswith("tcp://localhost:")
+        other.listen(["a/**"], collector)
+        one.send([("a/b", b"x")])
+
+        assert collector.wait(1) == [b"x"]
+
+
+def test_a_port_that_is_named_is_the_one_for_events(tmp_path: Path, ports: tuple[int, int]) -> None:
+    url = f"zmq://?registry={tmp_path}&bind=tcp://127.0.0.1:{ports[0]}"
+    fabric = open_fabric(BusConfig(), url)
+    try:
+        assert port_of(fabric.diagnostics()["publish"]) == ports[0]
+        with pytest.raises(FabricError, match="in use"):
+            open_fabric(BusConfig(), url)
+    finally:
+        fabric.close()
+
+
+@pytest.fixture
+def port_server(tmp_path: Path, ports: tuple[int, int]) -> Iterator[str]:
+    """portpicker's own server, with a pool of our range."""
+    address = str(tmp_path / "ports.sock")
+    command = [sys.executable, str(Path(sys.executable).with_name("portserver.py"))]
+    pool = [f"--portserver_static_pool={ports[0]}-{ports[1]}", f"--portserver_address={address}"]
+    process = subprocess.Popen([*command, *pool], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert until(lambda: Path(address).exists())
+        yield address
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_ports_come_from_the_port_server_where_there_is_one(
+    tmp_path: Path, port_server: str, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTSERVER_ADDRESS", port_server)
+    fabric = open_fabric(BusConfig(), f"zmq://?registry={tmp_path}")
+    try:
+        used = {port_of(fabric.diagnostics()[name]) for name in ("publish", "questions")}
+    finally:
+        fabric.close()
+
+    assert len(used) == 2
+    assert used <= set(range(ports[0], ports[1] + 1))
+
+
+def test_a_port_server_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "nobody"))
+
+    with pytest.raises(FabricError, match="port server"):
+        open_fabric(BusConfig(), f"zmq://?registry={tmp_path}")

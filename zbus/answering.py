@@ -1,0 +1,155 @@
+"""Answering questions: from the fabric's threads to a handler, and its replies back.
+
+Handlers of users run on the loop; the log's answers are read and sent by a thread of their own, so that
+a long replay costs the loop nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from .asking import ACCEPTED, DATA, END, FAILED, Asked, decode_asked, encode_failure, encode_reply
+from .errors import EventInvalid, FabricError, ZbusError
+from .ports import Question
+from .records import EVENT_INVALID, record
+
+THREADS = 4
+Handler = Callable[[bytes], Awaitable[bytes]]
+Source = Callable[[bytes], Iterable[bytes]]
+
+
+class Answers:
+    """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
+
+    def __init__(self, node: int, count: Callable[[str, int], None]) -> None:
+        self._node, self._count = node, count
+        self._loop = asyncio.get_running_loop()
+        self._handlers: dict[str, Handler] = {}
+        self._sources: dict[str, Source] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "zbus-answer")
+        self._under_way: set[Future[None]] = set()
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that are answered here."""
+        return [*self._handlers, *self._sources]
+
+    def handle(self, key: str, handler: Handler) -> None:
+        """Let a coroutine answer, with one reply."""
+        self._handlers[key] = handler
+
+    def serve(self, key: str, source: Source) -> None:
+        """Let a function answer, with any number of replies, on a thread."""
+        self._sources[key] = source
+
+    def remove(self, key: str) -> None:
+        """Answer for a key no longer."""
+        self._handlers.pop(key, None)
+
+    def handler(self, key: str) -> Handler | None:
+        """Who answers here for a key."""
+        return self._handlers.get(key)
+
+    def asked(self, question: Question) -> None:
+        """On the fabric's thread: hand over and return."""
+        try:
+            if question.key in self._sources:
+                answer = self._threads.submit(self._answer_from, question, self._sources[question.key])
+                self._under_way.add(answer)
+                answer.add_done_callback(self._under_way.discard)
+            else:
+                self._loop.call_soon_threadsafe(self._begin, question)
+        except RuntimeError:
+            pass  # closing: the asker hears nothing, and asks another or again
+
+    def cancel(self, question_id: int) -> None:
+        """The asker no longer waits."""
+        task = self._tasks.get(question_id)
+        if task is not None:
+            task.cancel()
+
+    def finish(self, timeout_s: float) -> None:
+        """Let answers that are under way get out, for as long as there is time."""
+        wait(list(self._under_way), timeout_s)
+
+    def close(self) -> None:
+        """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def cancel_all(self) -> set[asyncio.Task[None]]:
+        """Cancel every handler; returns those to wait for."""
+        tasks = set(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _answer_from(self, question: Question, source: Source) -> None:
+        try:
+            asked = decode_asked(question.payload)
+            question.reply(encode_reply(ACCEPTED, 0, self._node.to_bytes(8)))
+            number = 0
+            for body in source(asked.body):
+                question.reply(encode_reply(DATA, number, body))
+                number += 1
+            question.reply(encode_reply(END, number))
+        except FabricError as error:
+            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+        except ZbusError as error:
+            self._refuse(question, error)
+        except Exception as error:
+            record("ANSWER_FAILED", logging.ERROR, error, key=question.key)
+            self._refuse(question, error)
+        finally:
+            question.close()
+
+    def _refuse(self, question: Question, error: BaseException) -> None:
+        try:
+            question.reply(encode_reply(FAILED, 0, encode_failure(error)))
+        except FabricError as failed:
+            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(failed))
+
+    def _begin(self, question: Question) -> None:
+        handler = self._handlers.get(question.key)
+        try:
+            asked = decode_asked(question.payload)
+        except EventInvalid as error:
+            self._count("invalid_received", 1)
+            record(EVENT_INVALID, logging.WARNING, reason=str(error), key=question.key)
+            handler = None
+        if handler is None:
+            self._threads.submit(question.close)
+            return
+        task = self._loop.create_task(self._answer(question, asked, handler))
+        self._tasks[asked.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(asked.id, None))
+
+    async def _answer(self, question: Question, asked: Asked, handler: Handler) -> None:
+        replies: list[bytes] = []
+        await self._send(question, [encode_reply(ACCEPTED, 0, self._node.to_bytes(8))], last=False)
+        try:
+            replies = [encode_reply(DATA, 0, await handler(asked.body)), encode_reply(END, 1)]
+        except asyncio.CancelledError:
+            self._threads.submit(question.close)
+            raise
+        except Exception as error:
+            self._count("handler_errors", 1)
+            record("HANDLER_FAILED", logging.ERROR, error, key=question.key)
+            replies = [encode_reply(FAILED, 0, encode_failure(error))]
+        await self._send(question, replies, last=True)
+
+    async def _send(self, question: Question, replies: list[bytes], last: bool) -> None:
+        def send() -> None:
+            try:
+                for reply in replies:
+                    question.reply(reply)
+            except FabricError as error:
+                record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+            finally:
+                if last:
+                    question.close()
+
+        await self._loop.run_in_executor(self._threads, send)

@@ -1,0 +1,188 @@
+"""Questions and their replies, on any fabric: numbered, counted, and ended by a marker.
+
+A fabric may lose replies or end them early without a word (Zenoh does, when the asker stalls), so each
+reply says its number and the last one how many there were: an answer is complete, or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from .codec import CANCEL
+from .errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
+from .ports import Fabric
+
+ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
+_head = struct.Struct(">BI")  # the kind of a reply, and its number
+_failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """A question as it travels: who asks, by what number, and what."""
+
+    id: int
+    body: bytes
+
+
+_decode_asked = msgspec.msgpack.Decoder(Asked).decode
+
+
+def encode_asked(asked: Asked) -> bytes:
+    """The payload of a question."""
+    return _encode(asked)
+
+
+def decode_asked(payload: bytes) -> Asked:
+    """Read a question; raise `EventInvalid` for anything that is none."""
+    try:
+        return _decode_asked(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventInvalid(f"not a question: {error}") from error
+
+
+def encode_reply(kind: int, number: int, body: bytes = b"") -> bytes:
+    """One reply."""
+    return _head.pack(kind, number) + body
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """What a handler's error looks like at the far end."""
+    return _encode((type(error).__name__, str(error)))
+
+
+def cancel_key(node: int) -> str:
+    """Where a node hears that an asker no longer waits."""
+    return f"@zbus/cancel/{node:x}"
+
+
+class _Answer:
+    """The replies to one question, from the fabric's threads to the loop."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._loop = asyncio.get_running_loop()
+        self._heard: deque[bytes | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._armed = False
+        self.node: int | None = None  # who accepted the question
+        self.ended = False
+
+    def heard(self, data: bytes | None) -> None:
+        """On the fabric's thread: append and wake."""
+        self._heard.append(data)
+        if not self._armed:
+            self._armed = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+    def _wake(self) -> None:
+        self._armed = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def bodies(self) -> AsyncIterator[bytes]:
+        """The bodies in order; raises unless every one of them came."""
+        count = 0
+        while True:
+            while not self._heard:
+                self._waiter = self._loop.create_future()
+                await self._waiter
+            data = self._heard.popleft()
+            if data is None:
+                self.ended = True
+                if self.node is None and not count:
+                    raise NobodyAnswers(self.key)
+                raise FabricError(f"the answer for {self.key!r} ended early, after {count} replies; ask again")
+            kind, number, body = _read_reply(data)
+            if kind == ACCEPTED:
+                self.node = int.from_bytes(body)
+            elif kind == DATA and number == count:
+                count += 1
+                yield body
+            elif kind == END and number == count:
+                self.ended = True
+                return
+            elif kind == FAILED:
+                self.ended = True
+                raise HandlerFailed(self.key, *_read_failure(body))
+            else:
+                raise FabricError(f"replies for {self.key!r} are missing: {count} came before number {number}")
+
+
+def _read_reply(data: bytes) -> tuple[int, int, bytes]:
+    try:
+        kind, number = _head.unpack_from(data)
+    except struct.error:
+        raise FabricError("a reply that is none; ask again") from None
+    return kind, number, data[_head.size :]
+
+
+def _read_failure(body: bytes) -> tuple[str, str]:
+    try:
+        return _failure(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "Error", "its reason could not be read"
+
+
+class Asker:
+    """Asks over the fabrics of a node. Lives on the loop."""
+
+    def __init__(self, fabrics: Callable[[], Sequence[Fabric]], run: Callable[..., asyncio.Future[object]]) -> None:
+        self._fabrics, self._run = fabrics, run
+
+    async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
+
+        Raises `NobodyAnswers`, `RequestTimeout`, `HandlerFailed`, or `FabricError` where replies are missing. Left
+        before its end, or cancelled, the one who answers is told.
+        """
+        fabrics = [fabric for fabric in self._fabrics() if not fabric.events_only]
+        if not fabrics:
+            names = ", ".join(fabric.name for fabric in self._fabrics()) or "zenoh (embedded)"
+            raise FabricLacks(names, "asking other nodes")
+        for fabric in fabrics:
+            last = fabric is fabrics[-1]
+            replies = self._ask(fabric, key, body, timeout_s)
+            try:
+                async for reply in replies:
+                    yield reply
+                return
+            except NobodyAnswers:
+                if last:
+                    raise
+            finally:
+                await replies.aclose()  # type: ignore[attr-defined]
+
+    async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        answer = _Answer(key)
+        asked = Asked(secrets.randbits(62), body)
+        asking = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, timeout_s + 1.0)
+                async for reply in answer.bodies():
+                    yield reply
+        except TimeoutError:
+            raise RequestTimeout(key, timeout_s) from None
+        finally:
+            if not answer.ended and answer.node is not None:
+                frame = bytes([CANCEL]) + asked.id.to_bytes(8)
+                self._run(_try_send, fabric, cancel_key(answer.node), frame)
+            if asking is not None:
+                asking.close()  # type: ignore[attr-defined]
+
+
+def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:
+    try:
+        fabric.send([(key, frame)])
+    except FabricError:
+        pass  # it learns of it when its own time is over

@@ -1,0 +1,255 @@
+"""One other node as this one hears it: what came, what is missing, and how that is got.
+
+Each event says which one was before it on its key, and beacons say how far the node has sent. So a
+hole is noticed, at the latest with the next beacon. Then everything that comes of that node is held
+back, its log is asked for what follows the last offset up to which nothing is missing, and after that
+what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from .beacon import Beacon
+from .codec import Envelope
+from .errors import RequestError, ZbusError
+from .logservice import LogPage
+from .records import EVENT_RETRY, record
+from .wants import Wants
+
+HELD_EVENTS_MAX = 8192
+TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
+GIVE_UP_S = 10.0
+RETRY_S = (0.05, 2.0)
+
+
+class Reception(Protocol):
+    """What an origin needs of the node that hears it."""
+
+    wants: Wants
+
+    def accept(self, envelopes: Sequence[Envelope], link: str) -> Awaitable[object] | None:
+        """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
+
+    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
+        """Ask a node for a page of its log."""
+
+    def covered(self, origin: int, offset: int) -> None:
+        """Nothing of `origin` up to `offset` is missing."""
+
+    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
+        """What was not seen of a publisher before this sequence is missing for good."""
+
+    def count(self, name: str, events: int) -> None:
+        """Add to a counter."""
+
+
+class Origin:
+    """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
+
+    def __init__(self, id: int, reception: Reception, covered: int | None) -> None:  # noqa: A002
+        self.id, self._reception = id, reception
+        self.has_log = bool(id & 1)
+        self.heard_at = time.monotonic()
+        self._covered = covered  # nothing up to here is missing; None: never heard of
+        self._last: dict[str, int] = {}
+        self._held: deque[tuple[Envelope, str]] = deque()
+        self._held_lost = 0
+        self._pending: Beacon | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._repairing: asyncio.Task[None] | None = None
+        self._complete = False
+        self._unsure = 0  # beacons until a key heard for the first time tells of a hole
+
+    def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
+        """Those that are new and follow what came before; the rest is left out, or held until it does."""
+        self.heard_at = time.monotonic()
+        if self._repairing is not None:
+            self._hold(envelopes, link)
+            return ()
+        if self._covered is None and not self.has_log:
+            self._covered = envelopes[0].offset - 1  # what was before is not ours to miss
+        last, covered = self._last, self._covered or 0
+        new: list[Envelope] = []
+        for at, envelope in enumerate(envelopes):
+            key = envelope.key
+            seen = last.get(key, covered)
+            if seen < covered:
+                seen = covered
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+                continue
+            if envelope.previous > seen and not (self._unsure and not self.has_log and key not in last):
+                self._hold(envelopes[at:], link)
+                self._repair()
+                break
+            last[key] = envelope.offset
+            new.append(envelope)
+        return new
+
+    def beacon(self, beacon: Beacon) -> None:
+        """Compare what came with what was sent."""
+        self.heard_at = time.monotonic()
+        self._unsure = max(0, self._unsure - 1)
+        if self._covered is None and not self.has_log:
+            self._covered = beacon.head
+        if self._repairing is not None or (self._covered is not None and beacon.head <= self._covered):
+            return
+        pending = self._pending
+        if pending is not None and beacon.since <= pending.head:
+            beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
+        if self._covered is None or (beacon.since > self._covered and self.has_log):
+            self._repair()  # never heard of, or a beacon is missing
+        elif self._missing(beacon):
+            self._pending = beacon
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(TAIL_S, self._check_tail)
+        else:
+            self._advance(beacon.head)
+
+    def wants_changed(self) -> None:
+        """Other expressions are wanted: of keys heard for the first time, nothing need have come before."""
+        self._unsure = 2
+
+    def rewind(self, offset: int) -> None:
+        """What followed `offset` was not kept: get it again."""
+        if self._covered is not None and self._repairing is None and self.has_log:
+            self._covered = min(self._covered, offset)
+            self._last.clear()
+            self._repair()
+
+    def close(self) -> asyncio.Task[None] | None:
+        """Stop; returns what is to be waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._repairing is not None:
+            self._repairing.cancel()
+        return self._repairing
+
+    def _missing(self, beacon: Beacon) -> list[str]:
+        covered, wants = self._covered or 0, self._reception.wants
+        return [
+            key
+            for key, (offset, _, _) in beacon.newest.items()
+            if offset > max(covered, self._last.get(key, 0)) and wants.since(key) is not None
+        ]
+
+    def _check_tail(self) -> None:
+        self._timer = None
+        beacon, self._pending = self._pending, None
+        if beacon is None or self._repairing is not None:
+            return
+        missing = self._missing(beacon)
+        if not missing or (self._unsure and not self.has_log):
+            self._advance(beacon.head)
+        elif self.has_log:
+            self._repair()
+        else:
+            for key in missing:
+                _, publisher_id, sequence = beacon.newest[key]
+                self._reception.gap(self.id, key, publisher_id, sequence + 1)
+            self._advance(beacon.head)
+
+    def _advance(self, head: int) -> None:
+        self._covered, self._pending = max(head, self._covered or 0), None
+        self._last = {key: offset for key, offset in self._last.items() if offset > head}
+        self._reception.covered(self.id, self._covered)
+
+    # Repair.
+
+    def _hold(self, envelopes: Sequence[Envelope], link: str) -> None:
+        for envelope in envelopes:
+            if len(self._held) >= HELD_EVENTS_MAX:
+                self._held_lost = max(self._held_lost, self._held.popleft()[0].offset)
+            self._held.append((envelope, link))
+
+    def _repair(self) -> None:
+        if self._repairing is None:
+            self._pending = None
+            run = self._run_repair if self.has_log else self._give_up
+            self._repairing = asyncio.get_running_loop().create_task(run())
+
+    async def _run_repair(self) -> None:
+        """Ask until nothing is missing, or, where no log of ours depends on it, until it takes too long."""
+        found, met, pause = 0, self._covered is not None, RETRY_S[0]
+        deadline = time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                page = await self._page()
+                found += len(page)
+                pause, deadline = RETRY_S[0], time.monotonic() + GIVE_UP_S
+                if self._held_lost <= (self._covered or 0) and self._complete:
+                    break
+            except Exception as error:
+                if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
+                    unknown = None if isinstance(error, ZbusError) else error
+                    record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
+                if time.monotonic() > deadline and not self._reception.wants.recorded:
+                    await self._give_up()
+                    return
+                await asyncio.sleep(pause)
+                pause = min(RETRY_S[1], pause * 2)
+        if found and met:
+            self._reception.count("gaps", 1)
+            self._reception.count("gaps_repaired", 1)
+        self._reception.count("events_repaired", found)
+        self._go_on()
+
+    async def _page(self) -> Sequence[Envelope]:
+        """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
+        after, wants = self._covered or 0, self._reception.wants
+        from_ns = wants.earliest if self._covered is None else 0
+        page = await self._reception.page(self.id, after, from_ns)
+        if self._covered is not None and page.low_water > after:
+            self._reception.count("gaps", 1)
+            self._reception.count("gaps_unrepaired", 1)
+            reason = "retention removed it at the publisher"
+            record("EVENT_GAP", logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+        new: list[Envelope] = []
+        for envelope in page.envelopes:
+            since = wants.since(envelope.key)
+            if since is None or envelope.published_at < since:
+                continue
+            if envelope.offset > max(after, self._last.get(envelope.key, 0)):
+                new.append(envelope)
+        stored = self._reception.accept(new, "")
+        if stored is not None:
+            await stored
+        for envelope in new:
+            self._last[envelope.key] = envelope.offset
+        self._covered = max(after, page.covered)
+        self._complete = page.covered >= page.head
+        return new
+
+    async def _give_up(self) -> None:
+        """Nobody has what is missing: say so, and go on with what there is."""
+        told: set[int] = set()
+        for envelope, _ in self._held:
+            if envelope.publisher_id not in told:
+                told.add(envelope.publisher_id)
+                self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+            self._last.pop(envelope.key, None)
+        if self._held:
+            self._covered = max(self._covered or 0, max(envelope.offset for envelope, _ in self._held) - 1)
+        self._covered = self._covered or 0
+        self._go_on(whole=True)
+
+    def _go_on(self, whole: bool = False) -> None:
+        """Hand over what was held meanwhile; `whole`: with the holes that it has."""
+        held, self._held = self._held, deque()
+        self._held_lost, self._repairing = 0, None
+        for link, items in groupby(held, key=lambda item: item[1]):
+            envelopes = [envelope for envelope, _ in items]
+            if whole:
+                self._last.update({envelope.key: envelope.offset for envelope in envelopes})
+                self._reception.accept(envelopes, link)
+            else:
+                self._reception.accept(self.take(envelopes, link), link)
+        if self._repairing is None:
+            self._advance(self._covered or 0)
