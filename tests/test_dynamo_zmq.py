@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +153,27 @@ def test_the_record_of_a_process_that_died_is_removed_and_its_connection_given_u
 
     wait_until(lambda: not path.exists())
     wait_until(lambda: fabric.diagnostics()["connections"] == {})
+
+
+def test_a_process_killed_and_replaced_is_heard_again_and_the_dead_one_is_given_up(
+    opened: Any, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_dynamo.registry.TOUCH_S", 0.2)
+    ears, fabric = Ears(), opened()
+    fabric.listen(["ns/t"], ears)
+    with _child(records, 1) as first:
+        assert ears.next().publisher_id == 1
+        first.kill()
+        first.wait(20)
+        ears.drained(0.2)
+    (left,) = records.directory.iterdir()
+
+    with _child(records, 2):
+        assert ears.next().identity == (2, 0)
+        os.utime(left, (time.time() - 11, time.time() - 11))
+        wait_until(lambda: [each["instance_id"] for each in records.read()] == [2])
+        wait_until(lambda: list(fabric.diagnostics()["connections"].values()) == [True])
+    assert [event.publisher_id for event in ears.drained() if event.publisher_id != 2] == []
 
 
 def test_a_publisher_that_starts_to_answer_late_is_heard(
@@ -367,6 +391,18 @@ def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any)
         fabric.listen(["a/b/c/d/e"], Ears())
 
 
+def test_an_address_that_cannot_be_listened_on_is_counted_and_does_not_block_what_follows(
+    tmp_path: Path, keep: Any
+) -> None:
+    fabric = keep(open_fabric(BusConfig(), f"zmq://192.0.2.1?store={tmp_path}"))  # an address of nobody
+
+    for n in range(300):
+        fabric.send([frame("ns/t", m) for m in range(n * 100, n * 100 + 100)])
+
+    wait_until(lambda: fabric.diagnostics()["counts"].get("dropped_no_socket") == 30_000)
+    assert fabric.diagnostics()["queued_events"] == 0
+
+
 def test_a_publisher_that_cannot_register_waits_and_loses_nothing(
     opened: Any, tmp_path: Path, context: Any, keep: Any
 ) -> None:
@@ -405,6 +441,31 @@ def test_a_store_that_cannot_be_opened_is_an_error_and_leaves_nothing_behind(tmp
     with pytest.raises(FabricError):
         open_fabric(BusConfig(), f"zmq://?store={tmp_path / 'file'}")
     assert not [each for each in threading.enumerate() if each.name.startswith("zbus-dynamo")]
+
+
+CHILD = """
+import sys, time
+sys.path.insert(0, sys.argv[3])
+from dynamo_ears import frame
+from zbus.config import BusConfig
+from zbus_dynamo.zmq_plane import open_fabric
+fabric = open_fabric(BusConfig(), "zmq://?store=" + sys.argv[1])
+for sequence in range(1_000_000):
+    fabric.send([frame("ns/t", sequence, publisher_id=int(sys.argv[2]))])
+    time.sleep(0.005)
+"""
+
+
+@contextmanager
+def _child(records: Records, publisher_id: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that publishes until it is killed."""
+    here = str(Path(__file__).parent / "support")
+    store = str(records.directory.parent.parent)
+    with subprocess.Popen([sys.executable, "-c", CHILD, store, str(publisher_id), here]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _publish_until_heard(made: ZmqPublisher, ears: Ears) -> Any:

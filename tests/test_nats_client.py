@@ -123,6 +123,21 @@ async def test_what_nats_py_itself_asks_still_gets_its_answer(tmp_path: Path) ->
         await client.dispose()
 
 
+async def test_a_pong_that_nobody_waits_for_any_more_does_not_end_the_reading(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        client = DirectClient(needs_tls=False)
+        await client.connect(server.url, allow_reconnect=False)
+        server.freeze()
+        with pytest.raises(nats.errors.FlushTimeoutError):
+            await client.flush(0.1)  # type: ignore[arg-type]
+
+        server.thaw()
+        await client.flush(10)
+
+        assert client.is_connected
+        await client.dispose()
+
+
 # The sources that `zbus_nats.client` relies on, as they were when it was written for nats-py 2.16.0. When one of these
 # changes: read the new source, see whether the short way still holds, and only then write the new number down.
 RELIED_ON = {
@@ -135,6 +150,7 @@ RELIED_ON = {
     Client._process_op_err: "d4257cb1203cdbcb",
     Client._process_err: "ceb70f44e38fa728",
     Client._process_connect_init: "e1ed2da075c82ab0",
+    Client._process_pong: "ee4c4d01a16de074",
     Client.flush: "b410d7515bcc7800",
     TcpTransport: "516720a2ccd8c051",
 }

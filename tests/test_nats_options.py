@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,8 +122,17 @@ def test_what_is_wrong_is_told_without_the_secret(url: str, options: dict[str, s
 def test_tls_files_that_cannot_be_used_are_told_before_anything_is_opened() -> None:
     with pytest.raises(ConfigInvalid, match="TLS files"):
         load("nats://h?tls_ca=/nowhere/ca.pem").tls_context()
-    with pytest.raises(ConfigInvalid, match="nkey_file"):
+    with pytest.raises(ConfigInvalid, match="/nowhere/seed: No such file"):
         load("nats://h?nkey_file=/nowhere/seed").check_files()
+
+
+@pytest.mark.parametrize("text", ["", "S3CRET", "-----BEGIN NATS USER JWT-----", "BEGIN USER NKEY SEED-\nS3CRET\n"])
+def test_a_creds_file_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.creds").write_text(text)
+
+    with pytest.raises(ConfigInvalid, match="no user's JWT and seed") as caught:
+        load(f"nats://h?creds_file={tmp_path}/a.creds").check_files()
+    assert "S3CRET" not in str(caught.value)
 
 
 @given(secret=st.text(min_size=6, max_size=20).filter(lambda text: text.strip() == text and text != "*" * len(text)))

@@ -57,16 +57,6 @@ def test_one_without_its_middle_never_comes_out_and_is_counted() -> None:
     assert built.held_bytes == 0
 
 
-def test_a_second_copy_of_every_part_changes_nothing() -> None:
-    built, counts = assembler()
-    several = messages(publish(b"a", bytes(5_000), MAX_PAYLOAD))
-
-    out = [built.take(b"a", *each) for each in several for _ in range(2)]
-
-    assert [each for each in out if each is not None] == [bytes(5_000)]
-    assert counts.snapshot() == {}
-
-
 def test_messages_that_never_end_do_not_fill_the_memory() -> None:
     built, counts = assembler(bytes_max=10_000)
 

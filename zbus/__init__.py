@@ -46,10 +46,12 @@ from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
     from . import blocking as blocking
+    from .bridge import Bridge
     from .config import BusConfig
 
 __version__ = "0.1.0"
 __all__ = [
+    "Bridge",
     "Bus",
     "BusClosed",
     "BusConfig",
@@ -92,6 +94,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "BusConfig":
         return importlib.import_module(".config", __name__).BusConfig
+    if name == "Bridge":
+        return importlib.import_module(".bridge", __name__).Bridge
     if name == "blocking":
         return importlib.import_module(".blocking", __name__)
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")

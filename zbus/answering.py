@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -18,7 +20,7 @@ from .records import EVENT_INVALID, record
 
 THREADS = 4
 Handler = Callable[[bytes], Awaitable[bytes]]
-Source = Callable[[bytes], Iterable[bytes]]
+Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link over which it came
 
 
 class Answers:
@@ -32,6 +34,8 @@ class Answers:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(THREADS, "zbus-answer")
         self._under_way: set[Future[None]] = set()
+        self._asked_at = 0.0
+        self._asking = threading.Event()
 
     @property
     def keys(self) -> list[str]:
@@ -54,11 +58,13 @@ class Answers:
         """Who answers here for a key."""
         return self._handlers.get(key)
 
-    def asked(self, question: Question) -> None:
+    def asked(self, question: Question, link: str = "") -> None:
         """On the fabric's thread: hand over and return."""
         try:
             if question.key in self._sources:
-                answer = self._threads.submit(self._answer_from, question, self._sources[question.key])
+                self._asked_at = time.monotonic()
+                self._asking.set()
+                answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
                 self._under_way.add(answer)
                 answer.add_done_callback(self._under_way.discard)
             else:
@@ -72,9 +78,14 @@ class Answers:
         if task is not None:
             task.cancel()
 
-    def finish(self, timeout_s: float) -> None:
-        """Let answers that are under way get out, for as long as there is time."""
-        wait(list(self._under_way), timeout_s)
+    def finish(self, quiet_s: float, timeout_s: float) -> None:
+        """Go on answering from the log until nobody has asked for `quiet_s`, for as long as there is time."""
+        deadline = time.monotonic() + timeout_s
+        self._asked_at = time.monotonic()
+        while (left := min(deadline, self._asked_at + quiet_s) - time.monotonic()) > 0:
+            wait(list(self._under_way), left)
+            self._asking.wait(left)
+            self._asking.clear()
 
     def close(self) -> None:
         """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
@@ -87,12 +98,12 @@ class Answers:
             task.cancel()
         return tasks
 
-    def _answer_from(self, question: Question, source: Source) -> None:
+    def _answer_from(self, question: Question, source: Source, link: str) -> None:
         try:
             asked = decode_asked(question.payload)
             question.reply(encode_reply(ACCEPTED, 0, self._node.to_bytes(8)))
             number = 0
-            for body in source(asked.body):
+            for body in source(asked.body, link):
                 question.reply(encode_reply(DATA, number, body))
                 number += 1
             question.reply(encode_reply(END, number))

@@ -133,19 +133,24 @@ def _read_failure(body: bytes) -> tuple[str, str]:
         return "Error", "its reason could not be read"
 
 
+class _NotAsked(FabricError):
+    """The question never left: this fabric has no connection now. Another one may have."""
+
+
 class Asker:
     """Asks over the fabrics of a node. Lives on the loop."""
 
     def __init__(self, fabrics: Callable[[], Sequence[Fabric]], run: Callable[..., asyncio.Future[object]]) -> None:
         self._fabrics, self._run = fabrics, run
 
-    async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+    async def ask(self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None) -> AsyncIterator[bytes]:
         """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
 
         Raises `NobodyAnswers`, `RequestTimeout`, `HandlerFailed`, or `FabricError` where replies are missing. Left
         before its end, or cancelled, the one who answers is told.
         """
         fabrics = [fabric for fabric in self._fabrics() if not fabric.events_only]
+        fabrics.sort(key=lambda fabric: fabric is not first)
         if not fabrics:
             names = ", ".join(fabric.name for fabric in self._fabrics()) or "zenoh (embedded)"
             raise FabricLacks(names, "asking other nodes")
@@ -156,7 +161,7 @@ class Asker:
                 async for reply in replies:
                     yield reply
                 return
-            except NobodyAnswers:
+            except (NobodyAnswers, _NotAsked):
                 if last:
                     raise
             finally:
@@ -168,7 +173,10 @@ class Asker:
         asking = None
         try:
             async with asyncio.timeout(timeout_s):
-                asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, timeout_s + 1.0)
+                try:
+                    asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, timeout_s + 1.0)
+                except FabricError as error:
+                    raise _NotAsked(str(error)) from error
                 async for reply in answer.bodies():
                     yield reply
         except TimeoutError:

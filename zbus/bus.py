@@ -17,7 +17,7 @@ from .delivery import Delivery
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
-from .headers import decode_headers, encode_headers
+from .headers import NO_HEADERS, decode_headers, encode_headers
 from .keys import KeySet, check_key
 from .payload import encode_payload
 from .ports import Log, Row
@@ -32,14 +32,15 @@ from .subscriber import EventSubscriber, Overflow, Start, check_options
 
 if TYPE_CHECKING:
     from .config import BusConfig
+    from .logservice import Forward
     from .network import Network
-    from .outbox import Forward
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
 A = TypeVar("A", bound=Answer)
 
 READ_THREADS = 2
+UNYIELDED_MAX = 128  # events delivered without a log before readers have their turn
 
 
 def open(  # noqa: A001 - zbus.open reads best
@@ -251,8 +252,7 @@ class Bus:
             return []
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        for row in rows:
-            await self.deliver_unlogged(row)
+        await self.deliver_unlogged(rows)
         return [0] * len(rows)
 
     def namespace(self, name: str) -> Scope:
@@ -465,21 +465,28 @@ class Bus:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
         await self.gate.wait(
             lambda reasons: (
-                self.is_open and (self.commits in reasons or not reasons.isdisjoint(self.delivery.router.routes(key)))
+                self.is_open
+                and (
+                    self.commits in reasons
+                    or self.network in reasons
+                    or not reasons.isdisjoint(self.delivery.router.routes(key))
+                )
             )
         )
 
-    async def deliver_unlogged(self, row: Row) -> None:
-        """Deliver an event that no log keeps, letting readers run when queues fill."""
+    async def deliver_unlogged(self, rows: Sequence[Row]) -> None:
+        """Deliver events that no log keeps, letting readers run when queues fill."""
         if self.read_only and self.log is not None:
             raise LogReadOnly(self.log.path)
-        self.delivery.unstored((Event(*row[:5], decode_headers(row[5])),))
-        if self.network is not None:
-            self.network.send_unlogged((row,))
-        self._unyielded += 1
-        if self.crowded or self._unyielded >= 256:
-            self.crowded, self._unyielded = False, 0
-            await asyncio.sleep(0)
+        for at in range(0, len(rows), UNYIELDED_MAX):
+            part = rows[at : at + UNYIELDED_MAX]
+            self.delivery.unstored([Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in part])
+            if self.network is not None:
+                self.network.send_unlogged(part)
+            self._unyielded += len(part)
+            if self.crowded or self._unyielded >= UNYIELDED_MAX:
+                self.crowded, self._unyielded = False, 0
+                await asyncio.sleep(0)
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run something that blocks on a thread of the bus."""

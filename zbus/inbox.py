@@ -130,7 +130,7 @@ class Inbox:
         if kind == BEACON:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
-                self._origin(beacon.origin).beacon(beacon)
+                self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             self._network.answers.cancel(int.from_bytes(frame[1:9]))
@@ -207,6 +207,8 @@ class Inbox:
             if records(envelope.key):
                 rows.append(_row(envelope, link))
                 stored.append(envelope)
+                if not new:
+                    self.count("duplicates_received", 1)
             elif not new:
                 self.count("duplicates_received", 1)
             else:
@@ -219,9 +221,9 @@ class Inbox:
             self._network.send_unlogged(crossing)
         return self._store(rows, stored) if rows else None
 
-    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
+    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
         """Ask a node for a page of its log."""
-        return await self._network.page(origin, after, from_ns)
+        return await self._network.page(origin, after, from_ns, link)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember how far an origin is, once what came before is in our log."""

@@ -13,6 +13,7 @@ import msgspec
 
 from .codec import Envelope, encode, join, open_frame
 from .errors import EventInvalid, FabricError, KeyInvalid
+from .event import Event
 from .headers import Foreign
 from .keys import KeySet
 from .ports import Log, Span
@@ -23,6 +24,9 @@ FRAME_BYTES = 128 * 1024
 _encode = msgspec.msgpack.Encoder().encode
 
 Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
+
+# Says of an event that another node published whether to send it on: the bridges it crossed, or None to leave it out.
+Forward = Callable[[Event, Foreign], tuple[int, ...] | None]
 
 
 class _Wanted(msgspec.Struct, array_like=True, frozen=True):
@@ -48,12 +52,12 @@ def log_key(origin: int) -> str:
 
 
 class LogService:
-    """Answers for one log, on any thread."""
+    """Answers for one log, on any thread. A bridge also answers for what it sent on over the link that asks."""
 
-    def __init__(self, log: Log, origin: int) -> None:
-        self._log, self._origin = log, origin
+    def __init__(self, log: Log, origin: int, forward: Callable[[str], Forward] | None = None) -> None:
+        self._log, self._origin, self._forward = log, origin, forward
 
-    def page(self, question: bytes) -> Iterator[bytes]:
+    def page(self, question: bytes, link: str = "") -> Iterator[bytes]:
         """Frames of events, then how far they reach."""
         try:
             wanted = _decode_wanted(question)
@@ -67,12 +71,16 @@ class LogService:
             span = self._log.narrow(span)
         page = self._log.read(keys, span, PAGE_EVENTS)
         events, _, _ = page.events(skip_corrupt=True)
+        forward = self._forward(link) if self._forward is not None else None
         frames: list[bytes] = []
         size = 0
         for event in events:
+            via: tuple[int, ...] | None = ()
             if wanted.own and type(event.headers) is Foreign:
+                via = forward(event, event.headers) if forward is not None else None
+            if via is None:
                 continue
-            frames.append(encode(event, self._origin))
+            frames.append(encode(event, self._origin, 0, via))
             size += len(frames[-1])
             if len(frames) >= FRAME_EVENTS or size >= FRAME_BYTES:
                 yield join(frames)

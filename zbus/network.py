@@ -10,8 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .bus import Bus
 
 STORE_S = 1.0
+LINGER_S = 0.15
 PAGE_TIMEOUT_S = 3.0
 
 
@@ -38,8 +40,8 @@ class Link:
 
     outbox: Outbox
 
-    def __init__(self, url: str, fabric: Fabric) -> None:
-        self.label, self.fabric, self.receiving = label(url), fabric, True
+    def __init__(self, label: str, fabric: Fabric) -> None:
+        self.label, self.fabric, self.receiving = label, fabric, True
 
 
 class Network:
@@ -53,7 +55,9 @@ class Network:
         self.wants = Wants()
         self.answers = Answers(self.origin, bus.count)
         self.forward = bus.forward  # a bridge sends on what others published
+        self._loop = asyncio.get_running_loop()
         self._position = 0  # without a log, the number of the last event
+        self._unsent: list[Row] = []  # of this turn of the loop
         self._stored: dict[str, int] = {}
         self._since: dict[str, int] = {}
         self.inbox = Inbox(bus, self)
@@ -81,7 +85,9 @@ class Network:
         expressions = list(dict.fromkeys(recorded))
         if expressions:
             await self.want(expressions, time.time_ns(), record=True)
-        self.answers.serve(log_key(self.origin), LogService(self._log, self.origin).page)
+        self.answers.serve(log_key(self.origin), LogService(self._log, self.origin, self.forward).page)
+        for name in link_names(self._bus.config.transports).values():
+            await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
         self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
 
     async def add(self, url: str, fabric: Fabric) -> None:
@@ -91,22 +97,28 @@ class Network:
             return
         outbox: Outbox | None = None
         try:
-            link = Link(url, fabric)
+            link = Link(link_names(self._bus.config.transports).get(url) or label(url), fabric)
             link.receiving = self._receives(link, self._bus.config.receive_on)
             await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
-            start = self._stored.get(f"sent/{link.label}")
-            if self._log is None:
-                start = self._position
-            elif start is None:
-                start = await self._run(self._log.head)
-                await self._run(self._log.positions.store, {f"sent/{link.label}": start})
+            start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
-            outbox = await self._run(Outbox, fabric, self.origin, self._log, start, self._bus.count, forward)
+            make = (fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
+            outbox = await self._run(Outbox, *make)
             link.outbox = outbox
             self.links.append(link)
         except BaseException:
             self._run(_close, outbox, fabric, 0.5)
             raise
+
+    async def _begin(self, name: str) -> int:
+        """Where a link goes on: after what it sent the last time, or with what is stored from now on."""
+        if self._log is None:
+            return self._position
+        sent = f"sent/{name}"
+        if sent not in self._stored:
+            self._stored[sent] = await self._run(self._log.head)
+            await self._run(self._log.positions.store, {sent: self._stored[sent]})
+        return self._stored[sent]
 
     async def remove(self, link: Link, timeout_s: float) -> None:
         """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
@@ -124,6 +136,8 @@ class Network:
 
     async def aclose(self) -> None:
         """Stop what runs on the loop."""
+        self._bus.gate.open(self)
+        self._flush()
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.wait([self._timer])
@@ -139,7 +153,8 @@ class Network:
         for link in self.links:
             link.outbox.close(max(0.1, deadline - time.monotonic()))
         self._store()
-        self.answers.finish(min(0.5, timeout_s))
+        if self._log is not None and any(link.outbox.has_sent for link in self.links):
+            self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
         self.answers.close()
@@ -154,9 +169,26 @@ class Network:
     def send_unlogged(self, rows: Sequence[Row]) -> None:
         """The same for events that no log keeps: they are numbered here."""
         if self.links:
-            first = self._position + 1
-            self._position += len(rows)
-            self.send(rows, range(first, first + len(rows)))
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent += rows
+
+    def _flush(self) -> None:
+        rows, self._unsent = self._unsent, []
+        if not rows:
+            return
+        first = self._position + 1
+        self._position += len(rows)
+        self.send(rows, range(first, first + len(rows)))
+        if any(link.outbox.crowded for link in self.links):
+            self._bus.gate.close(self)
+
+    def _room(self) -> None:
+        """On an outbox's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._bus.gate.open, self)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the bus
 
     def want(self, expressions: Iterable[str], since_ns: int, record: bool) -> asyncio.Future[Any]:
         """Receive these from other nodes; the future tells when the fabrics know."""
@@ -164,13 +196,20 @@ class Network:
         since_ns = min([since_ns, *(self._since.get(each, since_ns) for each in expressions)])
         known = set(self.wants.recorded)
         self.wants.add(expressions, since_ns, record)
-        if record:
-            new = [each for each in expressions if each not in self._since]
-            self._since.update(dict.fromkeys(new, since_ns))
-            if since_ns < time.time_ns() - 1_000_000_000 and not known.issuperset(expressions):
-                self.inbox.refetch()
         self.inbox.wants_changed()
-        return self._declare()
+        if not record:
+            return self._declare()
+        new = dict.fromkeys([each for each in expressions if each not in self._since], since_ns)
+        self._since |= new
+        if since_ns < time.time_ns() - 1_000_000_000 and not known.issuperset(expressions):
+            self.inbox.refetch()
+        return asyncio.ensure_future(self._begin_recording(new))
+
+    async def _begin_recording(self, since: Mapping[str, int]) -> None:
+        """Since when something is recorded must outlive a crash, or what follows is not asked for after it."""
+        if self._log is not None and since:
+            await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
+        await self._declare()
 
     def unwant(self, expressions: Iterable[str], record: bool) -> None:
         """Undo one `want`."""
@@ -182,12 +221,24 @@ class Network:
         """Tell the fabrics for which keys this node answers."""
         return self._declare()
 
-    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
-        """A page of another node's log, for what is wanted here."""
+    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
+        """A page of another node's log, for what is wanted here; asked first where that node was heard."""
         expressions = self.wants.expressions
+        heard_on = next((each.fabric for each in self.links if each.label == link), None)
+        ask = partial(self.asker.ask, first=heard_on)
         if not self.links:
             raise NobodyAnswers(log_key(origin))
-        return await ask_page(self.asker.ask, origin, expressions or ("@zbus/none",), after, from_ns, PAGE_TIMEOUT_S)
+        return await ask_page(ask, origin, expressions or ("@zbus/none",), after, from_ns, PAGE_TIMEOUT_S)
+
+    @property
+    def head(self) -> int:
+        """The number of the last event: its offset, or without a log how many were sent."""
+        return self._bus.delivery.delivered if self._log is not None else self._position
+
+    def sent(self, name: str) -> int:
+        """Up to which number everything was handed to a link, also to one that is not there now."""
+        link = next((each for each in self.links if each.label == name), None)
+        return link.outbox.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
 
     def diagnostics(self) -> dict[str, Any]:
         """The links, and how far each is."""
@@ -227,7 +278,7 @@ class Network:
             wanted.append(cancel_key(self.origin))
         fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
         if not fabric.events_only:
-            fabric.answer(keys, self.answers.asked)
+            fabric.answer(keys, partial(self.answers.asked, link=link.label))
 
     # How far this node is.
 
@@ -261,6 +312,20 @@ def label(url: str) -> str:
         return url
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def link_names(urls: Sequence[str]) -> dict[str, str]:
+    """A name for each of several URLs: its label, with a number where only options tell them apart.
+
+    >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
+    {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}
+    """
+    names: dict[str, str] = {}
+    for url in sorted(set(urls)):
+        name = label(url)
+        taken = sum(label(other) == name for other in names)
+        names[url] = f"{name}#{taken + 1}" if taken else name
+    return names
 
 
 def _close(outbox: Outbox | None, fabric: Fabric, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from .beacon import Beacon
 from .codec import Envelope
 from .errors import RequestError, ZbusError
 from .logservice import LogPage
-from .records import EVENT_RETRY, record
+from .records import EVENT_GAP, EVENT_RETRY, record
 from .wants import Wants
 
 HELD_EVENTS_MAX = 8192
@@ -37,8 +38,8 @@ class Reception(Protocol):
     def accept(self, envelopes: Sequence[Envelope], link: str) -> Awaitable[object] | None:
         """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
 
-    async def page(self, origin: int, after: int, from_ns: int) -> LogPage:
-        """Ask a node for a page of its log."""
+    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
+        """Ask a node for a page of its log; `link` is where it was last heard."""
 
     def covered(self, origin: int, offset: int) -> None:
         """Nothing of `origin` up to `offset` is missing."""
@@ -57,6 +58,7 @@ class Origin:
         self.id, self._reception = id, reception
         self.has_log = bool(id & 1)
         self.heard_at = time.monotonic()
+        self._link = ""  # over which it was last heard
         self._covered = covered  # nothing up to here is missing; None: never heard of
         self._last: dict[str, int] = {}
         self._held: deque[tuple[Envelope, str]] = deque()
@@ -64,13 +66,15 @@ class Origin:
         self._pending: Beacon | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._repairing: asyncio.Task[None] | None = None
+        self._heard_again = asyncio.Event()
         self._complete = False
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Those that are new and follow what came before; the rest is left out, or held until it does."""
-        self.heard_at = time.monotonic()
+        self.heard_at, self._link = time.monotonic(), link
         if self._repairing is not None:
+            self._heard_again.set()
             self._hold(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
@@ -93,12 +97,14 @@ class Origin:
             new.append(envelope)
         return new
 
-    def beacon(self, beacon: Beacon) -> None:
+    def beacon(self, beacon: Beacon, link: str) -> None:
         """Compare what came with what was sent."""
-        self.heard_at = time.monotonic()
+        self.heard_at, self._link = time.monotonic(), link
         self._unsure = max(0, self._unsure - 1)
         if self._covered is None and not self.has_log:
-            self._covered = beacon.head
+            # Its events may still be under way on another thread; or they were sent before we came.
+            self._covered, self._unsure = beacon.since, 1
+        self._heard_again.set()
         if self._repairing is not None or (self._covered is not None and beacon.head <= self._covered):
             return
         pending = self._pending
@@ -177,7 +183,7 @@ class Origin:
 
     async def _run_repair(self) -> None:
         """Ask until nothing is missing, or, where no log of ours depends on it, until it takes too long."""
-        found, met, pause = 0, self._covered is not None, RETRY_S[0]
+        found, met, pause = 0, self._covered is not None or bool(self._last), RETRY_S[0]
         deadline = time.monotonic() + GIVE_UP_S
         while True:
             try:
@@ -193,7 +199,9 @@ class Origin:
                 if time.monotonic() > deadline and not self._reception.wants.recorded:
                     await self._give_up()
                     return
-                await asyncio.sleep(pause)
+                self._heard_again.clear()
+                with suppress(TimeoutError):  # it is there again: now is the time to ask
+                    await asyncio.wait_for(self._heard_again.wait(), pause)
                 pause = min(RETRY_S[1], pause * 2)
         if found and met:
             self._reception.count("gaps", 1)
@@ -205,12 +213,10 @@ class Origin:
         """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
         after, wants = self._covered or 0, self._reception.wants
         from_ns = wants.earliest if self._covered is None else 0
-        page = await self._reception.page(self.id, after, from_ns)
-        if self._covered is not None and page.low_water > after:
-            self._reception.count("gaps", 1)
-            self._reception.count("gaps_unrepaired", 1)
-            reason = "retention removed it at the publisher"
-            record("EVENT_GAP", logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+        link = self._link
+        page = await self._reception.page(self.id, after, from_ns, link)
+        trimmed = self._covered is not None and page.low_water > after
+        told: set[int] = set()
         new: list[Envelope] = []
         for envelope in page.envelopes:
             since = wants.since(envelope.key)
@@ -218,7 +224,15 @@ class Origin:
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
-        stored = self._reception.accept(new, "")
+                if trimmed and envelope.publisher_id not in told:  # retention removed what came before it
+                    told.add(envelope.publisher_id)
+                    self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+        if trimmed and not told:
+            self._reception.count("gaps", 1)
+            self._reception.count("gaps_unrepaired", 1)
+            reason = "retention removed it at the publisher"
+            record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+        stored = self._reception.accept(new, link)
         if stored is not None:
             await stored
         for envelope in new:
@@ -228,28 +242,34 @@ class Origin:
         return new
 
     async def _give_up(self) -> None:
-        """Nobody has what is missing: say so, and go on with what there is."""
-        told: set[int] = set()
-        for envelope, _ in self._held:
-            if envelope.publisher_id not in told:
-                told.add(envelope.publisher_id)
+        """Nobody has what is missing: say so where it is missing, and go on with what there is."""
+        held, self._held = self._held, deque()
+        self._held_lost, self._repairing = 0, None
+        covered = self._covered or 0
+        run: list[Envelope] = []
+        came_by = ""
+        for envelope, link in held:
+            seen = max(covered, self._last.get(envelope.key, 0))
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+                continue
+            if envelope.previous > seen or link != came_by:
+                self._reception.accept(run, came_by)
+                run, came_by = [], link
+            if envelope.previous > seen:
                 self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
-            self._last.pop(envelope.key, None)
-        if self._held:
-            self._covered = max(self._covered or 0, max(envelope.offset for envelope, _ in self._held) - 1)
-        self._covered = self._covered or 0
-        self._go_on(whole=True)
+            self._last[envelope.key] = envelope.offset
+            run.append(envelope)
+        self._reception.accept(run, came_by)
+        if self.has_log:  # or every beacon would ask again for what nobody has
+            self._covered = max([covered, *self._last.values()])
 
-    def _go_on(self, whole: bool = False) -> None:
-        """Hand over what was held meanwhile; `whole`: with the holes that it has."""
+    def _go_on(self) -> None:
+        """Hand over what was held meanwhile."""
         held, self._held = self._held, deque()
         self._held_lost, self._repairing = 0, None
         for link, items in groupby(held, key=lambda item: item[1]):
             envelopes = [envelope for envelope, _ in items]
-            if whole:
-                self._last.update({envelope.key: envelope.offset for envelope in envelopes})
-                self._reception.accept(envelopes, link)
-            else:
-                self._reception.accept(self.take(envelopes, link), link)
+            self._reception.accept(self.take(envelopes, link), link)
         if self._repairing is None:
             self._advance(self._covered or 0)

@@ -19,10 +19,12 @@ from .errors import ZbusError
 from .event import Event
 from .headers import NO_HEADERS, Foreign, decode_headers
 from .keys import KeySet
+from .logservice import Forward
 from .ports import Fabric, Log, Row, Span
 from .records import EVENT_DROPPED, EVENT_RETRY, record
 
 BACKLOG_EVENTS_MAX = 65_536
+CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything
 PAGE_EVENTS = 512
 FRAME_EVENTS_MAX = 128
 FRAME_BYTES_MAX = 64 * 1024
@@ -31,9 +33,6 @@ BEACON_S = 1.0  # how often while idle, and the longest while busy
 QUIET_S = 0.05  # how soon after the last event
 GRACE_S = 1.0  # without a log, how long the first events wait for somebody who wants them
 RETRY_S = (0.05, 2.0)
-
-# Says of an event that another node published whether to send it on: the bridges it crossed, or None to leave it out.
-Forward = Callable[[Event, Foreign], tuple[int, ...] | None]
 
 
 class Outbox:
@@ -46,14 +45,18 @@ class Outbox:
         log: Log | None,
         start: int,
         count: Callable[[str, int], None],
+        room: Callable[[], None],
         forward: Forward | None = None,
     ) -> None:
+        """`room` is called, on the outbox's thread, when it is crowded no longer."""
         self._fabric, self._origin, self._log, self._count, self._forward = fabric, origin, log, count, forward
+        self._room, self._failing, self._was_crowded = room, False, False
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
         self._backlog_events = 0
         self._wake = threading.Condition()
         self._ended = False
         self.sent = start  # everything up to here was handed to the fabric
+        self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
         self._behind = log is not None and log.head() > start
         self._floor = start  # of keys not in `_last`, the last event is not after this
         self._last: dict[str, int] = {}
@@ -71,6 +74,18 @@ class Outbox:
             self._backlog.append((rows, offsets))
             self._backlog_events += len(rows)
             self._wake.notify()
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether anything was sent since the start."""
+        return self._sent_at > 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether publishers should wait: nothing else keeps what they publish, and the fabric is slow but there."""
+        crowded = self._log is None and self._backlog_events > CROWDED_EVENTS and not self._failing
+        self._was_crowded = self._was_crowded or crowded
+        return crowded
 
     def close(self, timeout_s: float) -> None:
         """Send what is left for as long as there is time; with a log, the rest goes at the next start."""
@@ -98,8 +113,11 @@ class Outbox:
             try:
                 self._send_page() if self._behind else self._send_backlog()
                 self._send_beacon()
-                pause = RETRY_S[0]
+                pause, self._failing = RETRY_S[0], False
+                self._tell_room()
             except ZbusError as error:
+                self._failing = True
+                self._tell_room()
                 record(EVENT_RETRY, logging.WARNING, reason=str(error), again_in_s=pause)
                 with self._wake:
                     self._behind = self._log is not None
@@ -107,6 +125,11 @@ class Outbox:
                         return
                     self._wake.wait(pause)
                 pause = min(RETRY_S[1], pause * 2)
+
+    def _tell_room(self) -> None:
+        if self._was_crowded and (self._failing or self._backlog_events < CROWDED_EVENTS // 2):
+            self._was_crowded = False
+            self._room()
 
     def _await_work(self) -> bool:
         """Wait for events, or until a beacon is due; False at the end."""
@@ -170,6 +193,7 @@ class Outbox:
         frames: list[tuple[str, bytes]] = []
         run: list[bytes] = []
         run_key, size, last, newest = "", 0, dict[str, int](), dict[str, Newest]()
+        crossed, crossed_at = 0, 0
         for event in events:
             key = event.key
             via: tuple[int, ...] = ()
@@ -178,6 +202,7 @@ class Outbox:
                 if passed is None:
                     continue
                 via = passed
+                crossed, crossed_at = crossed + 1, event.published_at
             before = last.get(key)
             if before is None:
                 before = self._last.get(key, self._floor)
@@ -197,6 +222,9 @@ class Outbox:
             self._last.update(last)
             self._newest.update(newest)
             self._sent_at = time.monotonic()
+        if crossed:
+            self.crossed += crossed
+            self.crossed_lag_ns = max(0, time.time_ns() - crossed_at)
         if events:
             self.sent = max(self.sent, events[-1].offset)
         if len(self._last) > KEYS_MAX:

@@ -85,7 +85,7 @@ class EventPublisher:
         row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
         if bus.commits is not None:
             return await bus.commits.add(row)
-        await bus.deliver_unlogged(row)
+        await bus.deliver_unlogged((row,))
         return 0
 
     async def publish_many(
@@ -110,8 +110,7 @@ class EventPublisher:
                 if not bus.is_open:
                     raise BusClosed("publish")
                 if bus.commits is None:
-                    for row in rows:
-                        await bus.deliver_unlogged(row)
+                    await bus.deliver_unlogged(rows)
                     offsets += [0] * len(rows)
                     continue
                 waiting.append(bus.commits.add_many(rows))

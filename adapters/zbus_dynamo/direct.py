@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import zmq
+
+from zbus.errors import FabricError
 from zbus.keys import KeySet
 from zbus.ports import Receive
 from zbus.records import EVENT_DROPPED
@@ -30,20 +33,28 @@ from .tally import Tally
 from .translate import Outgoing
 from .zmq_loop import ZmqLoop
 
-HOLD_S = 0.3  # a new publisher's first events wait for subscribers to see its record and to connect
+# A new publisher's first events wait for subscribers to see its record and to connect: so long in any case, and
+# so long where nobody does.
+HOLD_S, HOLD_MAX_S = 0.3, 2.0
 AGAIN_S = 0.002  # when a subscriber is full
 LANES_MAX = 256
 PUBLISHERS_MAX = 1000
+RETIRED = "FABRIC_PUBLISHER_RETIRED"
 
 
 class Lane:
     """One listening socket, with at most one publisher of each topic."""
 
     def __init__(self, loop: ZmqLoop, tally: Tally, settings: ZmqSettings) -> None:
-        self.sender = Sender(loop, tally, "zmq")
+        with zmq_errors("make a socket"):
+            self.sender = Sender(loop, tally, "zmq")
         self.publishers: dict[str, Publisher] = {}  # by topic
         with zmq_errors(f"listen on {settings.host}"):
-            self.sender.socket.bind(f"tcp://{settings.host}:0")
+            try:
+                self.sender.socket.bind(f"tcp://{settings.host}:0")
+            except zmq.ZMQError:
+                self.sender.close()
+                raise
         port = self.sender.socket.last_endpoint.decode().rpartition(":")[2]
         self.endpoint = f"tcp://{settings.advertise}:{port}"
 
@@ -54,8 +65,14 @@ class Publisher:
     def __init__(self, channel: Channel, lane: Lane) -> None:
         self.channel, self.lane = channel, lane
         self.topic = channel.place.topic.encode()
-        self.release_at: float | None = None  # once registered; None before
+        self.registered_at: float | None = None
         self.held: deque[tuple[list[bytes], int]] | None = deque()
+
+    def found_at(self, now: float, hurry: bool) -> float:
+        """When its events need to wait no longer, as far as can be said now."""
+        if self.registered_at is None:
+            return now + 60.0
+        return self.registered_at + (HOLD_S if hurry or self.lane.sender.wanted(self.topic) else HOLD_MAX_S)
 
 
 class Direct:
@@ -69,12 +86,18 @@ class Direct:
         self.lanes: list[Lane] = []
         self.publishers: dict[tuple[Place, int], Publisher] = {}  # the longest unused one first
         self._waiting: set[Publisher] = set()
+        self._given_up: list[int] = []  # the sizes of events that will never leave
         self._registry = Registry(FileStore(settings.store), tally, self._found)
 
     def take(self, events: Sequence[Outgoing]) -> None:
         """Queue events with their publishers, which register themselves at their first one."""
         for place, publisher_id, sequence, body in events:
-            publisher = self.publishers.pop((place, publisher_id), None) or self._join(place, publisher_id)
+            try:
+                publisher = self.publishers.pop((place, publisher_id), None) or self._join(place, publisher_id)
+            except FabricError as error:  # as when the process has too many files open
+                self._tally.add("dropped_no_socket", place.key, str(error), EVENT_DROPPED)
+                self._given_up.append(len(body))
+                continue
             self.publishers[place, publisher_id] = publisher
             message = (pack(publisher.topic, publisher_id, sequence, body), len(body))
             if publisher.held is not None:
@@ -84,14 +107,14 @@ class Direct:
 
     def flush(self, now: float) -> tuple[int, int, float]:
         """Let go of what waited for its publisher to be found, and send."""
-        events = size = 0
+        events, size = len(self._given_up), sum(self._given_up)
+        self._given_up.clear()
         again_at = now + 60.0
-        for publisher in [each for each in self._waiting if each.release_at is not None]:
-            assert publisher.release_at is not None
-            if publisher.release_at <= now:
+        for publisher in list(self._waiting):
+            found_at = publisher.found_at(now, self._loop.ending)
+            if found_at <= now:
                 self._release(publisher)
-            else:
-                again_at = min(again_at, publisher.release_at)
+            again_at = min(again_at, max(found_at, now))
         for lane in self.lanes:
             sent = lane.sender.flush(now)
             events, size = events + sent[0], size + sent[1]
@@ -144,7 +167,7 @@ class Direct:
         self._waiting.add(publisher)
 
         def registered() -> None:  # on the registry's thread
-            publisher.release_at = time.monotonic() + HOLD_S
+            publisher.registered_at = time.monotonic()
             self._loop.post(lambda: None)
 
         self._registry.register(publisher.channel, registered)
@@ -168,7 +191,7 @@ class Direct:
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)
-        self._tally.add("publishers_retired", known[0].key, "too many publishers in this process", EVENT_DROPPED)
+        self._tally.add("publishers_retired", known[0].key, "too many publishers in this process", RETIRED)
 
     def _release(self, publisher: Publisher) -> None:
         self._waiting.discard(publisher)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zbus.errors import EventInvalid, FabricLacks
 from zbus.keys import KeySet
 from zbus.records import EVENT_DROPPED
-from zbus_nats.connection import Connection, Subscribed
+from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
@@ -69,14 +69,14 @@ class DynamoNats:
         gone = [subject for subject in self._sids if subject not in needed]
         new = [subject for subject in needed if subject not in self._sids]
 
-        def before() -> None:  # on the connection's thread, as are `after` and the sink
-            self._wanted, self._receive, self._window = wanted, receive, Window()
-
-        def after() -> None:
-            self._window = None
+        def phase(now: Phase) -> None:  # on the connection's thread, as is the sink
+            if now is Phase.BOTH_BEGIN:
+                self._wanted, self._receive, self._window = wanted, receive, Window()
+            elif now is Phase.DONE:
+                self._window = None
 
         added = [Subscribed(subject, "", self._heard) for subject in new]
-        sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], before, after)
+        sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], phase)
         self._sids.update(zip(new, sids, strict=True))
         check_expressions(NAME, expressions)
 

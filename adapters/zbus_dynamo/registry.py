@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from zbus.errors import EventInvalid, FabricError
 
-from .filestore import TOUCH_S, FileStore
+from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
 from .records import Channel, read, record_key, write
 from .tally import Tally
 
-POLL_S = 0.1
+POLL_S = 0.05
 RETRY_MAX_S = 2.0
 FAILED = "FABRIC_DISCOVERY_FAILED"
 
@@ -106,6 +106,8 @@ class Registry:
         found, owned = self._store.files(), self._store.owned
         if found == self._files:
             return
+        if len(found) >= ENTRIES_MAX:
+            self._tally.add("records_over_limit", "store", f"only {ENTRIES_MAX:,} records are looked at", FAILED)
         channels = {}
         for name, inode in found.items():
             if name in owned:

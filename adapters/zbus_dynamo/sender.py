@@ -15,7 +15,7 @@ import zmq
 
 from zbus.records import EVENT_DROPPED
 
-from .sockets import make_socket, received
+from .sockets import make_socket, received, send_now
 from .tally import Tally
 from .zmq_loop import ZmqLoop
 
@@ -58,7 +58,7 @@ class Sender:
 
     def _send(self, frames: list[bytes], now: float) -> bool:
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            send_now(self.socket, frames)
             self._full_since = None
             return True
         except zmq.Again:
@@ -70,7 +70,7 @@ class Sender:
         self._full_since, self._lossy_until = None, time.monotonic() + LOSSY_S
         self.socket.setsockopt(zmq.XPUB_NODROP, 0)
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            send_now(self.socket, frames)
         finally:
             self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self._tally.add("dropped_slow_subscriber", self._name, "a subscriber does not keep up", EVENT_DROPPED)

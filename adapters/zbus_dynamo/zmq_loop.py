@@ -112,6 +112,11 @@ class ZmqLoop:
         """How many events wait to be sent."""
         return self._events
 
+    @property
+    def ending(self) -> bool:
+        """Whether it is closing, and what is left should go soon."""
+        return self._ending_at is not None
+
     def watch(self, socket_: Any, handler: Callable[[], None]) -> None:
         """Call `handler` whenever there is something to receive. On the loop's thread."""
         self._handlers[socket_] = handler

@@ -24,6 +24,8 @@ from zbus.errors import FabricError
 # Called with subject, reply subject, payload, and the raw header block (or none). It must not raise.
 Sink = Callable[[bytes, bytes, bytes, bytes | None], None]
 
+DISPOSE_S = 0.5
+NO_TLS = "the server offers no TLS, and TLS was asked for"
 SIDS_FROM = 1 << 32  # ours stay clear of those that nats-py gives out itself
 
 _MSG = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
@@ -110,10 +112,18 @@ class DirectClient(Client):
         else:
             sink(bytes(subject), bytes(reply), data, headers or None)
 
+    async def _process_pong(self) -> None:
+        # nats-py settles the oldest ping even if whoever waited for it has given up, and its reading ends with that.
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+        else:
+            await super()._process_pong()
+
     def _connect_command(self) -> bytes:
         # The login follows. Without this check it would go out in clear to whoever answers without TLS.
         if self._needs_tls and self._socket_info("ssl_object") is None:
-            raise nats.errors.Error("nats: the server offers no TLS, and TLS was asked for")
+            raise nats.errors.Error(f"nats: {NO_TLS}")
         command: bytes = super()._connect_command()
         return command
 
@@ -162,11 +172,13 @@ class DirectClient(Client):
 
     async def dispose(self) -> None:
         """Close at once, and drop what the socket has not taken: a frozen server would never take it."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
+        for name in ("_io_writer", "_bare_io_writer"):  # another one below, where TLS is on top
+            writer = getattr(self._transport, name, None)
+            if writer is not None:
+                writer.transport.abort()
         try:
-            await self.close()
+            # After a failed TLS handshake the stream never says that it is closed.
+            await asyncio.wait_for(self.close(), DISPOSE_S)
         except (OSError, nats.errors.Error, AssertionError):
             pass  # it is gone, which is all that was asked
 

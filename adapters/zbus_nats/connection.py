@@ -8,6 +8,7 @@ connections.
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,12 +27,21 @@ from .outgoing import Outgoing
 from .upkeep import Subscribed, Upkeep
 from .vendor import VENDOR_ERRORS, describe, nats_errors
 
-__all__ = ["Connection", "Subscribed"]
+__all__ = ["Connection", "Phase", "Subscribed"]
 
 FLUSH_S, CLOSE_FLUSH_S = 5, 1
 CLOSE_S = 5.0
 
 T = TypeVar("T")
+
+
+class Phase(enum.Enum):
+    """How far the server is while new subscriptions take over from old ones."""
+
+    BOTH_BEGIN = enum.auto()  # the old ones get every message, the new ones some
+    BOTH = enum.auto()  # both get every message
+    BOTH_END = enum.auto()  # the new ones get every message, the old ones some
+    DONE = enum.auto()
 
 
 class Connection:
@@ -88,17 +98,14 @@ class Connection:
             self._outgoing.send(commands)
 
     def change(
-        self,
-        add: Sequence[Subscribed],
-        remove: Sequence[int],
-        before: Callable[[], None] | None = None,
-        after: Callable[[], None] | None = None,
+        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[Phase], None] | None = None
     ) -> list[int]:
-        """Subscribe and unsubscribe in one step, and wait until the server has done it; return the new ids.
+        """Subscribe and unsubscribe, and wait until the server has done it; return the new ids.
 
-        `before` and `after` run on the connection's thread, around the time in which both may deliver.
+        New subscriptions are made before old ones end, so that no message falls between them; `phase` is called
+        on the connection's thread, for whoever must know which of two copies to take.
         """
-        return self.run(self._change(add, remove, before, after), FLUSH_S + CLOSE_S)
+        return self.run(self._change(add, remove, phase or (lambda now: None)), 3 * FLUSH_S + CLOSE_S)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the connection's thread and wait for it."""
@@ -171,35 +178,40 @@ class Connection:
             self._loop.close()
 
     async def _change(
-        self,
-        add: Sequence[Subscribed],
-        remove: Sequence[int],
-        before: Callable[[], None] | None,
-        after: Callable[[], None] | None,
+        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[Phase], None]
     ) -> list[int]:
         client, table = self.client, self._upkeep.table
         added = {next(self._upkeep.sids): each for each in add}
-        if before is not None:
-            before()
+        phase(Phase.BOTH_BEGIN)
         table.update(added)
-        for sid in remove:
-            table.pop(sid, None)
         try:
-            if client is not None and (add or remove):
-                commands = [client.take(sid, *each) for sid, each in added.items()]
-                # In one write: what the server sends between the two it sends twice, and the window is short.
-                client.write(commands + [client.drop(sid) for sid in remove])
+            if client is not None and added:
+                client.write([client.take(sid, *each) for sid, each in added.items()])
+                await unless_gone(client, client.flush(FLUSH_S))
+            if client is not None and added and remove:
+                # The server may still be at messages that it began to deal out before; they are through after this.
+                phase(Phase.BOTH)
+                await unless_gone(client, client.flush(FLUSH_S))
+            phase(Phase.BOTH_END)
+            if client is not None and remove:
+                client.write([client.drop(sid) for sid in remove])
                 await unless_gone(client, client.flush(FLUSH_S))
         except VENDOR_ERRORS as error:
-            # It is in the table: a connection that is gone is replaced, and the next one begins with the table.
+            # A connection that is gone is replaced, and the next one begins with the table.
             self.counts.add("subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options))
         finally:
-            for sid in remove:
-                if client is not None:
-                    client.forget(sid)
-            if after is not None:
-                after()
+            self._remove(remove)
+            phase(Phase.DONE)
         return list(added)
+
+    def _remove(self, sids: Sequence[int]) -> None:
+        client = self.client
+        for sid in sids:
+            self._upkeep.table.pop(sid, None)
+            if client is not None:
+                client.forget(sid)
+        if client is not None and client.is_connected:  # perhaps another one than at the start
+            client.write([client.drop(sid) for sid in sids])
 
     async def _finish(self) -> None:
         with nats_errors("flush", self.options):

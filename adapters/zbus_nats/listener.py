@@ -1,12 +1,13 @@
 """Frames from subjects to `receive`: filtered exactly, put together from parts, each of them once.
 
-While `listen` changes, the old and the new subscription may both deliver a frame. Between the two
-commands (sent in one write) and the server's word that it has done them, copies are counted, and the
-second one of each is left out.
+While `listen` changes, a new subscription takes over from an old one, and for a moment both deliver. As long
+as the old one gets every message its copies are taken, then those of the new one. Of the few messages
+whose two copies lie on both sides of that turn, the second copy is known by its content.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Sequence
 
@@ -14,16 +15,30 @@ from zbus.keys import KeySet
 from zbus.ports import Receive
 
 from .client import Sink
-from .connection import Connection, Subscribed
+from .connection import Connection, Phase, Subscribed
 from .parts import PART_HEADER, Assembler
 from .subjects import ENCODED, FOREIGN, Spelling, SubjectInvalid
 
 SUBJECTS_KNOWN_MAX = 20_000
-WINDOW_MAX = 200_000
-
+TURN_MAX = 100_000
 
 # Makes a frame of what another program sent: subject, payload, raw header block.
 Convert = Callable[[bytes, bytes, bytes | None], bytes | None]
+
+
+class _Role(enum.Enum):
+    """A subscription that takes over from others, or is taken over from."""
+
+    COMING = enum.auto()
+    LEAVING = enum.auto()
+
+
+class _Tap:
+    """One subscription."""
+
+    def __init__(self) -> None:
+        self.sid = 0
+        self.role: _Role | None = None
 
 
 class _Filter:
@@ -48,9 +63,9 @@ class Listener:
         self._spelling, self._convert = spelling, convert
         self._assembler = Assembler(assembly_bytes_max, connection.counts)
         self._filter = _Filter(None, lambda frame, done: None)
-        self._sids: dict[str, int] = {}
-        self._generation = 0
-        self._window: dict[int, int] | None = None  # copies that came the old way, less those that came the new
+        self._taps: dict[str, _Tap] = {}
+        self._phase = Phase.DONE
+        self._turn: dict[int, int] = {}  # messages near the turn: copies of the old less those of the new
         self._lock = threading.Lock()
         connection.on_lost.append(self._assembler.clear)
 
@@ -59,22 +74,33 @@ class Listener:
         subjects = self._spelling.cover(expressions)
         chosen = _Filter(KeySet(expressions) if expressions else None, receive)
         with self._lock:
-            new = sorted(subjects - self._sids.keys())
-            old = [self._sids.pop(subject) for subject in self._sids.keys() - subjects]
-            self._generation += 1
+            coming = {subject: _Tap() for subject in subjects - self._taps.keys()}
+            leaving = {subject: tap for subject, tap in self._taps.items() if subject not in subjects}
 
-            def begin() -> None:
-                self._filter = chosen
-                self._window = {} if new and old else None
+            def phase(now: Phase) -> None:
+                self._phase = now
+                if now is Phase.BOTH_BEGIN:
+                    self._filter, self._turn = chosen, {}
+                    self._assign(coming, leaving)
+                elif now is Phase.DONE:
+                    self._turn = {}
+                    self._assign(coming, {})
 
-            added = [Subscribed(subject, "", self._sink(self._generation)) for subject in new]
-            sids = self._connection.change(added, old, begin, self._end_window)
-            self._sids.update(zip(new, sids, strict=True))
+            added = [Subscribed(subject, "", self._sink(tap)) for subject, tap in coming.items()]
+            sids = self._connection.change(added, [tap.sid for tap in leaving.values()], phase)
+            for tap, sid in zip(coming.values(), sids, strict=True):
+                tap.sid = sid
+            self._taps = {subject: tap for subject, tap in (self._taps | coming).items() if subject in subjects}
 
-    def _end_window(self) -> None:
-        self._window = None
+    @staticmethod
+    def _assign(coming: dict[str, _Tap], leaving: dict[str, _Tap]) -> None:
+        """With none on one side there is nothing to take over: what comes is taken."""
+        for tap in coming.values():
+            tap.role = _Role.COMING if leaving else None
+        for tap in leaving.values():
+            tap.role = _Role.LEAVING if coming else None
 
-    def _sink(self, generation: int) -> Sink:
+    def _sink(self, tap: _Tap) -> Sink:
         convert = self._convert
 
         def sink(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -82,23 +108,17 @@ class Listener:
             wanted = chosen.known.get(subject)
             if wanted is None:
                 wanted = self._judge(chosen, subject)
-            if not wanted:
+            if not wanted or (tap.role is not None and not self._takes(tap.role, subject, data, headers)):
                 return
+            frame: bytes | None = data
             if convert is not None:
-                # Equal messages of other programs are still several: when in doubt, one too many.
-                made = convert(subject, data, headers)
-                if made is None:
-                    return
-                data = made
+                frame = convert(subject, data, headers)
             elif headers is not None and PART_HEADER in headers:
-                whole = self._assembler.take(subject, headers, data)
-                if whole is None:
-                    return
-                data = whole
-            elif self._window is not None and self._twice(subject, data, generation == self._generation):
+                frame = self._assembler.take(subject, headers, data)
+            if frame is None:
                 return
             try:
-                chosen.receive(data, None)
+                chosen.receive(frame, None)
             except Exception as error:  # a bug of the receiver must not end the reading of the socket
                 self._counts.add("receiver_failed", subject.decode(errors="replace"), error=repr(error)[:200])
 
@@ -119,11 +139,21 @@ class Listener:
         chosen.known[subject] = wanted
         return wanted
 
-    def _twice(self, subject: bytes, data: bytes, new: bool) -> bool:
-        window = self._window
-        if window is None or len(window) >= WINDOW_MAX:
-            return False
-        copy = hash((subject, data))
-        balance = window.get(copy, 0)
-        window[copy] = balance - 1 if new else balance + 1
-        return balance > 0 if new else balance < 0
+    def _takes(self, role: _Role, subject: bytes, data: bytes, headers: bytes | None) -> bool:
+        """Whether this is the copy to take."""
+        if self._phase is Phase.BOTH_BEGIN:
+            return role is _Role.LEAVING
+        copy = hash((subject, data, headers))
+        balance = self._turn.pop(copy, 0)
+        if self._phase is Phase.BOTH:
+            balance += 1 if role is _Role.LEAVING else -1
+            if balance and len(self._turn) < TURN_MAX:
+                self._turn[copy] = balance
+            return role is _Role.LEAVING
+        # From here on the new one's copies are taken, but for those whose old copy was taken before the turn.
+        done_before = balance > 0 if role is _Role.COMING else balance < 0
+        if done_before:
+            balance += -1 if role is _Role.COMING else 1
+        if balance:
+            self._turn[copy] = balance
+        return done_before is (role is _Role.LEAVING)

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 import nats.errors
+from nats.aio.client import RawCredentials
 from pydantic import SecretStr
 
 from .client import DirectClient
@@ -20,6 +21,7 @@ async def login(
     error_cb: Callable[[Exception], Awaitable[None]],
 ) -> None:
     """Connect, or raise what nats-py raises. What it calls back with is the true cause of `NoServersError`."""
+    seed, creds = options.login_files()
     await client.connect(
         f"nats://{server}",
         name="zbus",
@@ -36,9 +38,8 @@ async def login(
         user=_plain(options.user),
         password=_plain(options.password),
         token=_plain(options.token),
-        nkeys_seed_str=_plain(options.nkey),
-        nkeys_seed=options.nkey_file,
-        user_credentials=options.creds_file,
+        nkeys_seed_str=seed,
+        user_credentials=None if creds is None else RawCredentials(creds),
     )
     if not client.is_connected:  # nats-py takes any line but an error for a greeting
         raise nats.errors.Error("nats: the server did not answer the login")

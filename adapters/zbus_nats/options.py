@@ -9,6 +9,7 @@ elsewhere: it appears in no record, error, repr or diagnostics.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
 
 PORT = 4222
+SCRUBBED_LENGTH_MIN = 4
 
 # The environment is asked where neither the URL nor `options` says who logs in (the first of these that is
 # there), or which authority to trust.
@@ -30,6 +32,7 @@ _LOGINS = (
     {"nkey": "NATS_AUTH_NKEY"},
     {"creds_file": "NATS_AUTH_CREDENTIALS_FILE"},
 )
+_CREDS = re.compile(r"BEGIN NATS USER JWT-+\r?\n\S+\r?\n.*BEGIN USER NKEY SEED-+\r?\n\S+\r?\n", re.DOTALL)
 _TRUST = {"tls_ca": "NATS_TLS_CA_CERT_PATH", "tls_insecure": "NATS_TLS_INSECURE"}
 _LOGIN_FIELDS = {"user", "password", "token", "nkey", "nkey_file", "creds_file"}
 
@@ -98,19 +101,30 @@ class NatsOptions(BaseModel):
         return context
 
     def check_files(self) -> None:
-        """Raise `ConfigInvalid` for a login file that cannot be read: nothing was opened."""
-        for field in ("nkey_file", "creds_file"):
-            name = getattr(self, field)
-            if name is not None:
-                try:
-                    Path(name).read_bytes()
-                except OSError as error:
-                    raise ConfigInvalid("options", f"{field}: {error.strerror}: {name}") from None
+        """Raise `ConfigInvalid` for a login file that cannot be used: nothing was opened."""
+        try:
+            self.login_files()
+        except OSError as error:
+            raise ConfigInvalid("options", f"the login file {error.filename}: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigInvalid("options", str(error)) from None
+
+    def login_files(self) -> tuple[str | None, str | None]:
+        """The seed and the credentials as they are in their files now: they may be replaced while this runs."""
+        seed = None if self.nkey is None else self.nkey.get_secret_value()
+        if self.nkey_file is not None:
+            seed = Path(self.nkey_file).read_text().strip()
+        if self.creds_file is None:
+            return seed, None
+        creds = Path(self.creds_file).read_text()
+        if not _CREDS.search(creds):  # nats-py would look for the end of it for ever
+            raise ValueError(f"creds_file: {self.creds_file} holds no user's JWT and seed")
+        return seed, creds
 
     def scrub(self, text: str) -> str:
-        """The text without any secret of ours."""
+        """The text without any secret of ours; one of a letter or two is in every text."""
         for secret in (self.user, self.password, self.token, self.nkey):
-            if secret is not None and secret.get_secret_value():
+            if secret is not None and len(secret.get_secret_value()) >= SCRUBBED_LENGTH_MIN:
                 text = text.replace(secret.get_secret_value(), "***")
         return text
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections import deque
 from collections.abc import Iterator
 
 from .counts import Counts
@@ -63,7 +62,6 @@ class Assembler:
     def __init__(self, bytes_max: int, counts: Counts) -> None:
         self._bytes_max, self._counts = bytes_max, counts
         self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently moved first
-        self._finished: deque[bytes] = deque(maxlen=64)
         self.held_bytes = 0
 
     def take(self, subject: bytes, headers: bytes, data: bytes) -> bytes | None:
@@ -79,9 +77,8 @@ class Assembler:
             self._refuse("part_refused", subject)
             return None
         place = (subject, name)
-        if name in self._finished:
-            return None
-        if index == 0 and place not in self._unfinished:
+        if index == 0:
+            self._drop(place)
             self._make_room(len(data))
             self._unfinished[place] = _Unfinished(count, total)
         return self._append(place, index, count, total, data)
@@ -98,8 +95,6 @@ class Assembler:
                 self._refuse("frame_incomplete", place[0])
             return None
         self._unfinished[place] = unfinished
-        if index < len(unfinished.chunks):
-            return None  # a second copy, from a subscription that takes over from another
         agrees = (unfinished.count, unfinished.total, len(unfinished.chunks)) == (count, total, index)
         if not agrees or unfinished.size + len(data) > total:
             self._drop(place)
@@ -116,7 +111,6 @@ class Assembler:
             return None
         del self._unfinished[place]
         self.held_bytes -= unfinished.size
-        self._finished.append(place[1])
         return b"".join(unfinished.chunks)
 
     def _make_room(self, more: int) -> None:

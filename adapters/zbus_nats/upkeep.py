@@ -25,7 +25,7 @@ from .counts import FABRIC_CONNECTED, FABRIC_DENIED, FABRIC_DISCONNECTED, FABRIC
 from .login import login
 from .options import NatsOptions
 from .outgoing import Outgoing
-from .vendor import describe, refused_login
+from .vendor import describe, hopeless
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
 STEADY_S = 5.0  # a connection that lasted so long was a good one: the next pause starts small again
@@ -74,7 +74,9 @@ class Upkeep:
                 await client.dispose()
             if error is None:
                 attempt = 0 if time.monotonic() - started > STEADY_S else attempt
-            elif not self.opened.done() and (time.monotonic() >= deadline or refused_login(error)):
+            elif not self.opened.done() and (
+                time.monotonic() >= deadline or (hopeless(error) and attempt + 1 >= len(self.options.servers))
+            ):
                 named = ", ".join(self.options.servers)
                 self.opened.set_exception(FabricError(f"nats could not connect to {named}: {self.last_error}"))
                 return
@@ -85,9 +87,8 @@ class Upkeep:
     async def on_error(self, error: Exception) -> None:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
         self._cause = error
-        text = describe(error, self.options)
-        if "permissions violation" in text.lower():
-            self._counts.add("denied", text, FABRIC_DENIED)
+        if "permissions violation" in str(error).lower():
+            self._counts.add("denied", describe(error, self.options), FABRIC_DENIED)
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
         """One connection, from its start to its end; why it could not be made, if so."""

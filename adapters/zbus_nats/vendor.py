@@ -11,6 +11,7 @@ import nats.errors
 
 from zbus.errors import FabricError
 
+from .client import NO_TLS
 from .options import NatsOptions
 
 # What nats-py and the sockets below it raise when something is wrong with the network or the login.
@@ -44,7 +45,12 @@ def describe(error: BaseException | None, options: NatsOptions) -> str:
     return options.scrub(text or type(error).__name__)[:300]
 
 
+def hopeless(error: BaseException | None) -> bool:
+    """Whether trying the same server again at once is of no use."""
+    return refused_login(error) or isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in str(error)
+
+
 def refused_login(error: BaseException | None) -> bool:
-    """Whether the server said that it does not know us: trying again at once is of no use."""
+    """Whether the server said that it does not know us."""
     text = str(error).lower()
     return isinstance(error, nats.errors.Error) and ("authorization violation" in text or "authentication" in text)

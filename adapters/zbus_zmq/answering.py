@@ -44,6 +44,7 @@ class Answering:
         self._asked: Asked | None = None
         self._open: dict[tuple[bytes, bytes], IncomingQuestion] = {}  # by asker and id
         self._waiting: set[tuple[bytes, bytes]] = set()
+        self._retrying = False
         socket.set(zmq.ROUTER_MANDATORY, 1)
 
     def answer(self, keys: Sequence[str], asked: Asked) -> None:
@@ -86,9 +87,10 @@ class Answering:
             try:
                 self._socket.send_multipart([name[0], *parts], zmq.NOBLOCK)
             except zmq.Again:
-                if not self._waiting:
-                    self._io.later(RETRY_S, self._flush_waiting)
                 self._waiting.add(name)
+                if not self._retrying:
+                    self._retrying = True
+                    self._io.later(RETRY_S, self._flush_waiting)
                 return
             except zmq.ZMQError as error:
                 self._counts.trouble("ANSWER_FAILED", "asker_gone", "an asker", str(error))
@@ -99,6 +101,7 @@ class Answering:
             self._open.pop(name, None)
 
     def _flush_waiting(self) -> None:
+        self._retrying = False
         for name in list(self._waiting):
             self.flush(name)
 

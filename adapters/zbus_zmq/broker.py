@@ -8,6 +8,7 @@ publishers notice. Several brokers run side by side and know nothing of each oth
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender
 from .sockets import bind, make_socket
-from .topics import MARK
+from .topics import MARK, node_of
 
 BURST_MESSAGES = 1000
 RETRY_S = 0.002
@@ -67,7 +68,7 @@ class Broker:
             attach_doorman(context, self._keys, self._counts, self._io.on_readable)
         self._in = make_socket(context, zmq.XSUB, self._options, self._keys, server=True)
         self._out = make_socket(context, zmq.XPUB, self._options, self._keys, server=True)
-        self._pacer = PacedSender(self._out, self._options.stall_s, self._counts, "broker")
+        self._pacer = PacedSender(self._io, self._out, self._options.stall_s, self._counts, b"", self._marks)
         self.xsub = bind(self._in, xsub, self._options)
         self.xpub = bind(self._out, xpub, self._options)
         self._io.on_readable(self._in, self._forward)
@@ -107,6 +108,8 @@ class Broker:
                         return
                 passed.messages += 1
                 passed.size += sum(map(len, parts))
+                if self._pacer.stuck:
+                    self._pacer.moved(1)
         except zmq.Again:
             return
 
@@ -124,12 +127,12 @@ class Broker:
             for part in parts[:-1]:
                 self._out.send(part, MORE)
             self._out.send(parts[-1], LAST)
-            self._pacer.moved()
         except zmq.Again:
             if not self._pacer.refused(parts):
                 self._io.later(RETRY_S, self._retry)
                 return
         self._held = None
+        self._pacer.moved(1)
         self._passed.messages += 1
         self._passed.size += sum(map(len, parts))
         self._io.on_readable(self._in, self._forward)
@@ -147,4 +150,12 @@ class Broker:
                 self._counts.invalid("subscription_invalid", "a subscriber")
                 continue
             (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
+            if self._pacer.stuck and (found := node_of(message[1:])) is not None:
+                self._pacer.released(found[0])
             self._in.send(message, NOBLOCK)
+
+    def _marks(self) -> Iterator[tuple[str, bytes]]:
+        for subscription in self._subscriptions:
+            found = node_of(subscription)
+            if found is not None:
+                yield found[0], subscription

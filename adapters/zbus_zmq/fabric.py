@@ -118,12 +118,12 @@ class ZmqFabric:
         self._check_open("ask a question")
         asked = Asked(key, payload, heard, time.monotonic() + timeout_s, os.urandom(8))
         nodes = self._nodes
-        grace = min(self._opened_at + GRACE_S, asked.deadline)
-        while not any(key in node.answers for node in nodes.values()):
+        if not any(key in node.answers for node in nodes.values() if node.node != self.node):
             nodes = self._look()
-            if time.monotonic() >= grace:
-                break
-            time.sleep(0.01)
+        grace = min(self._opened_at + GRACE_S, asked.deadline)
+        while time.monotonic() < grace and not any(key in node.answers for node in nodes.values()):
+            time.sleep(GRACE_S / 10)  # this caller's thread alone
+            nodes = self._look()
         self._io.post(lambda: self._ask(asked, nodes))
         return asked
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import zmq
 
@@ -21,7 +21,7 @@ from .counts import Counts
 from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender
-from .topics import MARK, node_of, topic_of
+from .topics import MARK, mark_of, node_of, topic_of
 
 QUEUE_FRAMES_MAX = 8192
 QUEUE_BYTES_MAX = 64 << 20
@@ -59,7 +59,7 @@ class Publishing:
         self._io, self._socket, self._counts = io, socket, counts
         self._node, self._frame_bytes_max = node, options.max_message_bytes
         self._send = socket.send
-        self._pacer = PacedSender(socket, options.stall_s, counts, "publishing")
+        self._pacer = PacedSender(io, socket, options.stall_s, counts, node.encode(), self._current_marks)
         self._changed = threading.Condition()
         self._queue: deque[Batch] = deque()
         self._taken: deque[Batch] = deque()  # out of the queue by the I/O thread, not all sent yet
@@ -111,6 +111,7 @@ class Publishing:
                 "queued_bytes": self._bytes,
                 "subscriptions": len(self._wanted),
                 "nodes_connected": len(self._marks),
+                "nodes_stuck": len(self._pacer.stuck),
             }
 
     # the I/O thread
@@ -192,9 +193,9 @@ class Publishing:
         while self._taken and done < BURST_FRAMES:
             batch = self._taken[0]
             at = self._send_batch(batch, self._at)
-            if self._held and at > self._at:
+            if at > self._at:
                 self._held = False
-                self._pacer.moved()
+                self._pacer.moved(at - self._at)
             if at < len(batch):
                 self._at, self._held = at, True
                 break
@@ -251,6 +252,7 @@ class Publishing:
         turns = self._marks.setdefault(node, set())
         if subscribed:
             turns.add(turn)
+            self._pacer.released(node)
             try:
                 self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
             except zmq.Again:
@@ -259,6 +261,10 @@ class Publishing:
             turns.discard(turn)
             if not turns:
                 del self._marks[node]
+                self._pacer.released(node)
+
+    def _current_marks(self) -> Iterator[tuple[str, bytes]]:
+        return ((node, mark_of(node, max(turns))) for node, turns in self._marks.items())
 
     def _check_settled(self) -> None:
         if not self._settled and self._linked and self._expected <= self._marks.keys():

@@ -18,6 +18,7 @@ from zbus.ports import Receive
 
 from .counts import Counts
 from .io_thread import IoThread
+from .pacing import PROBE
 from .topics import MARK, key_of, mark_of, node_of, prefix_of, widest
 
 BURST_MESSAGES = 1000
@@ -25,6 +26,7 @@ TOPICS_MAX = 10_000
 SENDERS_MAX = 10_000
 PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
 STAMP_BYTES = 16
+NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
 NOBLOCK, RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
 
 
@@ -86,12 +88,15 @@ class Receiving:
         before, self._prefixes = self._prefixes, prefixes
         for prefix in prefixes - before:
             self._socket.set(zmq.SUBSCRIBE, prefix)
-        self._turn += 1
-        self._socket.set(zmq.SUBSCRIBE, mark_of(self._node, self._turn))
-        self._socket.set(zmq.UNSUBSCRIBE, mark_of(self._node, self._turn - 1))
+        self._renew_mark()
         for prefix in before - prefixes:
             self._socket.set(zmq.UNSUBSCRIBE, prefix)
         return self._turn
+
+    def _renew_mark(self) -> None:
+        self._turn += 1
+        self._socket.set(zmq.SUBSCRIBE, mark_of(self._node, self._turn))
+        self._socket.set(zmq.UNSUBSCRIBE, mark_of(self._node, self._turn - 1))
 
     def _take(self) -> None:
         recv, get, known, receive = self._recv, self._get, self._known, self._receive
@@ -147,9 +152,12 @@ class Receiving:
 
     def _take_mark(self, mark: bytes, parts: list[bytes]) -> None:
         found = node_of(mark)
-        if found is None or found[0] != self._node or len(parts) != 1 or not parts[0].isalnum() or len(parts[0]) > 64:
+        valid = found is not None and found[0] == self._node and parts and len(parts[0]) <= 64 and parts[1:] in NOTES
+        if found is None or not valid or not (parts[0] == b"" or parts[0].isalnum()):
             self._counts.invalid("mark", "a publisher")
             return
+        if parts[1:] == [PROBE] and found[1] == self._turn:
+            self._renew_mark()  # somebody asks whether we receive again
         publisher = parts[0].decode("ascii", "replace")
         with self._news:
             if len(self._acknowledged) >= SENDERS_MAX:

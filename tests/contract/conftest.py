@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from contract_support import MESHES, Mesh, Processes
+from contract_support import Mesh, Processes
+from contract_transports import MESHES
 
 
 @pytest.fixture(scope="session")

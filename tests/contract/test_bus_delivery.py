@@ -52,9 +52,7 @@ REFUSED = [
 
 async def test_each_subscription_gets_exactly_what_its_expression_matches(any_transport: Mesh) -> None:
     async with two_buses(any_transport) as (here, there), AsyncExitStack() as stack:
-        subscriptions = {
-            each: await stack.enter_async_context(there.subscribe(each)) for each in EXPRESSIONS
-        }
+        subscriptions = {each: await stack.enter_async_context(there.subscribe(each)) for each in EXPRESSIONS}
         await wanted(here, [key for key in PUBLISHABLE if any(matches(each, key) for each in EXPRESSIONS)])
 
         for key in PUBLISHABLE:

@@ -200,7 +200,10 @@ async def test_a_key_whose_server_left_has_nobody_to_answer(transport: Mesh) -> 
 
 
 async def test_requests_and_events_go_side_by_side(any_transport: Mesh) -> None:
-    async with two_buses(any_transport) as (here, there), there.subscribe("work/**", queue_events=5_000) as subscription:
+    async with (
+        two_buses(any_transport) as (here, there),
+        there.subscribe("work/**", queue_events=5_000) as subscription,
+    ):
 
         @there.serve("work/x")
         async def echo(question: zbus.Event) -> bytes:

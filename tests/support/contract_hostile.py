@@ -102,11 +102,15 @@ def through_nats(port: int, key: str, answered: str, send: Callable[[], None], r
                 for value in (b"", b"1", b"1/2", b"\xff\xfe", b"9" * 500):
                     head = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (name, value)
                     link.sendall(b"HPUB %b %d %d\r\n%bbody\r\n" % (subject, len(head), len(head) + 4, head))
-        target = next(subject for subject in subjects if not subject.startswith((b"@", b"_", b"$", b"a..", b"%", b"\xff")))
+        target = next(
+            subject for subject in subjects if not subject.startswith((b"@", b"_", b"$", b"a..", b"%", b"\xff"))
+        )
         _sent_until(lambda: link.sendall(b"PUB %b %d\r\n%b\r\n" % (target, len(INJECTED), INJECTED)), reached)
 
 
-def through_zmq(send_to: zmq.Socket[bytes], topic: bytes, stamp: Callable[[], list[bytes]], reached: Callable[[], bool]) -> None:
+def through_zmq(
+    send_to: zmq.Socket[bytes], topic: bytes, stamp: Callable[[], list[bytes]], reached: Callable[[], bool]
+) -> None:
     """Messages with wrong counts of parts, wrong topics and wrong contents, from a bare socket."""
     for blob in BLOBS:
         for parts in ([topic], [topic, blob], [blob, blob], [topic, blob, blob], [topic, *stamp(), blob], [blob]):
@@ -134,22 +138,36 @@ def questions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str
         asker.linger = 200
         asker.connect(endpoint)
         for blob in BLOBS[:40]:
-            for parts in ([blob], [b"Q", blob], [b"Q", b"12345678", blob, blob], [b"C", blob], [b"R", blob, blob, blob]):
+            for parts in (
+                [blob],
+                [b"Q", blob],
+                [b"Q", b"12345678", blob, blob],
+                [b"C", blob],
+                [b"R", blob, blob, blob],
+            ):
                 asker.send_multipart(parts)
             asker.send_multipart([b"Q", b"%08d" % _chance.randrange(10**8), answered.encode(), blob])
         time.sleep(0.1)
 
 
+def leases(registry: Path) -> list[tuple[str, str]]:
+    """Where each registered node publishes and takes questions."""
+    found = [json.loads(path.read_bytes())["node"] for path in registry.glob("?" * 16 + ".json")]
+    return [(node["publish"] or "", node["questions"]) for node in found]
+
+
 def forged_lease(registry: Path, publish: str) -> Path:
     """The file of a node that exists nowhere but in the registry, made from that of one that does."""
-    for path in registry.glob("????????????????.json"):
-        lease = json.loads(path.read_bytes())
-        if lease.get("node", {}).get("publish"):
-            lease["node"] |= {"node": "00112233445566ff", "publish": publish, "questions": publish, "answers": []}
-            found = registry / "00112233445566ff.json"
-            found.write_text(json.dumps(lease))
-            return found
-    raise AssertionError("no node is registered")
+    lease = json.loads(next(registry.glob("?" * 16 + ".json")).read_bytes())
+    lease["node"] |= {"node": "00112233445566ff", "publish": publish, "questions": publish, "answers": []}
+    found = registry / "00112233445566ff.json"
+    found.write_text(json.dumps(lease))
+    return found
+
+
+def zmq_topic(key: str) -> bytes:
+    """A key of letters and slashes as it is on the wire."""
+    return key.encode() + b"/\0"
 
 
 @contextmanager

@@ -167,7 +167,7 @@ KEYS = tuple(
             "a/b=c/d",
             "a/b&c;d,e",
             "(a)/[b]/{c}",
-            'quo"te/apo\'s',
+            "quo\"te/apo's",
             "back\\slash/^|`",
             "!/+/:",
             "A/B/C",

@@ -1,12 +1,12 @@
-"""The transports of the contract suite: each opens nodes here and elsewhere, and can lose and mend its middle.
+"""A transport of the contract suite: it opens nodes here and elsewhere, and can lose and mend its middle.
 
 A `Mesh` is one transport with whatever server stands in its middle. Nodes are opened per test; the server and the
-other processes live as long as the run, since nothing of them outlasts the nodes.
+other processes live as long as the run, since nothing of them outlasts the nodes. Each transport is a subclass, in
+`contract_transports.py`.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import time
@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import contract_hostile as hostile
-import zmq
 from contract_far import FarNode, FarProcess
 from contract_node import WAIT_S, Node
 
@@ -140,144 +138,6 @@ class Mesh:
         else:
             self.processes.give_back(far.process)
         return left
-
-
-class ZenohEmbedded(Mesh):
-    """No network, so no node at a far end: only what happens inside one bus."""
-
-    name = "zenoh-embedded"
-    embedded = True
-
-    def settings(self) -> tuple[dict[str, Any], str]:
-        return {}, "zenoh"
-
-
-class ZenohPeer(Mesh):
-    """Each node listens on a tcp port and connects to those before it; nothing stands between them."""
-
-    name = "zenoh-peer"
-
-    def settings(self) -> tuple[dict[str, Any], str]:
-        there = [node.config["listen"][0] for node in self.far if not node.closed]
-        there += [endpoint for endpoint in self._near_endpoints if endpoint not in there]
-        endpoint = f"tcp/127.0.0.1:{free_port()}"
-        return {"mode": "peer", "listen": [endpoint], "connect": there}, "zenoh"
-
-    def start(self) -> None:
-        self._near_endpoints: list[str] = []
-
-    def opened(self, config: dict[str, Any]) -> None:
-        self._near_endpoints.append(config["listen"][0])
-
-    def inject(self, attack: Attack) -> None:
-        for endpoint in self._near_endpoints:
-            hostile.plain_socket_garbage("127.0.0.1", int(endpoint.rpartition(":")[2]))
-        config = {"mode": "peer", "connect": self._near_endpoints}
-        hostile.through_zenoh(config, attack.key, attack.answered, attack.reached)
-
-    def clear(self) -> None:
-        self._near_endpoints = []
-        super().clear()
-
-
-class ZenohRouter(Mesh):
-    """A router process in the middle, and every node a client of it."""
-
-    name = "zenoh-router"
-    has_middle = True
-
-    def start(self) -> None:
-        self.port = free_port()
-        self._run()
-
-    def _run(self) -> None:
-        self._router = FarProcess()
-        FarNode(self._router, {"mode": "router", "listen": [f"tcp/127.0.0.1:{self.port}"]}, "zenoh")
-
-    def stop(self) -> None:
-        self._router.end()
-
-    def settings(self) -> tuple[dict[str, Any], str]:
-        return {}, f"zenoh://127.0.0.1:{self.port}"
-
-    def cut(self, far: FarNode) -> None:
-        self._router.kill()
-
-    def mend(self, far: FarNode) -> FarNode:
-        self._run()
-        return far
-
-    def inject(self, attack: Attack) -> None:
-        hostile.plain_socket_garbage("127.0.0.1", self.port)
-        config = {"mode": "client", "connect": [f"tcp/127.0.0.1:{self.port}"]}
-        hostile.through_zenoh(config, attack.key, attack.answered, attack.reached)
-
-
-class Nats(Mesh):
-    """A real nats-server in the middle."""
-
-    name = "nats"
-    has_middle = True
-
-    def start(self) -> None:
-        from nats_support import NatsServer
-
-        self.server = NatsServer(self.directory / "nats")
-        self.server.start()
-
-    def stop(self) -> None:
-        self.server.stop()
-
-    def settings(self) -> tuple[dict[str, Any], str]:
-        return {}, self.server.url
-
-    def cut(self, far: FarNode) -> None:
-        self.server.kill()
-
-    def mend(self, far: FarNode) -> FarNode:
-        self.server.start()
-        return far
-
-    def inject(self, attack: Attack) -> None:
-        hostile.through_nats(self.server.port, attack.key, attack.answered, attack.send, attack.reached)
-
-
-class Zmq(Mesh):
-    """Sockets from process to process; nodes find each other by a folder."""
-
-    name = "zmq-direct"
-
-    def settings(self) -> tuple[dict[str, Any], str]:
-        return {}, f"zmq://?registry={self.directory / 'registry'}"
-
-    def inject(self, attack: Attack) -> None:
-        registry = self.directory / "registry"
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            for path in registry.glob("*.json"):
-                node = json.loads(path.read_bytes())["node"]
-                for endpoint in (node["publish"], node["questions"]):
-                    hostile.plain_socket_garbage("127.0.0.1", int(endpoint.rpartition(":")[2]))
-                hostile.subscriptions_through_zmq(context, node["publish"])
-                hostile.questions_through_zmq(context, node["questions"], attack.answered)
-            for number, blob in enumerate(hostile.BLOBS):
-                (registry / f"{number}.json").write_bytes(blob)
-            with context.socket(zmq.XPUB) as publisher:
-                publisher.linger = 0
-                publisher.sndhwm = 0
-                publisher.bind("tcp://127.0.0.1:*")
-                lease = hostile.forged_lease(registry, publisher.get_string(zmq.LAST_ENDPOINT))
-                assert publisher.poll(20_000), "nobody connected to the forged node"
-                topic = attack.key.encode() + b"/\0"
-                hostile.through_zmq(publisher, topic, list, attack.reached)
-                lease.unlink(missing_ok=True)
-        finally:
-            for number in range(len(hostile.BLOBS)):
-                (registry / f"{number}.json").unlink(missing_ok=True)
-            context.term()
-
-
-MESHES: list[type[Mesh]] = [ZenohEmbedded, ZenohPeer, ZenohRouter, Nats, Zmq]
 
 
 def free_port() -> int:

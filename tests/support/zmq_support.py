@@ -3,6 +3,7 @@
     python zmq_support.py publish URL KEY        one frame per line of stdin, then the line `sent N`
     python zmq_support.py listen URL EXPRESSION  a line per frame that arrives
     python zmq_support.py hold URL               opens a fabric and prints its diagnostics
+    python zmq_support.py run CODE               whatever else a test needs
 
 Each first prints `ready`, and ends when stdin is closed.
 """
@@ -146,7 +147,8 @@ class Child:
 
     def end(self) -> int:
         """Let it end by itself."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         code = self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
@@ -199,10 +201,8 @@ def raw_socket(context: zmq.Context[Any], kind: int, **options: Any) -> Any:
 def _publish(url: str, key: str) -> None:
     fabric = open_fabric(BusConfig(), url)
     print("ready", flush=True)
-    sent = 0
-    for line in sys.stdin:
+    for sent, line in enumerate(sys.stdin, 1):
         fabric.send([(key, line.rstrip("\n").encode())])
-        sent += 1
         print(f"sent {sent}", flush=True)
     fabric.close()
 
@@ -224,4 +224,4 @@ def _hold(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"publish": _publish, "listen": _listen, "hold": _hold}[sys.argv[1]](*sys.argv[2:])
+    {"publish": _publish, "listen": _listen, "hold": _hold, "run": exec}[sys.argv[1]](*sys.argv[2:])

@@ -16,11 +16,13 @@ import zbus
 from zbus.errors import ConfigInvalid
 
 from .bench import bench
+from .bridge import bridge
 from .demo import demo
 from .doctor import doctor
 from .failures import describe
 from .output import note, write
 from .pub import pub
+from .router import router
 from .sub import sub
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
@@ -47,7 +49,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pub, sub, demo, bench, doctor):
+for command in (pub, sub, bridge, router, demo, bench, doctor):
     app.command()(command)
 
 

@@ -1,0 +1,309 @@
+"""What is lost on the way is noticed, and got from the publisher's log before anything later is delivered.
+
+Frames are lost on purpose between the fabric and the inbox. What nobody can bring back is reported as a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, wanted
+from mesh_support import WIRES, Wire, ZenohPeers
+
+import zbus
+from zbus import origin
+
+KEY = "shop/orders"
+
+
+@pytest.fixture
+async def buses(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Buses]:
+    async with buses_on(getattr(request, "param", ZenohPeers), tmp_path, monkeypatch) as found:
+        yield found
+
+
+on_every_wire = pytest.mark.parametrize("buses", WIRES, ids=[each.name for each in WIRES], indirect=True)
+
+
+async def publish_one_by_one(publisher: zbus.EventPublisher, count: int) -> None:
+    """Each in a frame of its own: the next is published when the outbox had a moment."""
+    for number in range(count):
+        await publisher.publish(b"%d" % number)
+        await asyncio.sleep(0.002)
+
+
+def stats_of(bus: zbus.Bus) -> dict[str, int]:
+    names = ("gaps", "gaps_repaired", "gaps_unrepaired", "events_repaired")
+    return {name: bus.stats().get(name, 0) for name in names}
+
+
+@on_every_wire
+@pytest.mark.parametrize("kept", [True, False], ids=["with-own-log", "without-own-log"])
+async def test_an_event_lost_in_the_middle_is_repaired_before_later_ones_are_delivered(
+    buses: Buses, kept: bool
+) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", log=kept, losses=losses)
+    losses.of_events = lambda sequences: 5 in sequences or 12 in sequences
+    async with b.subscribe(KEY, overflow="spill" if kept else None) as subscription:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 20)
+
+        events = await take(subscription, 20)
+
+        assert [event.sequence for event in events] == list(range(20))
+        await nothing_more(subscription)
+    assert losses.events_lost >= 2
+    stats = stats_of(b)
+    assert stats["gaps"] == stats["gaps_repaired"] >= 1
+    assert stats["gaps_unrepaired"] == 0
+    assert stats["events_repaired"] >= losses.events_lost
+
+
+@on_every_wire
+async def test_the_last_event_lost_is_noticed_by_the_beacon(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", log=False, losses=losses)
+    losses.of_events = lambda sequences: 9 in sequences
+    async with b.subscribe(KEY) as subscription:
+        await wanted(a, KEY)
+        await publish_one_by_one(await a.publisher(KEY), 10)
+
+        events = await take(subscription, 10, 5)
+
+        assert [event.sequence for event in events] == list(range(10))
+        await nothing_more(subscription)
+    repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0, "events_repaired": losses.events_lost}
+    await eventually(lambda: stats_of(b) == repaired, 3, lambda: stats_of(b))
+
+
+async def test_the_only_event_of_a_key_lost_together_with_its_beacon_is_noticed_by_the_next(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", log=False, losses=losses)
+    async with b.subscribe("shop/**") as subscription:
+        await wanted(a, KEY)
+        await (await a.publisher("shop/known")).publish(b"")
+        assert await take(subscription, 1)
+        losses.of_events = lambda sequences: True
+        losses.of_beacons = lambda frame: True
+        await (await a.publisher("shop/rare/key")).publish(b"once")
+        await eventually(lambda: losses.events_lost and losses.beacons_lost)
+        losses.of_events = losses.of_beacons = lambda _: False
+
+        events = await take(subscription, 1, 5)
+
+        assert [event.payload for event in events] == [b"once"]
+
+
+async def test_a_burst_lost_with_all_its_beacons_is_repaired_in_order(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", losses=losses)
+    async with b.subscribe("shop/**", overflow="spill") as subscription:
+        await wanted(a, KEY)
+        publisher, other = await a.publisher(KEY), await a.publisher("shop/audit")
+        await publisher.publish_many([b""] * 10)
+        assert len(await take(subscription, 10)) == 10
+        losses.of_events = losses.of_beacons = lambda _: True
+        await publisher.publish_many([b""] * 6_000)
+        await other.publish_many([b""] * 10)
+        await eventually(lambda: losses.events_lost == 6_010)
+        losses.of_events = losses.of_beacons = lambda _: False
+        await publisher.publish_many([b""] * 10)
+
+        events = await take(subscription, 6_020)
+
+        assert [each.sequence for each in events if each.publisher_id == publisher.publisher_id] == list(range(10, 6020))
+        assert [each.sequence for each in events if each.publisher_id == other.publisher_id] == list(range(10))
+        await nothing_more(subscription)
+    assert stats_of(b) | {"gaps": 1, "gaps_repaired": 1} == {
+        "gaps": 1,
+        "gaps_repaired": 1,
+        "gaps_unrepaired": 0,
+        "events_repaired": stats_of(b)["events_repaired"],
+    }
+    assert stats_of(b)["events_repaired"] >= 6_010
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+async def test_losses_all_the_time_change_nothing_that_a_reader_sees(buses: Buses, every: int) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", losses=losses)
+    frames = iter(range(1_000_000))
+    losses.of_events = lambda sequences: next(frames) % every == 0
+    async with b.subscribe("shop/**", overflow="spill") as subscription:
+        await wanted(a, KEY)
+        publishers = [await a.publisher(f"shop/{n}") for n in range(5)]
+        for number in range(150):
+            await publishers[number % 5].publish(b"")
+            await asyncio.sleep(0.002)
+
+        events = await take(subscription, 150)
+
+        for publisher in publishers:
+            came = [event.sequence for event in events if event.publisher_id == publisher.publisher_id]
+            assert came == list(range(30))
+        await nothing_more(subscription)
+    assert losses.events_lost > 10
+    assert stats_of(b)["gaps_unrepaired"] == 0
+    assert stats_of(b)["gaps"] == stats_of(b)["gaps_repaired"] > 0
+
+
+async def test_a_publisher_without_a_log_has_its_gaps_reported(
+    buses: Buses, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "zbus")
+    losses = Losses()
+    a, b = await buses.open("a", log=False), await buses.open("b", log=False, losses=losses)
+    losses.of_events = lambda sequences: bool({5, 6} & set(sequences))
+    async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 10)
+
+        events = await take(subscription, 8)
+
+        assert [event.sequence for event in events] == [0, 1, 2, 3, 4, 7, 8, 9]
+        (gap,) = await take(gaps, 1, 5)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 5, 6)
+        await nothing_more(gaps)
+    assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
+    records = [each.zbus for each in caplog.records if getattr(each, "zbus", {}).get("record") == "EVENT_GAP"]
+    assert [(each["publisher_id"], each["first"], each["last"]) for each in records] == [(publisher.publisher_id, 5, 6)]
+
+
+async def test_several_gaps_in_one_burst_without_a_log_are_each_reported(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a", log=False), await buses.open("b", log=False, losses=losses)
+    losses.of_events = lambda sequences: bool({3, 5, 7} & set(sequences))
+    async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        losses.hold()
+        for number in range(10):
+            await publisher.publish(b"%d" % number)
+            await eventually(lambda number=number: losses.events_lost + losses.events_passed > number)
+        losses.let_go()
+
+        events = await take(subscription, 7)
+
+        assert [event.sequence for event in events] == [0, 1, 2, 4, 6, 8, 9]
+        told = [gap.decode(dict) for gap in await take(gaps, 3, 3)]
+        assert [(each["first"], each["last"]) for each in told] == [(3, 3), (5, 5), (7, 7)]
+    assert stats_of(b)["gaps"] == stats_of(b)["gaps_unrepaired"] == 3
+
+
+async def test_the_last_event_lost_of_a_publisher_without_a_log_is_reported(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a", log=False), await buses.open("b", log=False, losses=losses)
+    losses.of_events = lambda sequences: 9 in sequences
+    async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 10)
+
+        assert [event.sequence for event in await take(subscription, 9)] == list(range(9))
+        (gap,) = await take(gaps, 1, 5)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 9, 9)
+        await nothing_more(gaps)
+    assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
+
+
+async def test_a_reader_that_comes_late_to_a_publisher_without_a_log_is_told_of_no_gap(buses: Buses) -> None:
+    a, b = await buses.open("a", log=False), await buses.open("b", log=False)
+    async with b.subscribe("other") as other:
+        await wanted(a, "other")
+        publisher, filler = await a.publisher(KEY), await a.publisher("other")
+        await publish_one_by_one(publisher, 20)
+        await filler.publish(b"")
+        assert await take(other, 1)
+        async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
+            await wanted(a, KEY)
+            await publish_one_by_one(publisher, 10)
+            assert [event.sequence for event in await take(subscription, 10)] == list(range(20, 30))
+            await nothing_more(gaps, 1.5)
+    assert stats_of(b)["gaps"] == 0
+
+
+async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buses: Buses) -> None:
+    losses = Losses()
+    a = await buses.open("a", retain_events=1_000)
+    b = await buses.open("b", losses=losses)
+    async with b.subscribe(KEY, overflow="spill") as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publisher.publish_many([b""] * 10)
+        assert len(await take(subscription, 10)) == 10
+        losses.of_events = losses.of_beacons = lambda _: True
+        assert a.log is not None
+        while await a.run(a.log.low_water) < 5_000:
+            await publisher.publish_many([b""] * 2_000)
+        losses.of_events = losses.of_beacons = lambda _: False
+        await publisher.publish(b"now")
+
+        events = await take(subscription, publisher.sequence, 4)
+
+        low_water = await a.run(a.log.low_water)
+        assert [event.sequence for event in events] == list(range(low_water, publisher.sequence))
+        (gap,) = await take(gaps, 1, 2)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 10, low_water - 1)
+    assert stats_of(b)["gaps_unrepaired"] == 1
+    assert stats_of(b)["events_repaired"] >= len(events) - 1
+
+
+async def test_a_publisher_that_is_gone_for_good_has_its_gap_reported_after_a_while(
+    buses: Buses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "GIVE_UP_S", 1.0)
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", log=False, losses=losses)
+    async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 5)
+        assert len(await take(subscription, 5)) == 5
+        assert a.network is not None
+        await a.run(a.network.links[0].fabric.answer, [], lambda question: None)  # alive, but its log cannot be asked
+        losses.of_events = lambda sequences: 6 in sequences
+        await publish_one_by_one(publisher, 4)
+        await a.aclose()
+
+        assert [event.sequence for event in await take(subscription, 3, 10)] == [5, 7, 8]
+        (gap,) = await take(gaps, 1, 5)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 6, 6)
+        await nothing_more(gaps)
+    assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
+
+
+async def test_a_publisher_that_went_away_before_the_repair_has_its_gap_repaired_when_it_is_back(
+    buses: Buses,
+) -> None:
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", losses=losses)
+    async with b.subscribe(KEY, overflow="spill") as subscription:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 5)
+        assert len(await take(subscription, 5)) == 5
+        losses.of_events = losses.of_beacons = lambda _: True
+        await publish_one_by_one(publisher, 5)
+        await a.aclose()
+        losses.of_events = losses.of_beacons = lambda _: False
+        again = await buses.open("a")
+
+        events = await take(subscription, 5, 10)
+
+        assert [event.sequence for event in events] == [5, 6, 7, 8, 9]
+        assert again.is_open
+    repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0, "events_repaired": 5}
+    await eventually(lambda: stats_of(b) == repaired, 3, lambda: stats_of(b))

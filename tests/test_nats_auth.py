@@ -1,0 +1,187 @@
+"""Logging in to NATS in every way, TLS, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nats_credentials import certificates, operator_config, tls_config, user_key
+from nats_support import Collected, NatsServer, nats_server, wait_for
+
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid, FabricError
+from zbus.ports import Fabric
+from zbus_nats.fabric import open_fabric
+from zbus_nats.jetstream import open_fabric as open_jetstream
+from zbus_nats.raw import open_fabric as open_raw
+
+SECRET = "hunter2-S3CRET"
+NO_PATIENCE = {"connect_timeout_s": "2"}
+
+
+def connect(server: NatsServer, login: str = "", **options: str) -> Fabric:
+    return open_fabric(BusConfig(options=NO_PATIENCE | options), f"nats://{login}127.0.0.1:{server.port}")
+
+
+def works(fabric: Fabric, other: Fabric) -> bool:
+    came = Collected()
+    other.listen(["a"], came)
+    fabric.send([("a", b"x")])
+    found = came.wait(1) == [b"x"]
+    fabric.close()
+    other.close()
+    return found
+
+
+def refused(server: NatsServer, login: str = "", told: str = "refused the login", **options: str) -> FabricError:
+    start = time.monotonic()
+    with pytest.raises(FabricError, match=told) as caught:
+        connect(server, login, **options)
+    assert time.monotonic() - start < 8
+    return caught.value
+
+
+def test_user_and_password(tmp_path: Path) -> None:
+    with nats_server(tmp_path, config=f'authorization {{ user: me, password: "{SECRET}" }}') as server:
+        assert works(connect(server, f"me:{SECRET}@"), connect(server, user="me", password=SECRET))
+        refused(server, "me:wrong@")
+        refused(server)
+
+
+def test_token(tmp_path: Path) -> None:
+    with nats_server(tmp_path, config=f'authorization {{ token: "{SECRET}" }}') as server:
+        assert works(connect(server, f"{SECRET}@"), connect(server, token=SECRET))
+        refused(server, "wrong@")
+
+
+def test_nkey_from_a_file_and_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = user_key()
+    (tmp_path / "seed").write_text(key.seed + "\n")
+    (tmp_path / "other").write_text(user_key().seed)
+    with nats_server(tmp_path, config=f"authorization {{ users: [ {{ nkey: {key.public} }} ] }}") as server:
+        first = connect(server, nkey_file=str(tmp_path / "seed"))
+        refused(server, nkey_file=str(tmp_path / "other"))
+        monkeypatch.setenv("NATS_AUTH_NKEY", key.seed)
+        assert works(first, connect(server))
+
+
+def test_a_seed_that_is_none_is_told_without_it(tmp_path: Path) -> None:
+    (tmp_path / "seed").write_text(SECRET)
+    with nats_server(tmp_path) as server:
+        error = refused(server, told="could not connect", nkey_file=str(tmp_path / "seed"))
+        assert SECRET not in shown(error)
+
+
+def test_a_creds_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = tmp_path / "good.creds", tmp_path / "bad.creds"
+    operator_config(bad)  # of another operator
+    with nats_server(tmp_path / "server", config=operator_config(good)) as server:
+        first = connect(server, creds_file=str(good))
+        refused(server, creds_file=str(bad))
+        refused(server)
+        monkeypatch.setenv("NATS_AUTH_CREDENTIALS_FILE", str(good))
+        assert works(first, connect(server))
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path, tls_files: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path, config=tls_config(tls_files)) as running:
+        yield running
+
+
+def test_tls_with_an_authority_of_ones_own(tls_server: NatsServer, tls_files: Path) -> None:
+    here = connect(tls_server, tls_ca=str(tls_files / "ca.pem"))
+    there = connect(tls_server, tls_insecure="true")
+    came = Collected()
+    there.listen(["big"], came)
+    large = bytes(range(256)) * 20_000
+
+    here.send([("big", large), ("big", b"after")])
+
+    assert came.wait(2) == [large, b"after"]
+    here.close()
+    there.close()
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_refused(tls_server: NatsServer) -> None:
+    refused(tls_server, told="certificate is not trusted", tls="true")
+    refused(tls_server, told="certificate is not trusted")
+
+
+def test_a_server_that_verifies_clients_wants_a_certificate(tmp_path: Path, tls_files: Path) -> None:
+    ca = str(tls_files / "ca.pem")
+    with nats_server(tmp_path, config=tls_config(tls_files, verify=True)) as server:
+        cert, key = str(tls_files / "client.pem"), str(tls_files / "client.key")
+        assert works(*(connect(server, tls_ca=ca, tls_cert=cert, tls_key=key) for _ in range(2)))
+        refused(server, told="could not connect", tls_ca=ca)
+
+
+def test_a_server_without_tls_never_gets_the_password_where_tls_was_asked_for(tmp_path: Path) -> None:
+    with nats_server(tmp_path, config=f'debug: true\ntrace: true\nauthorization {{ token: "{SECRET}" }}') as server:
+        error = refused(server, f"{SECRET}@", told="offers no TLS", tls="true")
+
+        assert SECRET not in shown(error)
+        assert "CONNECT" not in server.log_text(), "the login went out in clear"
+
+
+def shown(error: BaseException) -> str:
+    """Everything that an error can show: texts, fields, its whole traceback, and what it becomes elsewhere."""
+    again = pickle.loads(pickle.dumps(error))
+    chain = "".join(traceback.format_exception(error))
+    hidden = "".join(traceback.format_exception(error.__context__)) if error.__context__ else ""
+    return f"{error} {error!r} {error.args} {vars(error)} {again!r} {chain} {hidden}"
+
+
+@pytest.mark.parametrize("opening", [open_fabric, open_raw, open_jetstream], ids=["nats", "raw", "js"])
+@pytest.mark.parametrize("way", ["password", "token"])
+def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], opening: object, way: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    path = "/S?durable=d" if opening is open_jetstream else ""
+    login = f"someone:{SECRET}@" if way == "password" else f"{SECRET}@"
+    with nats_server(tmp_path, config=f'authorization {{ token: "other-{SECRET}" }}') as server:
+        scheme = {open_fabric: "nats", open_raw: "nats+raw", open_jetstream: "nats+js"}[opening]  # type: ignore[index]
+        url = f"{scheme}://{login}127.0.0.1:{server.port}{path}"
+        config = BusConfig(options=NO_PATIENCE, transport="nats")
+        with pytest.raises(FabricError) as caught:
+            opening(config, url)  # type: ignore[operator]
+    texts = shown(caught.value) + caplog.text + "".join(map(str, capfd.readouterr())) + repr(config)
+
+    assert "refused the login" in texts
+    assert SECRET not in texts
+
+
+def test_no_secret_is_shown_while_connected_or_when_the_login_is_refused_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with nats_server(tmp_path, config=f'authorization {{ user: me, password: "{SECRET}" }}') as server:
+        fabric = connect(server, f"me:{SECRET}@")
+        assert SECRET not in f"{fabric!r} {fabric.diagnostics()} {vars(fabric)}"
+
+        server.kill()
+        server.start(config='authorization { user: me, password: "changed" }')
+        wait_for(lambda: fabric.diagnostics()["last_error"] == "the server refused the login")
+        assert SECRET not in str(fabric.diagnostics())
+
+        server.kill()
+        server.start(config=f'authorization {{ user: me, password: "{SECRET}" }}')
+        wait_for(lambda: fabric.ready("a"))
+        fabric.close()
+    assert SECRET not in caplog.text
+
+
+def test_login_files_that_are_missing_are_told_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="none: No such file"):
+        open_fabric(BusConfig(options={"creds_file": str(tmp_path / "none")}), "nats://127.0.0.1:1")

@@ -1,0 +1,219 @@
+"""What a NATS fabric does while its server is killed, frozen, and back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nats_support import Collected, NatsServer, nats_server, wait_for
+
+from zbus.config import BusConfig
+from zbus.errors import FabricError
+from zbus.ports import Fabric, Question
+from zbus_nats import fabric as nats_fabric
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def pair(server: NatsServer) -> Iterator[tuple[Fabric, Fabric]]:
+    here, there = open_fabric(server), open_fabric(server)
+    yield here, there
+    here.close()
+    there.close()
+
+
+def open_fabric(server: NatsServer, **options: str) -> Fabric:
+    return nats_fabric.open_fabric(BusConfig(options=options), server.url)
+
+
+def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
+    server: NatsServer, pair: tuple[Fabric, Fabric], caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = pair
+    came, heard = Collected(), Collected()
+    there.listen(["a/**"], came)
+    there.answer(["q"], lambda question: threading.Thread(target=lambda: _answer(question)).start())
+
+    with caplog.at_level(logging.INFO, "zbus"):
+        server.kill()
+        wait_for(lambda: not here.ready("a/b") and not there.ready("a/b"))
+        with pytest.raises(FabricError, match="no connection"):
+            here.send([("a/b", b"lost")])
+        with pytest.raises(FabricError, match="no connection"):
+            here.ask("q", b"?", heard, 5.0)
+        assert here.diagnostics()["disconnected_s"] >= 0
+        server.start()
+        wait_for(lambda: here.ready("a/b") and there.ready("a/b"))
+
+    here.send([("a/b", b"1"), ("a", b"2")])
+    assert came.wait(2) == [b"1", b"2"]
+    here.ask("q", b"?", heard, 20.0)
+    assert heard.wait(2) == [b"yes", None]
+    assert here.diagnostics()["reconnects"] == 1
+    names = [each.getMessage().split()[0] for each in caplog.records if each.name == "zbus"]
+    assert names.count("FABRIC_DISCONNECTED") >= 2
+    assert names.count("FABRIC_RECONNECTED") == 2
+
+
+def _answer(question: Question) -> None:
+    question.reply(b"yes")
+    question.close()
+
+
+def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
+    server: NatsServer, pair: tuple[Fabric, Fabric]
+) -> None:
+    here, there = pair
+    came = Collected()
+    there.listen(["load"], came)
+    outages: list[int] = []
+    total = 30_000
+
+    def outbox() -> None:
+        """As the core does: what was not handed over, or may be lost, is sent again."""
+        number = 0
+        while number < total:
+            try:
+                here.send([("load", b"%d" % (number + each)) for each in range(100)])
+                number += 100
+                came.wait(max(0, number - 2_000), 0.5)
+            except (FabricError, AssertionError):
+                outages.append(number)
+                wait_for(lambda: here.ready("load") and there.ready("load"))
+                number = max(0, number - 5_000)
+
+    sending = threading.Thread(target=outbox)
+    sending.start()
+    for _ in range(3):
+        before = len(came.items)
+        wait_for(lambda before=before: len(came.items) > before + 1_000, 60)  # type: ignore[misc]
+        server.kill()
+        server.start()
+    sending.join(100)
+
+    wait_for(lambda: came.items and came.items[-1] == b"%d" % (total - 1), 60)
+    assert outages, "the server was killed and nobody noticed"
+    first_seen = list(dict.fromkeys(came.items))
+    assert first_seen == [b"%d" % number for number in range(total)]
+
+
+def test_a_question_under_way_ends_when_the_server_is_killed(server: NatsServer, pair: tuple[Fabric, Fabric]) -> None:
+    here, there = pair
+    questions: list[Question] = []
+    there.answer(["held"], questions.append)
+    heard = Collected()
+    here.ask("held", b"?", heard, 60.0)
+    wait_for(lambda: questions)
+
+    server.kill()
+
+    assert heard.wait(1) == [None]
+    wait_for(lambda: not there.ready("held"))
+    with pytest.raises(FabricError):
+        questions[0].reply(b"x")
+    questions[0].close()
+
+
+def test_what_is_listened_to_while_there_is_no_server_is_in_force_when_it_is_back(
+    server: NatsServer, pair: tuple[Fabric, Fabric]
+) -> None:
+    here, there = pair
+    came = Collected()
+    there.listen(["before"], came)
+    server.kill()
+    wait_for(lambda: not here.ready("a") and not there.ready("a"))
+
+    there.listen(["after"], came)
+    server.start()
+    wait_for(lambda: here.ready("a") and there.ready("a"))
+    here.send([("before", b"no"), ("after", b"yes")])
+
+    assert came.wait(1) == [b"yes"]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with unsent frames"])
+def test_close_ends_in_bounded_time_while_the_server_is_frozen(server: NatsServer, busy: bool) -> None:
+    fabric = open_fabric(server, pending_bytes_max="65536", send_timeout_s="0.5")
+    fabric.listen(["a"], lambda frame, done: None)
+    server.freeze()
+    if busy:
+        with pytest.raises(FabricError, match="took nothing"):
+            for _ in range(1_000):
+                fabric.send([("a", bytes(100_000))])
+
+    start = time.monotonic()
+    fabric.close()
+
+    assert time.monotonic() - start < 4
+    server.thaw()
+
+
+def test_a_frozen_server_holds_the_sender_back_and_memory_stays_bounded(server: NatsServer) -> None:
+    fabric = open_fabric(server, pending_bytes_max="1000000", send_timeout_s="0.5")
+    server.freeze()
+    sent = 0
+    with pytest.raises(FabricError, match="took nothing"):
+        for _ in range(1_000):
+            fabric.send([("a", bytes(100_000))])
+            sent += 100_000
+
+    assert sent < 20_000_000, "the socket, its buffer and the queue are not that large"
+    assert fabric.diagnostics()["pending_bytes"] <= 2_000_000
+    server.thaw()
+    wait_for(lambda: fabric.diagnostics()["pending_bytes"] == 0)
+    fabric.send([("a", b"x")])
+    fabric.close()
+
+
+def test_a_frozen_server_is_given_up_and_found_again(server: NatsServer) -> None:
+    fabric = open_fabric(server, ping_interval_s="0.2", connect_timeout_s="1")
+    server.freeze()
+
+    wait_for(lambda: not fabric.ready("a"))
+    server.thaw()
+
+    wait_for(lambda: fabric.ready("a"))
+    assert fabric.diagnostics()["reconnects"] == 1
+    fabric.close()
+
+
+def test_close_ends_in_bounded_time_while_there_is_no_server(server: NatsServer) -> None:
+    fabric = open_fabric(server)
+    server.kill()
+    wait_for(lambda: not fabric.ready("a"))
+
+    start = time.monotonic()
+    fabric.close()
+
+    assert time.monotonic() - start < 2
+
+
+def test_half_a_large_frame_cut_off_by_a_kill_is_not_delivered_and_the_next_is(
+    server: NatsServer, pair: tuple[Fabric, Fabric]
+) -> None:
+    here, there = pair
+    came = Collected()
+    there.listen(["a"], came)
+    here.send([("a", b"first")])
+    came.wait(1)
+    with pytest.raises(FabricError):
+        while True:
+            here.send([("a", bytes(50_000_000))])
+            server.kill()
+            wait_for(lambda: not here.ready("a") and not there.ready("a"))
+    server.start()
+    wait_for(lambda: here.ready("a") and there.ready("a"))
+
+    here.send([("a", b"next")])
+
+    wait_for(lambda: came.items[-1] == b"next")
+    assert all(len(each or b"") in (5, 4, 50_000_000) for each in came.items)

@@ -1,0 +1,242 @@
+"""`zbus broker`: events through it, several side by side, killed and restarted, and what it says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from zmq_support import Collector, Replies, broker_process, children, fabrics, raw_socket, until
+
+from zbus.config import BusConfig
+from zbus.errors import FabricError
+from zbus_zmq.broker import Broker
+from zbus_zmq.fabric import open_fabric
+from zbus_zmq.options import ZmqOptions
+
+
+def url_of(folder: Path, *readies: dict[str, Any]) -> str:
+    xsub, xpub = (";".join(ready[name] for ready in readies) for name in ("xsub", "xpub"))
+    return f"zmq://broker?registry={folder}&xsub={xsub}&xpub={xpub}"
+
+
+@contextmanager
+def broker_here(**options: Any) -> Iterator[Broker]:
+    """A broker in this process."""
+    made = Broker("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", ZmqOptions(**{"max_message_bytes": 1 << 24} | options))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_what_matches_crosses_the_broker_once_and_in_order(tmp_path: Path) -> None:
+    collector, own = Collector(), Collector()
+    with broker_process() as (_, ready), fabrics(url_of(tmp_path, ready)) as (one, other):
+        one.listen(["**"], own)
+        other.listen(["a/**", "a/b"], collector)
+        assert until(lambda: one.ready("a/b"))
+        for start in range(0, 5000, 50):
+            one.send([("a/b", b"%d" % number) for number in range(start, start + 50)])
+        one.send([("b", b"not wanted"), ("a", b"last")])
+
+        assert collector.wait(5001) == [*[b"%d" % number for number in range(5000)], b"last"]
+        assert own.stays_at(0)  # the broker brings back what we sent, and it is left out
+
+
+def test_events_cross_between_processes_and_late_ones_join(tmp_path: Path) -> None:
+    with broker_process() as (_, ready), children() as start:
+        url = url_of(tmp_path, ready)
+        collector = Collector()
+        with fabrics(url, 1) as (here,):
+            here.listen(["a/**"], collector)
+            for number in range(3):
+                child = start("publish", url, "a/b")
+                child.say(f"child {number}")  # its first frame, at once
+                assert len(collector.wait(number + 1)) == number + 1
+            late = start("listen", url, "a/**")
+            late.wait_for("ready")
+            assert until(lambda: here.ready("a/b"))
+            here.send([("a/b", b"welcome")])
+            late.wait_for("frame welcome")
+
+    assert collector.frames == [b"child 0", b"child 1", b"child 2"]
+
+
+def test_through_two_brokers_nothing_arrives_twice_and_the_order_is_kept(tmp_path: Path) -> None:
+    collector = Collector()
+    with broker_process() as (_, one_ready), broker_process() as (_, two_ready):
+        with fabrics(url_of(tmp_path, one_ready, two_ready), 3) as (one, two, listener):
+            listener.listen(["a/**"], collector)
+            assert until(lambda: all(each.diagnostics()["brokers_connected"] == 2 for each in (one, two)))
+            assert until(lambda: one.ready("a/1") and two.ready("a/2"))
+            for start in range(0, 3000, 30):
+                for name, each in (("a/1", one), ("a/2", two)):
+                    each.send([(name, f"{name} {number}".encode()) for number in range(start, start + 30)])
+            frames = collector.wait(6000)
+            assert until(lambda: listener.diagnostics()["counts"].get("duplicate") == 6000)
+            assert collector.stays_at(6000)
+
+    for name in ("a/1", "a/2"):
+        mine = [frame.decode() for frame in frames if frame.startswith(name.encode())]
+        assert mine == [f"{name} {number}" for number in range(3000)]
+
+
+def test_when_one_of_two_brokers_is_killed_nothing_is_missing(tmp_path: Path) -> None:
+    collector = Collector()
+    with broker_process() as (first, one_ready), broker_process() as (_, two_ready):
+        with fabrics(url_of(tmp_path, one_ready, two_ready)) as (one, listener):
+            listener.listen(["a/**"], collector)
+            assert until(lambda: one.ready("a/b") and one.diagnostics()["brokers_connected"] == 2)
+            for number in range(2000):
+                one.send([("a/b", b"%d" % number)])
+                if number == 700:
+                    first.kill()
+
+            assert collector.wait(2000) == [b"%d" % number for number in range(2000)]
+            assert until(lambda: one.diagnostics()["brokers_connected"] == 1)
+
+
+def test_while_no_broker_is_there_sending_says_so_and_goes_on_after_its_restart(tmp_path: Path) -> None:
+    collector = Collector()
+    with broker_process() as (process, ready), fabrics(url_of(tmp_path, ready)) as (one, listener):
+        listener.listen(["a/**"], collector)
+        assert until(lambda: one.ready("a/b"))
+        one.send([("a/b", b"before")])
+        assert collector.wait(1) == [b"before"]
+        process.kill()
+        process.wait(10)
+        assert until(lambda: one.diagnostics()["brokers_connected"] == 0)
+        assert not one.ready("a/b")
+        with pytest.raises(FabricError, match="no broker"):
+            one.send([("a/b", b"nobody carries it")])
+        with broker_process("--xsub", ready["xsub"], "--xpub", ready["xpub"]):
+            assert until(lambda: one.diagnostics()["brokers_connected"] == 1)
+            one.send([("a/b", b"after")])  # waits until the subscriber is back, too
+
+            assert collector.wait(2) == [b"before", b"after"]
+
+
+def test_without_any_broker_a_fabric_opens_waits_and_closes_in_time(tmp_path: Path) -> None:
+    url = f"zmq://broker?registry={tmp_path}&xsub=tcp://127.0.0.1:1&xpub=tcp://127.0.0.1:1"
+    before = time.monotonic()
+    fabric = open_fabric(BusConfig(), url)
+    try:
+        with pytest.raises(FabricError, match="no broker"):
+            fabric.send([("a", b"x")])
+        fabric.listen(["**"], Collector())
+    finally:
+        fabric.close()
+
+    assert time.monotonic() - before < 5.0
+
+
+def test_questions_go_directly_though_events_go_through_the_broker(tmp_path: Path) -> None:
+    with broker_process() as (process, ready), fabrics(url_of(tmp_path, ready)) as (one, other):
+        other.answer(["svc/x"], lambda question: (question.reply(b"yes"), question.close()))  # type: ignore[func-returns-value]
+        process.kill()
+        replies = Replies()
+        one.ask("svc/x", b"", replies, 5.0)
+
+        assert replies.wait() == [b"yes"]
+
+
+def test_the_broker_reports_subscriptions_and_rates(tmp_path: Path) -> None:
+    with (
+        broker_process("--report-s", "0.2", "--json") as (process, ready),
+        fabrics(url_of(tmp_path, ready)) as (one, two),
+    ):
+        two.listen(["a/**", "b/**"], Collector())
+        assert until(lambda: one.ready("a/b"))
+        one.send([("a/b", b"x" * 100)] * 100)
+        assert process.stdout is not None
+        reports = []
+        while not reports or reports[-1]["messages"] < 100:
+            reports.append(json.loads(process.stdout.readline()))
+
+    last = reports[-1]
+    assert last["subscriptions"] == 2
+    assert last["nodes"] == 2
+    assert last["messages_per_s"] > 0
+    assert last["bytes"] > 10_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_broker_with_code_0(number: signal.Signals) -> None:
+    with broker_process() as (process, ready):
+        assert ready["ready"] is True
+        process.send_signal(number)
+
+        assert process.wait(10) == 0
+
+
+def test_a_port_that_is_taken_or_an_endpoint_that_is_none_is_an_error() -> None:
+    import subprocess
+    import sys
+
+    zbus = str(Path(sys.executable).with_name("zbus"))
+    with broker_here() as running:
+        taken = subprocess.run([zbus, "broker", "--xsub", running.xsub], capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run([zbus, "broker", "--xpub", "nowhere"], capture_output=True, text=True, timeout=60)
+
+    assert (taken.returncode, wrong.returncode) == (1, 2)
+    assert "in use" in taken.stderr
+    assert "tcp://127.0.0.1:5555" in wrong.stderr
+
+
+def test_a_stuck_subscriber_of_the_broker_does_not_stop_the_others(tmp_path: Path) -> None:
+    collector = Collector()
+    context: zmq.Context[Any] = zmq.Context()
+    with broker_here(hwm=50, stall_s=0.2) as running:
+        stuck = raw_socket(context, zmq.SUB, SUBSCRIBE=b"", RCVHWM=1, RCVBUF=4096)
+        stuck.connect(running.xpub)
+        with fabrics(url_of(tmp_path, {"xsub": running.xsub, "xpub": running.xpub})) as (one, listener):
+            listener.listen(["a/**"], collector)
+            assert until(lambda: one.ready("a/b") and running.report()["subscriptions"] >= 1)
+            payload = b"x" * 20_000
+            for number in range(1000):
+                one.send([("a/b", b"%d " % number + payload)])
+            frames = collector.wait(1000)
+            counts = running.report()["counts"]
+        stuck.close()
+        context.term()
+
+    assert [int(frame.split()[0]) for frame in frames] == list(range(1000))
+    assert counts["subscriber_stuck"] >= 1
+
+
+def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counted(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    collector = Collector()
+    with (
+        broker_here() as running,
+        fabrics(url_of(tmp_path, {"xsub": running.xsub, "xpub": running.xpub})) as (one, two),
+    ):
+        two.listen(["**"], collector)
+        legacy = raw_socket(context, zmq.SUB, SUBSCRIBE=b"legacy")
+        rogue_sub, rogue_pub = raw_socket(context, zmq.XSUB), raw_socket(context, zmq.XPUB)
+        try:
+            legacy.connect(running.xpub)
+            rogue_sub.connect(running.xpub)
+            rogue_pub.connect(running.xsub)
+            rogue_sub.send(b"\x05hello")
+            assert until(lambda: running.report()["counts"].get("subscription_invalid", 0) == 1)
+            assert rogue_pub.poll(5000)
+            assert until(lambda: running.report()["subscriptions"] >= 2)
+            for message in ([b"legacy"], [b"legacy", b"1", b"2", b"3", b"4"], [b"a/b/\0", b"short stamp", b"x"]):
+                rogue_pub.send_multipart(message)
+            one.send([("a/b", b"good")])
+
+            assert [legacy.recv_multipart() for _ in range(2)] == [[b"legacy"], [b"legacy", b"1", b"2", b"3", b"4"]]
+            assert collector.wait(1) == [b"good"]
+            assert until(lambda: two.diagnostics()["counts"].get("stamp") == 1)
+        finally:
+            for each in (legacy, rogue_sub, rogue_pub):
+                each.close()
+            context.term()

@@ -1,0 +1,166 @@
+"""Bad input on the event sockets: counted by reason, told rarely, and what follows arrives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zmq_support import Collector, fabrics, raw_socket, until
+
+from zbus_zmq.discovery import Node
+from zbus_zmq.lease import encode_lease, take_lease
+from zbus_zmq.topics import topic_of
+
+GOOD = topic_of("a/b")
+
+
+class Rogues:
+    """Bare sockets of a test."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.sockets: list[Any] = []
+
+    def socket(self, kind: int) -> Any:
+        self.sockets.append(raw_socket(self.context, kind))
+        return self.sockets[-1]
+
+
+@pytest.fixture
+def rogues() -> Iterator[Rogues]:
+    made = Rogues()
+    yield made
+    for each in made.sockets:
+        each.close()
+    made.context.term()
+
+
+def rogue_publisher(rogues: Rogues, folder: Path) -> Any:
+    """A bare XPUB socket that is announced like a node, once somebody has subscribed to it."""
+    socket = rogues.socket(zmq.XPUB)
+    socket.bind("tcp://127.0.0.1:*")
+    endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+    node = Node(node="cd" * 8, publish=endpoint, questions="tcp://127.0.0.1:1")
+    (folder / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
+    assert socket.poll(10_000)
+    return socket
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ([GOOD], "frame_count"),
+        ([b"x"], "topic"),
+        ([b""], "topic"),
+        ([b"a/b"], "topic"),
+        ([GOOD, b"x", b"y"], "frame_count"),
+        ([GOOD, *[b"y"] * 500], "frame_count"),
+        ([b"a/%zz/\0", b"x"], "topic"),
+        ([b"a/" * 3000 + b"\0", b"x"], "topic"),
+        ([b"\xff\xfe", b"x"], "mark"),
+    ],
+)
+def test_a_malformed_message_is_counted_and_the_next_one_arrives(
+    tmp_path: Path, rogues: Rogues, message: list[bytes], reason: str
+) -> None:
+    collector = Collector()
+    with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,):
+        here.listen(["**"], collector)
+        rogue = rogue_publisher(rogues, tmp_path)
+        if reason == "mark":
+            message = [b"\xff" + here.node.encode() + b".0", b"not a node!"]
+        for _ in range(2):  # before the topic is known, and after
+            rogue.send_multipart(message)
+            rogue.send_multipart([GOOD, b"good"])
+
+        assert collector.wait(2) == [b"good", b"good"]
+        assert here.diagnostics()["counts"][reason] >= (1 if reason == "mark" else 2)
+
+
+def test_no_sequence_of_messages_makes_a_hole_in_what_follows(tmp_path: Path, rogues: Rogues) -> None:
+    collector = Collector()
+    part = st.sampled_from([GOOD, b"", b"\xff", topic_of("x"), b"a/"]) | st.binary(max_size=20)
+    with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,):
+        here.listen(["a/**"], collector)
+        rogue = rogue_publisher(rogues, tmp_path)
+        expected = []
+
+        @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(part, min_size=1, max_size=4))
+        def send(parts: list[bytes]) -> None:
+            rogue.send_multipart(parts)
+            if len(parts) == 2 and parts[0] == GOOD:
+                expected.append(parts[1])
+            rogue.send_multipart([GOOD, b"%d" % len(expected)])
+            expected.append(b"%d" % len(expected))
+
+        send()
+
+        assert collector.wait(len(expected)) == expected
+
+
+def test_a_message_over_the_limit_is_never_taken_and_others_still_arrive(tmp_path: Path, rogues: Rogues) -> None:
+    collector = Collector()
+    with fabrics(f"zmq://?registry={tmp_path}&max_message_bytes=1000") as (here, other):
+        here.listen(["**"], collector)
+        rogue = rogue_publisher(rogues, tmp_path)
+        rogue.send_multipart([GOOD, b"x" * 100_000])
+        other.send([("a/b", b"good")])
+
+        assert collector.wait(1) == [b"good"]
+        assert until(lambda: here.diagnostics()["counts"].get("disconnected", 0) > 0)
+        assert collector.stays_at(1)
+
+
+def test_rubbish_is_told_once_a_minute_however_much_there_is(
+    tmp_path: Path, rogues: Rogues, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,), caplog.at_level(logging.WARNING, "zbus"):
+        here.listen(["**"], Collector())
+        rogue = rogue_publisher(rogues, tmp_path)
+        for _ in range(100):
+            rogue.send_multipart([b"rubbish"])
+        assert until(lambda: here.diagnostics()["counts"].get("topic") == 100)
+
+    assert sum("EVENT_INVALID" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Rogues) -> None:
+    collector = Collector()
+    with fabrics(f"zmq://?registry={tmp_path}") as (here, other):
+        other.listen(["a/**"], collector)
+        rogue = rogues.socket(zmq.XSUB)
+        rogue.connect(here.diagnostics()["publish"])
+        rogue.send(b"\x01")
+        assert until(lambda: here.ready("anything"))
+        for message in ([b"\x02hello"], [b"\x01\xff\xff"], [b"hello", b"world"]):
+            rogue.send_multipart(message)
+        assert until(lambda: here.diagnostics()["counts"].get("subscription_invalid", 0) >= 2)
+        here.send([("a/b", b"good")])
+
+        assert collector.wait(1) == [b"good"]
+
+
+def test_an_announcement_with_an_endpoint_that_is_none_is_counted_and_tried_again(tmp_path: Path) -> None:
+    collector = Collector()
+    for number, endpoint in enumerate(["nonsense", "ipc:///tmp/x", "tcp://", "tcp://127.0.0.1:99999", ""]):
+        node = Node(node=f"{number:016x}", publish=endpoint, questions=endpoint, answers=("svc/a",))
+        (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
+    from zbus.config import BusConfig
+    from zbus_zmq.fabric import open_fabric
+
+    here, other = (open_fabric(BusConfig(), f"zmq://?registry={tmp_path}") for _ in range(2))
+    try:
+        here.listen(["a/**"], collector)
+        assert until(lambda: here.diagnostics()["counts"].get("connect_failed", 0) >= 8)
+        other.send([("a/b", b"good")])
+        assert collector.wait(1) == [b"good"]
+    finally:
+        here.close()
+        other.close()

@@ -1,0 +1,250 @@
+"""Questions and their replies over ROUTER sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zmq_support import Replies, children, fabrics, raw_socket, until
+
+from zbus.config import BusConfig
+from zbus.errors import FabricError
+from zbus_zmq.discovery import Node
+from zbus_zmq.fabric import open_fabric
+from zbus_zmq.lease import encode_lease, take_lease
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"zmq://?registry={tmp_path}"
+
+
+def answering(*replies: bytes) -> Callable[[Any], None]:
+    """Answers on a thread of its own, as a node does."""
+
+    def asked(question: Any) -> None:
+        def run() -> None:
+            for reply in replies:
+                question.reply(reply + question.payload)
+            question.close()
+
+        threading.Thread(target=run).start()
+
+    return asked
+
+
+def test_replies_come_in_order_and_end(url: str) -> None:
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a", "svc/b"], answering(*[b"%d " % number for number in range(1000)]))
+        replies = Replies()
+        one.ask("svc/b", b"q", replies, 10.0)
+
+        assert replies.wait() == [b"%d q" % number for number in range(1000)]
+        assert replies.ends == 1
+
+
+def test_nobody_answers_for_the_key_is_heard_at_once(url: str) -> None:
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], answering(b"x"))
+        replies = Replies()
+        before = time.monotonic()
+        one.ask("svc/b", b"q", replies, 10.0)
+
+        assert replies.wait() == []
+        assert time.monotonic() - before < 1.0
+
+
+def test_answers_are_found_as_soon_as_answer_has_returned(url: str) -> None:
+    with fabrics(url) as (one, other):
+        for number in range(10):
+            other.answer([f"svc/{number}"], answering(b"x"))
+            replies = Replies()
+            one.ask(f"svc/{number}", b"", replies, 5.0)
+            assert replies.wait() == [b"x"]
+        replies = Replies()
+        one.ask("svc/0", b"", replies, 5.0)
+
+        assert replies.wait() == []
+
+
+def test_a_node_that_has_just_opened_finds_those_who_answer(url: str) -> None:
+    with fabrics(url, 1) as (one,):
+        one.answer(["svc/a"], answering(b"x"))
+        fresh = open_fabric(BusConfig(), url)
+        try:
+            replies = Replies()
+            fresh.ask("svc/a", b"", replies, 5.0)
+            assert replies.wait() == [b"x"]
+        finally:
+            fresh.close()
+
+
+def test_a_node_may_ask_itself_where_nobody_else_answers(url: str) -> None:
+    with fabrics(url) as (one, other):
+        one.answer(["svc/a"], answering(b"own "))
+        replies = Replies()
+        one.ask("svc/a", b"q", replies, 5.0)
+        assert replies.wait() == [b"own q"]
+        other.answer(["svc/a"], answering(b"other "))
+        replies = Replies()
+        one.ask("svc/a", b"q", replies, 5.0)
+
+        assert replies.wait() == [b"other q"]
+
+
+def test_questions_are_spread_over_those_who_answer(url: str) -> None:
+    with fabrics(url, 3) as (asker, *answerers):
+        for number, each in enumerate(answerers):
+            each.answer(["svc/a"], answering(b"%d" % number))
+        counted: Counter[bytes] = Counter()
+        for _ in range(40):
+            replies = Replies()
+            asker.ask("svc/a", b"", replies, 5.0)
+            counted.update(replies.wait())
+
+    assert counted.keys() == {b"0", b"1"}
+    assert counted.total() == 40
+
+
+def test_a_question_that_takes_too_long_ends_and_the_answerer_is_told(url: str) -> None:
+    questions: list[Any] = []
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], questions.append)
+        replies = Replies()
+        one.ask("svc/a", b"", replies, 0.3)
+        assert replies.wait(5) == []
+        assert len(questions) == 1
+
+        def refused() -> bool:
+            try:
+                questions[0].reply(b"late")
+            except FabricError:
+                return True
+            return False
+
+        assert until(refused, 5)
+
+
+def test_an_asker_that_no_longer_listens_is_noticed_by_the_answerer(url: str) -> None:
+    questions: list[Any] = []
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], questions.append)
+        replies = Replies()
+        asking = one.ask("svc/a", b"", replies, 30.0)
+        assert until(lambda: questions)
+        asking.close()
+        asking.close()
+
+        def pour() -> None:
+            while True:
+                questions[0].reply(b"x" * 1000)
+
+        with pytest.raises(FabricError, match="not sent"):
+            pour()
+        assert replies.ends == 0
+
+
+def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -> None:
+    code = (
+        "import sys, zbus_zmq.fabric as f; from zbus.config import BusConfig;"
+        f"x = f.open_fabric(BusConfig(), {url!r});"
+        "x.answer(['svc/a'], lambda q: (q.reply(b'first'), print('asked', flush=True)));"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    with fabrics(url, 1) as (one,), children() as start:
+        child = start("run", code)
+        child.wait_for("ready")
+        replies = Replies()
+        one.ask("svc/a", b"", replies, 60.0)
+        child.wait_for("asked")
+        assert until(lambda: replies.heard == [b"first"])
+        before = time.monotonic()
+        child.kill()
+
+        assert replies.wait() == [b"first"]
+        assert time.monotonic() - before < 5.0
+
+
+def test_a_dead_answerer_is_passed_over_for_a_live_one(tmp_path: Path, url: str) -> None:
+    ghost = Node(node="ab" * 8, questions="tcp://127.0.0.1:1", answers=("svc/a",))
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], answering(b"alive"))
+        (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))
+        for _ in range(8):
+            replies = Replies()
+            one.ask("svc/a", b"", replies, 10.0)
+            assert replies.wait() == [b"alive"]
+
+
+def test_a_slow_asker_holds_up_its_own_replies_alone(tmp_path: Path) -> None:
+    url = f"zmq://?registry={tmp_path}&hwm=10"
+    release = threading.Event()
+    slow_heard: list[bytes | None] = []
+
+    def slow(reply: bytes | None) -> None:
+        release.wait(20)
+        slow_heard.append(reply)
+
+    with fabrics(url, 3) as (answerer, slow_asker, quick_asker):
+        answerer.answer(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
+        slow_asker.ask("svc/a", b"", slow, 30.0)
+        replies = Replies()
+        quick_asker.ask("svc/a", b"", replies, 30.0)
+        quick = replies.wait()
+        release.set()
+        assert until(lambda: slow_heard and slow_heard[-1] is None)
+
+    assert len(quick) == 600
+    assert len(slow_heard) == 601
+
+
+def test_questions_under_way_end_when_a_fabric_closes(url: str) -> None:
+    questions: list[Any] = []
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], questions.append)
+        replies = Replies()
+        one.ask("svc/a", b"", replies, 60.0)
+        assert until(lambda: questions)
+        one.close()
+        assert replies.wait(5) == []
+        other.close()
+        with pytest.raises(FabricError):
+            questions[0].reply(b"late")
+
+
+PARTS = st.sampled_from([b"Q", b"C", b"R", b"E", b"N", b"", b"12345678", b"svc/a", b"\xff\xfe"]) | st.binary(
+    max_size=12
+)
+
+
+def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(url: str) -> None:
+    import zmq
+
+    context: zmq.Context[Any] = zmq.Context()
+    with fabrics(url) as (one, other):
+        other.answer(["svc/a"], answering(b"x"))
+        rogue = raw_socket(context, zmq.DEALER)
+        rogue.connect(other.diagnostics()["questions"])
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(PARTS, min_size=1, max_size=6))
+        def send(parts: list[bytes]) -> None:
+            rogue.send_multipart(parts)
+
+        try:
+            send()
+            rogue.send_multipart([b"nonsense"])
+            assert until(lambda: other.diagnostics()["counts"].get("question_invalid", 0) > 0)
+            replies = Replies()
+            one.ask("svc/a", b"", replies, 10.0)
+            assert replies.wait() == [b"x"]
+        finally:
+            rogue.close()
+            context.term()
