@@ -67,8 +67,8 @@ async def subscriber_for(bus: zbus.Bus, kind: str) -> EventSubscriber:
 async def test_publishers_and_subscribers_meet_those_of_dynamo_on_nats(on_nats: NatsPeer, kind: str) -> None:
     here = subject(*NAMES[kind], "kv-events")
     await asyncio.to_thread(on_nats.subscribe, here)
-    async with zbus.open() as bus:
-        publisher, subscriber = await publisher_for(bus, kind), await subscriber_for(bus, kind)
+    async with zbus.open() as bus, await subscriber_for(bus, kind) as subscriber:
+        publisher = await publisher_for(bus, kind)
         await publisher.publish(b"from zbus")
         where, heard = await asyncio.to_thread(on_nats.next)
         await asyncio.to_thread(on_nats.publish, here, envelope(7, 0, "kv-events", b"from dynamo"))
@@ -86,8 +86,8 @@ async def test_publishers_and_subscribers_meet_those_of_dynamo_on_zmq(on_zmq: Re
     with closing_all() as keep:
         far, near = keep(ZmqSubscriber(context, names, on_zmq)), keep(ZmqPublisher(context, names))
         on_zmq.add(names, near.publisher_id, near.endpoint)
-        async with zbus.open() as bus:
-            publisher, subscriber = await publisher_for(bus, kind), await subscriber_for(bus, kind)
+        async with zbus.open() as bus, await subscriber_for(bus, kind) as subscriber:
+            publisher = await publisher_for(bus, kind)
             await publisher.publish(b"from zbus")
             heard = await asyncio.to_thread(far.next)
             assert (await asyncio.wait_for(subscriber.next(), WAIT_S) or heard).payload == b"from zbus"

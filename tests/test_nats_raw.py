@@ -221,7 +221,7 @@ async def test_many_messages_arrive_each_once_and_in_order_while_what_is_listene
     await flowing
     await asyncio.to_thread(came.wait, 20_000)
     await client.publish("flow.a", b"end")
-    wait_for(lambda: decode(came.items[-1] or b"").payload == b"end")
+    await asyncio.to_thread(wait_for, lambda: decode(came.items[-1] or b"").payload == b"end")
 
     assert [each.sequence for each in events(came.items)] == list(range(20_001))
     await client.close()

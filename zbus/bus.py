@@ -449,7 +449,12 @@ class Bus:
             self.delivery.router.add(expression, subscription)
         if self.network is None:
             return None
-        return self.network.want(subscription.key_exprs, subscription.since_ns, subscription.records)
+        return self.network.want(
+            subscription.key_exprs,
+            subscription.since_ns,
+            subscription.records,
+            keep=subscription.durable is not None,
+        )
 
     def detach(self, subscription: EventSubscriber) -> None:
         """Forget a subscription."""
@@ -459,7 +464,7 @@ class Bus:
             for expression in subscription.key_exprs:
                 self.delivery.router.remove(expression, subscription)
             if self.network is not None:
-                self.network.unwant(subscription.key_exprs, subscription.records)
+                self.network.unwant(subscription.key_exprs, subscription.since_ns, subscription.records)
 
     async def room(self, key: str) -> None:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""

@@ -22,6 +22,8 @@ RECENT_BYTES = 16 * 1024 * 1024
 class Target(Protocol):
     """A subscription, as delivery sees it."""
 
+    records: bool  # it reads through the log what other nodes published
+
     def offer(self, events: Sequence[Event]) -> None:
         """Take the events of one burst; never wait."""
 
@@ -34,18 +36,23 @@ class Delivery:
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
         self._recent_events = self._recent_bytes = 0
+        self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
         self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
         """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
+        given = rows
         if offsets[0] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
             fresh = {at: row for row, at in zip(rows, offsets, strict=True) if at > self.delivered}
             rows, offsets = list(fresh.values()), list(fresh)
             if not rows:
+                self._forget_passed(given)
                 return rows, offsets
-        routes, wanted = self.router.routes, self._wanted
+        routes, wanted, passed = self.router.routes, self._wanted, self.passed
         for row, offset in zip(rows, offsets, strict=True):
             targets = routes(row[3])
+            if passed and (row[0], row[1]) in passed:
+                targets = tuple(target for target in targets if target.records)
             if targets:
                 publisher_id, sequence, published_at, key, payload, headers = row
                 event = Event(
@@ -62,6 +69,7 @@ class Delivery:
         for target, events in wanted.items():
             target.offer(events)
         wanted.clear()
+        self._forget_passed(given)
         self.delivered = offsets[-1]
         self._remember(rows, offsets)
         return rows, offsets
@@ -96,6 +104,10 @@ class Delivery:
                     if at > offset
                 ]
         return found
+
+    def _forget_passed(self, rows: Sequence[Row]) -> None:
+        if self.passed:
+            self.passed.difference_update([(row[0], row[1]) for row in rows])
 
     def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         size = sum([len(row[4]) for row in rows])

@@ -43,7 +43,7 @@ class Inbox:
     def __init__(self, bus: Bus, network: Network) -> None:
         self.wants, self.count = network.wants, bus.count
         self._own, self._network = network.origin, network
-        self._deliver, self._commits = bus.delivery.unstored, bus.commits
+        self._deliver, self._commits, self._passed = bus.delivery.unstored, bus.commits, bus.delivery.passed
         self._payload_bytes_max = bus.payload_bytes_max
         self._loop = asyncio.get_running_loop()
         self._received: deque[Frame] = deque()
@@ -78,10 +78,10 @@ class Inbox:
         for origin in self._origins.values():
             origin.wants_changed()
 
-    def refetch(self) -> None:
-        """Something is wanted of the past: ask every node from the beginning of it."""
+    def fetch_past(self, expressions: Sequence[str]) -> None:
+        """These are wanted from the past too: ask every node that was heard already."""
         for origin in self._origins.values():
-            origin.rewind(0)
+            origin.fetch_past(expressions)
 
     async def aclose(self) -> None:
         """Stop repairing. Cancelled or not, nothing goes on after it."""
@@ -188,13 +188,13 @@ class Inbox:
 
     # What an origin calls.
 
-    def accept(self, envelopes: Sequence[Envelope], link: str) -> asyncio.Future[Any] | None:
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
         """Deliver what is new, and record what is to be recorded; the future tells when that is done."""
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
         crossing: list[Row] | None = [] if self._network.forward is not None else None
-        own, records, first_time = self._own, self.wants.records, self._seen.first_time
+        own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
                 self.count("loops_stopped", 1)
@@ -204,11 +204,14 @@ class Inbox:
                 self._report(EVENT_INVALID, link, reason="its payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
-            if records(envelope.key):
+            want = wanted(envelope.key)
+            if want.recorded:
                 rows.append(_row(envelope, link))
                 stored.append(envelope)
                 if not new:
                     self.count("duplicates_received", 1)
+                if not new or (repaired and envelope.published_at < want.live_since):
+                    self._passed.add((envelope.publisher_id, envelope.sequence))
             elif not new:
                 self.count("duplicates_received", 1)
             else:
@@ -221,9 +224,11 @@ class Inbox:
             self._network.send_unlogged(crossing)
         return self._store(rows, stored) if rows else None
 
-    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
         """Ask a node for a page of its log."""
-        return await self._network.page(origin, after, from_ns, link)
+        return await self._network.page(origin, after, from_ns, link, expressions)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember how far an origin is, once what came before is in our log."""

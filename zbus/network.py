@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 STORE_S = 1.0
 LINGER_S = 0.15
+PAST_NS = 100_000_000  # what began so short ago need not be asked for
 PAGE_TIMEOUT_S = 3.0
 
 
@@ -82,9 +83,12 @@ class Network:
                 self.inbox.positions[int(rest, 16)] = value
             elif kind == "since":
                 self._since[rest] = value
-        expressions = list(dict.fromkeys(recorded))
-        if expressions:
-            await self.want(expressions, time.time_ns(), record=True)
+        now = time.time_ns()
+        new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
+        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
+        for each, since in self._since.items():
+            self.wants.add([each], since, record=True)
+        await self._begin_recording(new)
         self.answers.serve(log_key(self.origin), LogService(self._log, self.origin, self.forward).page)
         for name in link_names(self._bus.config.transports).values():
             await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
@@ -190,19 +194,21 @@ class Network:
         except RuntimeError:
             pass  # the loop is closed, and with it the bus
 
-    def want(self, expressions: Iterable[str], since_ns: int, record: bool) -> asyncio.Future[Any]:
-        """Receive these from other nodes; the future tells when the fabrics know."""
-        expressions = tuple(expressions)
-        since_ns = min([since_ns, *(self._since.get(each, since_ns) for each in expressions)])
-        known = set(self.wants.recorded)
+    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
+        """Receive these from other nodes; the future tells when the fabrics know.
+
+        `keep`: as long as this node lives, and again after a restart, since its log has a durable name for them.
+        """
         self.wants.add(expressions, since_ns, record)
         self.inbox.wants_changed()
-        if not record:
+        new = {each: since_ns for each in expressions if keep and each not in self._since}
+        if not new:
             return self._declare()
-        new = dict.fromkeys([each for each in expressions if each not in self._since], since_ns)
         self._since |= new
-        if since_ns < time.time_ns() - 1_000_000_000 and not known.issuperset(expressions):
-            self.inbox.refetch()
+        for each, since in new.items():
+            self.wants.add([each], since, record=True)
+        if since_ns < time.time_ns() - PAST_NS:
+            self.inbox.fetch_past(list(new))
         return asyncio.ensure_future(self._begin_recording(new))
 
     async def _begin_recording(self, since: Mapping[str, int]) -> None:
@@ -211,9 +217,9 @@ class Network:
             await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
         await self._declare()
 
-    def unwant(self, expressions: Iterable[str], record: bool) -> None:
-        """Undo one `want`."""
-        self.wants.remove(expressions, record)
+    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
+        """Undo one `want`; what is kept stays."""
+        self.wants.remove(expressions, since_ns, record)
         self.inbox.wants_changed()
         self._declare()
 
@@ -221,14 +227,16 @@ class Network:
         """Tell the fabrics for which keys this node answers."""
         return self._declare()
 
-    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
         """A page of another node's log, for what is wanted here; asked first where that node was heard."""
-        expressions = self.wants.expressions
+        keys = tuple(expressions or self.wants.expressions) or ("@zbus/none",)
         heard_on = next((each.fabric for each in self.links if each.label == link), None)
         ask = partial(self.asker.ask, first=heard_on)
         if not self.links:
             raise NobodyAnswers(log_key(origin))
-        return await ask_page(ask, origin, expressions or ("@zbus/none",), after, from_ns, PAGE_TIMEOUT_S)
+        return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
     @property
     def head(self) -> int:

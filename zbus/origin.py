@@ -22,7 +22,7 @@ from .codec import Envelope
 from .errors import RequestError, ZbusError
 from .logservice import LogPage
 from .records import EVENT_GAP, EVENT_RETRY, record
-from .wants import Wants
+from .wants import NEVER, Wants
 
 HELD_EVENTS_MAX = 8192
 TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
@@ -35,10 +35,12 @@ class Reception(Protocol):
 
     wants: Wants
 
-    def accept(self, envelopes: Sequence[Envelope], link: str) -> Awaitable[object] | None:
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
         """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
 
-    async def page(self, origin: int, after: int, from_ns: int, link: str) -> LogPage:
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
         """Ask a node for a page of its log; `link` is where it was last heard."""
 
     def covered(self, origin: int, offset: int) -> None:
@@ -68,6 +70,8 @@ class Origin:
         self._repairing: asyncio.Task[None] | None = None
         self._heard_again = asyncio.Event()
         self._complete = False
+        self._again: int | None = None
+        self._past: list[tuple[str, ...]] = []
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
@@ -125,9 +129,14 @@ class Origin:
 
     def rewind(self, offset: int) -> None:
         """What followed `offset` was not kept: get it again."""
-        if self._covered is not None and self._repairing is None and self.has_log:
-            self._covered = min(self._covered, offset)
-            self._last.clear()
+        if self.has_log:
+            self._again = offset if self._again is None else min(self._again, offset)
+            self._repair()
+
+    def fetch_past(self, expressions: Sequence[str]) -> None:
+        """These are wanted from the past too, as far as this node was heard already."""
+        if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
+            self._past.append(tuple(expressions))
             self._repair()
 
     def close(self) -> asyncio.Task[None] | None:
@@ -143,7 +152,7 @@ class Origin:
         return [
             key
             for key, (offset, _, _) in beacon.newest.items()
-            if offset > max(covered, self._last.get(key, 0)) and wants.since(key) is not None
+            if offset > max(covered, self._last.get(key, 0)) and wants.of(key).since != NEVER
         ]
 
     def _check_tail(self) -> None:
@@ -187,16 +196,22 @@ class Origin:
         deadline = time.monotonic() + GIVE_UP_S
         while True:
             try:
+                if self._past:
+                    await self._fetch(self._past[0])
+                    self._past.pop(0)
+                if self._again is not None:
+                    self._covered, self._again = min(self._covered or 0, self._again), None
+                    self._last.clear()
                 page = await self._page()
                 found += len(page)
                 pause, deadline = RETRY_S[0], time.monotonic() + GIVE_UP_S
-                if self._held_lost <= (self._covered or 0) and self._complete:
+                if self._is_done():
                     break
             except Exception as error:
                 if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
                     unknown = None if isinstance(error, ZbusError) else error
                     record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
-                if time.monotonic() > deadline and not self._reception.wants.recorded:
+                if time.monotonic() > deadline and not self._reception.wants.records:
                     await self._give_up()
                     return
                 self._heard_again.clear()
@@ -209,6 +224,10 @@ class Origin:
         self._reception.count("events_repaired", found)
         self._go_on()
 
+    def _is_done(self) -> bool:
+        nothing_else = not self._past and self._again is None
+        return self._complete and nothing_else and self._held_lost <= (self._covered or 0)
+
     async def _page(self) -> Sequence[Envelope]:
         """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
         after, wants = self._covered or 0, self._reception.wants
@@ -219,8 +238,7 @@ class Origin:
         told: set[int] = set()
         new: list[Envelope] = []
         for envelope in page.envelopes:
-            since = wants.since(envelope.key)
-            if since is None or envelope.published_at < since:
+            if envelope.published_at < wants.of(envelope.key).since:
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
@@ -232,7 +250,7 @@ class Origin:
             self._reception.count("gaps_unrepaired", 1)
             reason = "retention removed it at the publisher"
             record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
-        stored = self._reception.accept(new, link)
+        stored = self._reception.accept(new, link, repaired=True)
         if stored is not None:
             await stored
         for envelope in new:
@@ -240,6 +258,19 @@ class Origin:
         self._covered = max(after, page.covered)
         self._complete = page.covered >= page.head
         return new
+
+    async def _fetch(self, expressions: tuple[str, ...]) -> None:
+        """Everything that the log has of some expressions; what we have of it is known by its identity."""
+        after, link, wants = 0, self._link, self._reception.wants
+        while True:
+            page = await self._reception.page(self.id, after, 0, link, expressions)
+            wanted = [each for each in page.envelopes if each.published_at >= wants.of(each.key).since]
+            stored = self._reception.accept(wanted, link, repaired=True)
+            if stored is not None:
+                await stored
+            if page.covered >= page.head:
+                return
+            after = page.covered
 
     async def _give_up(self) -> None:
         """Nobody has what is missing: say so where it is missing, and go on with what there is."""

@@ -2,83 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from .keys import matches
 
 KEYS_KEPT_MAX = 10_000
+NEVER = 1 << 63
+
+
+class Wanted(NamedTuple):
+    """Of one key: since when it is wanted at all, since when by readers that are live only, and whether it is recorded.
+
+    In ns; `NEVER` where nobody wants it.
+    """
+
+    since: int
+    live_since: int
+    recorded: bool
 
 
 class Wants:
-    """Expressions with how many use them. Of one that several use, the earliest `since` counts."""
+    """Expressions with how many use them, since when, and whether they are to be recorded."""
 
     def __init__(self) -> None:
-        self._users: dict[str, int] = {}
-        self._since: dict[str, int] = {}
-        self._recorded: dict[str, int] = {}
-        self._known: dict[str, int | None] = {}
-        self._recorded_keys: dict[str, bool] = {}
+        self._users: Counter[tuple[str, int, bool]] = Counter()
+        self._known: dict[str, Wanted] = {}
 
     @property
     def expressions(self) -> tuple[str, ...]:
         """All that is wanted."""
-        return tuple(self._users)
+        return tuple(dict.fromkeys(expression for expression, _, _ in self._users))
 
     @property
-    def recorded(self) -> tuple[str, ...]:
-        """What the log of this node keeps of others."""
-        return tuple(self._recorded)
+    def records(self) -> bool:
+        """Whether our log keeps anything of others."""
+        return any(record for _, _, record in self._users)
 
     @property
     def earliest(self) -> int:
-        """Nothing published before this is wanted; in ns."""
-        return min(self._since.values(), default=0)
+        """Nothing published before this is wanted."""
+        return min((since for _, since, _ in self._users), default=0)
 
     def add(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
-        """Want these too: from `since_ns` on where a node is met later, and in our log, if `record`."""
-        for each in expressions:
-            self._users[each] = self._users.get(each, 0) + 1
-            self._since[each] = min(since_ns, self._since.get(each, since_ns))
-            if record:
-                self._recorded[each] = self._recorded.get(each, 0) + 1
-        self._forget()
-
-    def remove(self, expressions: Iterable[str], record: bool) -> None:
-        """Undo one `add`."""
-        for each in expressions:
-            for users in (self._users, self._recorded) if record else (self._users,):
-                users[each] -= 1
-                if not users[each]:
-                    del users[each]
-            if each not in self._users:
-                del self._since[each]
-        self._forget()
-
-    def since(self, key: str) -> int | None:
-        """Since when events on `key` are wanted; None if they are not."""
-        if key in self._known:
-            return self._known[key]
-        found = min((since for each, since in self._since.items() if matches(each, key)), default=None)
-        if len(self._known) >= KEYS_KEPT_MAX:
-            self._known.clear()
-        self._known[key] = found
-        return found
-
-    def records(self, key: str) -> bool:
-        """Whether our log keeps events of others on `key`."""
-        if not self._recorded:
-            return False
-        found = self._recorded_keys.get(key)
-        if found is None:
-            if len(self._recorded_keys) >= KEYS_KEPT_MAX:
-                self._recorded_keys.clear()
-            found = self._recorded_keys[key] = _any_matches(self.recorded, key)
-        return found
-
-    def _forget(self) -> None:
+        """Want these too: from `since_ns` on where something is asked for later, and in our log, if `record`."""
+        self._users.update((each, since_ns, record) for each in expressions)
         self._known.clear()
-        self._recorded_keys.clear()
 
+    def remove(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
+        """Undo one `add`."""
+        self._users.subtract((each, since_ns, record) for each in expressions)
+        self._users += Counter()  # drop what nobody uses
+        self._known.clear()
 
-def _any_matches(expressions: Sequence[str], key: str) -> bool:
-    return any(matches(each, key) for each in expressions)
+    def of(self, key: str) -> Wanted:
+        """What is wanted of `key`.
+
+        >>> wants = Wants()
+        >>> wants.add(["shop/**"], 5, record=True)
+        >>> wants.of("shop/x").recorded, wants.of("audit/x").since == NEVER
+        (True, True)
+        """
+        found = self._known.get(key)
+        if found is None:
+            since = live_since = NEVER
+            recorded = False
+            for expression, moment, record in self._users:
+                if matches(expression, key):
+                    since, recorded = min(since, moment), recorded or record
+                    live_since = live_since if record else min(live_since, moment)
+            if len(self._known) >= KEYS_KEPT_MAX:
+                self._known.clear()
+            found = self._known[key] = Wanted(since, live_since, recorded)
+        return found

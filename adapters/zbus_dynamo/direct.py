@@ -1,19 +1,14 @@
 """Direct mode: publishers listen, and subscribers find them through discovery.
 
-All publishers of this process share one socket as far as the wire allows. It does not allow two of the same
-topic: a message names its topic but not its scope, and Dynamo's subscribers take everything of the topic
-that a socket offers for events of the one publisher whose record led there. So a second publisher of a topic gets
-a second socket, a *lane*.
+A publisher registers itself with its first event. Its record goes when the fabric closes, or when there are so many
+that the one silent longest has to make room.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
-
-import zmq
 
 from zbus.errors import FabricError
 from zbus.keys import KeySet
@@ -22,57 +17,21 @@ from zbus.records import EVENT_DROPPED
 
 from .filestore import FileStore
 from .frames import pack
+from .lanes import Lane, Publisher
 from .records import Channel
 from .registry import Registry
 from .scopes import Place
-from .sender import Sender
 from .settings import ZmqSettings
-from .sockets import zmq_errors
 from .sources import Sources
 from .tally import Tally
 from .translate import Outgoing
 from .zmq_loop import ZmqLoop
 
-# A new publisher's first events wait for subscribers to see its record and to connect: so long in any case, and
-# so long where nobody does.
-HOLD_S, HOLD_MAX_S = 0.3, 2.0
 AGAIN_S = 0.002  # when a subscriber is full
+RETRY_S = 1.0  # when no socket could be had
 LANES_MAX = 256
 PUBLISHERS_MAX = 1000
 RETIRED = "FABRIC_PUBLISHER_RETIRED"
-
-
-class Lane:
-    """One listening socket, with at most one publisher of each topic."""
-
-    def __init__(self, loop: ZmqLoop, tally: Tally, settings: ZmqSettings) -> None:
-        with zmq_errors("make a socket"):
-            self.sender = Sender(loop, tally, "zmq")
-        self.publishers: dict[str, Publisher] = {}  # by topic
-        with zmq_errors(f"listen on {settings.host}"):
-            try:
-                self.sender.socket.bind(f"tcp://{settings.host}:0")
-            except zmq.ZMQError:
-                self.sender.close()
-                raise
-        port = self.sender.socket.last_endpoint.decode().rpartition(":")[2]
-        self.endpoint = f"tcp://{settings.advertise}:{port}"
-
-
-class Publisher:
-    """One publisher of this process, as others see it."""
-
-    def __init__(self, channel: Channel, lane: Lane) -> None:
-        self.channel, self.lane = channel, lane
-        self.topic = channel.place.topic.encode()
-        self.registered_at: float | None = None
-        self.held: deque[tuple[list[bytes], int]] | None = deque()
-
-    def found_at(self, now: float, hurry: bool) -> float:
-        """When its events need to wait no longer, as far as can be said now."""
-        if self.registered_at is None:
-            return now + 60.0
-        return self.registered_at + (HOLD_S if hurry or self.lane.sender.wanted(self.topic) else HOLD_MAX_S)
 
 
 class Direct:
@@ -86,6 +45,7 @@ class Direct:
         self.lanes: list[Lane] = []
         self.publishers: dict[tuple[Place, int], Publisher] = {}  # the longest unused one first
         self._waiting: set[Publisher] = set()
+        self._refused: tuple[float, FabricError] | None = None  # no new socket until then, and why
         self._given_up: list[int] = []  # the sizes of events that will never leave
         self._registry = Registry(FileStore(settings.store), tally, self._found)
 
@@ -178,12 +138,21 @@ class Direct:
             if topic not in lane.publishers:
                 return lane
         if len(self.lanes) < LANES_MAX:
-            self.lanes.append(Lane(self._loop, self._tally, self._settings))
-            return self.lanes[-1]
+            return self._new_lane()
         oldest = next(known for known in self.publishers if known[0].topic == topic)
         lane = self.publishers[oldest].lane
         self._retire(oldest)
         return lane
+
+    def _new_lane(self) -> Lane:
+        if self._refused is not None and time.monotonic() < self._refused[0]:
+            raise self._refused[1]
+        try:
+            self.lanes.append(Lane(self._loop, self._tally, self._settings))
+        except FabricError as error:
+            self._refused = time.monotonic() + RETRY_S, error
+            raise
+        return self.lanes[-1]
 
     def _retire(self, known: tuple[Place, int]) -> None:
         """Forget the publisher that was silent longest. It registers again when it is not."""

@@ -1,8 +1,10 @@
-"""A durable pull consumer of a JetStream stream that is looked after.
+"""A durable pull consumer of a JetStream stream that is looked after, and keeps the order of the stream.
 
 Messages go straight to a sink, as everywhere here, and are acknowledged when whoever took them says so. Pull
 consumers have been seen to stop: after a reconnection, when somebody deletes them, when a server hands
-over. So a consumer that says it is gone, or is silent although asked, is set up again, from where it was.
+over. So a consumer that says it is gone, or is silent although asked, is set up again. JetStream would hand
+out again what was not acknowledged among what is newer; here the consumer is then made anew, right after
+what is stored, so that sequences always rise. A durable name has one reader.
 Everything runs on the connection's thread, except `Delivery.done`.
 """
 
@@ -19,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import nats.errors
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import FabricError
@@ -27,6 +30,7 @@ from zbus.records import record
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone
+from .delivery import Delivery, read_place
 from .subjects import INBOX_PREFIX
 from .vendor import VENDOR_ERRORS, describe
 
@@ -38,22 +42,6 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 
 _STATUS = re.compile(rb"NATS/1\.0 (\d{3})(?: ([^\r\n]*))?")
 _PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
-
-
-class Delivery:
-    """One message, and how to acknowledge it."""
-
-    __slots__ = ("_consumer", "data", "headers", "published_at", "sequence", "subject")
-
-    def __init__(
-        self, consumer: Consumer, subject: bytes, data: bytes, headers: bytes | None, sequence: int, published_at: int
-    ) -> None:
-        self._consumer, self.subject, self.data, self.headers = consumer, subject, data, headers
-        self.sequence, self.published_at = sequence, published_at
-
-    def done(self) -> None:
-        """It is stored: acknowledge it. Any thread, without waiting; a second call does nothing."""
-        self._consumer.acknowledge(self.sequence)
 
 
 class Consumer:
@@ -71,19 +59,20 @@ class Consumer:
         self._left = 0  # messages asked for and not yet come
         self._heard_at = 0.0
         self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
-        self._highest = 0
-        self._acks: list[int] = []
+        self._handed = 0  # the last stream sequence handed over
+        self._next = 0  # the number that the consumer gives to its next delivery
+        self._acks: list[tuple[str, int]] = []
         self._lock = threading.Lock()
         self._troubled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def acknowledge(self, sequence: int) -> None:
+    def acknowledge(self, created: str, sequence: int) -> None:
         """Acknowledge one message soon, together with others."""
         with self._lock:
             wake = not self._acks
-            self._acks.append(sequence)
+            self._acks.append((created, sequence))
         if wake:
             self._connection.soon(self._send_acks)
 
@@ -95,7 +84,7 @@ class Consumer:
             "healthy": self.healthy,
             "recreated": self.recreated,
             "unacknowledged": len(self._unacknowledged),
-            "sequence": self._highest,
+            "sequence": self._handed,
         }
 
     # -- the connection's thread -----------------------------------------------------------------------------
@@ -113,17 +102,27 @@ class Consumer:
         except (KeyError, AttributeError, *VENDOR_ERRORS) as error:
             raise FabricError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
         if created != self.created:
-            self.created, self._highest = created, 0
+            self.created, self._handed = created, 0
             self._unacknowledged.clear()
 
     def start(self) -> None:
         """Begin to pull, or go on with it."""
         self.wanted = True
-        self._pull()
+        self._troubled.set()
         if self._task is None:
             self._connection.on_lost.append(lambda: self._trouble("the connection is gone"))
             self._connection.on_found.append(self._troubled.set)
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Nobody listens now."""
+        if self.wanted:
+            self.wanted = False
+            self._trouble("nobody listens")
+
+    def again(self) -> None:
+        """What was handed over last was not taken: begin again after what is stored."""
+        self._trouble("a message was not taken")
 
     @property
     def subscription(self) -> Subscribed:
@@ -144,28 +143,26 @@ class Consumer:
             await asyncio.sleep(pause)
 
     async def _set_up(self) -> None:
-        while self._connection.client is None:
+        while self._connection.client is None or not self.wanted:
             self._troubled.clear()
             await self._troubled.wait()
         client = self._connection.client
         await self.look(client)
         context = client.jetstream(timeout=API_S)
+        stored = min(self._unacknowledged, default=self._handed + 1) - 1
         try:
             found = await unless_gone(client, context.consumer_info(self.stream, self.durable))
+            if found.config.deliver_subject or found.config.ack_policy != AckPolicy.EXPLICIT:
+                raise FabricError(f"consumer {self.durable!r} is not a pull consumer with explicit acknowledgements")
+            if found.num_ack_pending:
+                stored = max(stored, (found.ack_floor.stream_seq or 0) if found.ack_floor else 0)
+                await unless_gone(client, context.delete_consumer(self.stream, self.durable))
+                found = await self._make(client, context, stored)
         except NotFoundError:
-            found = await unless_gone(client, context.add_consumer(self.stream, self._config()))
-            self.recreated += self._epoch > 0
-        if found.config.deliver_subject or found.config.ack_policy != AckPolicy.EXPLICIT:
-            raise FabricError(f"consumer {self.durable!r} is not a pull consumer with explicit acknowledgements")
-        self._epoch += 1
-        self._left = 0
-        self._troubled.clear()
-        self._heard_at = asyncio.get_running_loop().time()
-        self.healthy = True
-        record(JETSTREAM_CONSUMER_READY, stream=self.stream, durable=self.durable, recreated=self.recreated)
-        self._pull()
+            found = await self._make(client, context, stored)
+        self._begin(stored, (found.delivered.consumer_seq or 0) if found.delivered else 0)
 
-    def _config(self) -> ConsumerConfig:
+    async def _make(self, client: DirectClient, context: JetStreamContext, stored: int) -> ConsumerInfo:
         config = ConsumerConfig(
             durable_name=self.durable,
             ack_policy=AckPolicy.EXPLICIT,
@@ -173,10 +170,22 @@ class Consumer:
             max_ack_pending=self._options.unacknowledged_max,
             max_deliver=-1,
         )
-        stored = min(self._unacknowledged, default=self._highest + 1) - 1
-        if stored > 0:  # somebody deleted it while we ran: go on where we were
+        if stored > 0:
             config = config.evolve(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=stored + 1)
-        return config
+        self.recreated += self._epoch > 0
+        return await unless_gone(client, context.add_consumer(self.stream, config))
+
+    def _begin(self, stored: int, delivered: int) -> None:
+        self._unacknowledged.clear()  # whatever of it is not stored comes again
+        self._handed = stored
+        self._next = delivered + 1
+        self._epoch += 1
+        self._left = 0
+        self._troubled.clear()
+        self._heard_at = asyncio.get_running_loop().time()
+        self.healthy = True
+        record(JETSTREAM_CONSUMER_READY, stream=self.stream, durable=self.durable, recreated=self.recreated)
+        self._pull()
 
     async def _watch(self) -> None:
         """Return when the consumer must be set up again."""
@@ -222,16 +231,23 @@ class Consumer:
                 self._heard_at = asyncio.get_running_loop().time()
                 self._status(headers or b"")
             return
-        self._heard_at = asyncio.get_running_loop().time()
-        self._left = max(0, self._left - 1)
         place = read_place(reply)
         if place is None:
             self._counts.add("acknowledgement_malformed", self.stream)
             return
-        sequence, published_at = place
+        if not self.healthy:
+            return  # it comes again, in its place
+        sequence, number, published_at, times = place
+        self._heard_at = asyncio.get_running_loop().time()
+        self._left = max(0, self._left - 1)
+        if number != self._next or times > 1 or sequence <= self._handed:
+            self._counts.note("delivered_out_of_order")
+            self._trouble("a delivery out of order")
+            return
+        self._next += 1
+        self._handed = sequence
         self._unacknowledged[sequence] = reply
-        self._highest = max(self._highest, sequence)
-        self._take(Delivery(self, subject, data, headers, sequence, published_at))
+        self._take(Delivery(self.acknowledge, self.created, subject, data, headers, sequence, published_at))
         self._pull()
 
     def _status(self, headers: bytes) -> None:
@@ -249,10 +265,10 @@ class Consumer:
 
     def _send_acks(self) -> None:
         with self._lock:
-            sequences, self._acks = self._acks, []
+            stored, self._acks = self._acks, []
         commands = []
-        for sequence in sequences:
-            reply = self._unacknowledged.pop(sequence, None)
+        for created, sequence in stored:
+            reply = self._unacknowledged.pop(sequence, None) if created == self.created else None
             if reply is not None:
                 commands.append(b"PUB %b 4\r\n+ACK\r\n" % reply)
         try:
@@ -267,15 +283,3 @@ class Consumer:
             self._connection.send([b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)])
         except FabricError:
             self._trouble("the connection is gone")
-
-
-def read_place(reply: bytes) -> tuple[int, int] | None:
-    """Stream sequence and time (ns) from the subject that acknowledges a message, old and new form."""
-    tokens = reply.split(b".")
-    if len(tokens) >= 11:
-        tokens = tokens[2:]
-    try:
-        sequence, published_at = int(tokens[5]), int(tokens[7])
-    except (IndexError, ValueError):
-        return None
-    return (sequence, published_at) if 0 < sequence < 1 << 63 and 0 <= published_at < 1 << 63 else None

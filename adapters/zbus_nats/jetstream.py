@@ -20,7 +20,8 @@ from zbus.keys import KeySet
 from zbus.ports import Heard, Question, Receive
 
 from .connection import Connection
-from .consumer import Consumer, Delivery
+from .consumer import Consumer
+from .delivery import Delivery
 from .options import NatsOptions, load_options
 from .plain import read_headers, write_headers
 from .publishing import Publishing
@@ -88,9 +89,7 @@ class JetStreamFabric:
         with self._lock:
             self._receive = receive
             self._keys = KeySet(expressions) if expressions else None
-            self._consumer.wanted = bool(expressions)
-            if expressions:
-                self.connection.run(self._start(), SETUP_S)
+            self.connection.run(self._wanted(bool(expressions)), SETUP_S)
 
     def ready(self, key: str) -> bool:
         """Whether there is a connection."""
@@ -129,8 +128,11 @@ class JetStreamFabric:
             raise FabricError("there is no connection to a NATS server now")
         await self._consumer.look(self.connection.client)
 
-    async def _start(self) -> None:
-        self._consumer.start()
+    async def _wanted(self, wanted: bool) -> None:
+        if wanted:
+            self._consumer.start()
+        else:
+            self._consumer.stop()
 
     def _take(self, delivery: Delivery) -> None:
         counts, keys, receive = self.connection.counts, self._keys, self._receive
@@ -144,7 +146,8 @@ class JetStreamFabric:
             delivery.done()
             return
         if keys is None or receive is None:
-            return  # nobody listens now: the server hands it out again
+            self._consumer.stop()
+            return  # nobody listens now: it comes again
         if key not in keys:
             counts.note("not_wanted")
             delivery.done()
@@ -153,6 +156,7 @@ class JetStreamFabric:
             receive(self._frame(delivery, key), delivery.done)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
             counts.add("receiver_failed", source, error=repr(error)[:200])
+            self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:
         headers, identity = read_headers(delivery.headers, self.connection.counts, delivery.subject)

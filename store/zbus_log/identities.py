@@ -8,7 +8,7 @@ rise is looked for in the log, and there only in blocks whose runs span its sequ
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -49,15 +49,18 @@ class Identities:
     def _one_by_one(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
         fresh: list[Row] = []
         offsets: list[int] = []
-        known: dict[tuple[int, int], int] = {}
+        asked: dict[int, set[int]] = {}
+        for row in batch:
+            if row[1] <= self._last_sequences[row[0]]:
+                asked.setdefault(row[0], set()).add(row[1])
+        known = self._stored_at(asked)
         for row in batch:
             identity = row[0], row[1]
-            stored = known.get(identity) or self._stored_at(*identity)
+            stored = known.get(identity)
             if stored is None:
-                stored = following + len(fresh)
+                stored = known[identity] = following + len(fresh)
                 fresh.append(row)
                 self._last_sequences[row[0]] = max(row[1], self._last_sequences[row[0]])
-            known[identity] = stored
             offsets.append(stored)
         return fresh, offsets
 
@@ -89,23 +92,41 @@ class Identities:
             for publisher, sequence in tail.items():
                 self._last_sequences[publisher] = max(sequence, self._last_sequences[publisher])
 
-    def _stored_at(self, publisher: int, sequence: int) -> int | None:
-        """The offset of an identity, or None. Only blocks whose runs span the sequence are looked into."""
-        span = self._connection.exec_driver_sql(
-            "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
-        ).one_or_none() or (0, -1)
-        blocks = self._connection.exec_driver_sql(
-            "SELECT blocks.block FROM blocks CROSS JOIN runs ON runs.block = blocks.block AND publisher = ?"
-            " WHERE blocks.block BETWEEN ? AND ? AND first_sequence <= ? AND last_sequence >= ?"
-            " ORDER BY blocks.block DESC",
-            (publisher, *span, sequence, sequence),
-        ).scalars()
-        spans = [(block * BLOCK, block * BLOCK + BLOCK - 1) for block in blocks]
-        for first, last in [(self.sealed_until + 1, 1 << 62), *spans]:
-            offset = self._connection.exec_driver_sql(
-                "SELECT offset FROM events WHERE offset BETWEEN ? AND ? AND publisher = ? AND sequence = ?",
-                (first, last, publisher, sequence),
-            ).scalar()
-            if offset is not None:
-                return int(offset)
-        return None
+    def _stored_at(self, asked: Mapping[int, set[int]]) -> dict[tuple[int, int], int]:
+        """The offsets of identities that are stored. Only blocks whose runs span the sequences are looked into."""
+        found: dict[tuple[int, int], int] = {}
+        if asked:
+            self._scan(asked, self.sealed_until + 1, 1 << 62, found)
+        for publisher, sequences in asked.items():
+            first, last = min(sequences), max(sequences)
+            span = self._connection.exec_driver_sql(
+                "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
+            ).one_or_none() or (0, -1)
+            blocks = self._connection.exec_driver_sql(
+                "SELECT blocks.block FROM blocks CROSS JOIN runs ON runs.block = blocks.block AND publisher = ?"
+                " WHERE blocks.block BETWEEN ? AND ? AND first_sequence <= ? AND last_sequence >= ?"
+                " ORDER BY blocks.block DESC",
+                (publisher, *span, last, first),
+            ).scalars()
+            for block in blocks.all():
+                if all((publisher, sequence) in found for sequence in sequences):
+                    break
+                self._scan({publisher: sequences}, block * BLOCK, block * BLOCK + BLOCK - 1, found)
+        return found
+
+    def _scan(self, asked: Mapping[int, set[int]], first: int, last: int, found: dict[tuple[int, int], int]) -> None:
+        """Look for identities between two offsets, all in one statement that yields one row."""
+        rows = self._connection.exec_driver_sql(
+            "SELECT json_group_array(json_array(publisher, sequence, offset)) FROM events WHERE offset BETWEEN ? AND ?"
+            " AND publisher IN (SELECT value FROM json_each(?)) AND sequence BETWEEN ? AND ?",
+            (
+                first,
+                last,
+                json.dumps(list(asked)),
+                min(min(sequences) for sequences in asked.values()),
+                max(max(sequences) for sequences in asked.values()),
+            ),
+        ).scalar_one()
+        for publisher, sequence, offset in json.loads(rows):
+            if sequence in asked[publisher]:
+                found[publisher, sequence] = offset

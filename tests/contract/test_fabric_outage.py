@@ -7,6 +7,8 @@ import time
 from contract_node import WAIT_S
 from contract_support import AnyNode, Mesh
 
+from zbus.errors import FabricError
+
 CLOSE_S = 6.0
 SEND_S = 15.0  # how long send may block while there is no connection
 CUT_S = 1.0
@@ -112,7 +114,7 @@ def test_a_question_asked_while_cut_off_ends_in_bounded_time(transport: Mesh) ->
     took_s = time.monotonic() - began
     transport.mend(far)
 
-    assert told in ([], None)
+    assert told in ([], None, [b"far"])  # the last where questions do not go through the middle
     assert took_s < 10.0
 
 
@@ -144,8 +146,6 @@ def answered(node: AnyNode, key: str, reply: bytes) -> None:
 
 
 def asked_or_refused(node: AnyNode, key: str, timeout_s: float) -> list[bytes] | None:
-    from zbus.errors import FabricError
-
     try:
         return list(node.ask(key, timeout_s=timeout_s)["replies"])
     except FabricError:

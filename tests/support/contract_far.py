@@ -29,14 +29,7 @@ class FarProcess:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_"))}
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error",
-                "-W",
-                "ignore:congestion_control in Query.reply",
-                str(Path(__file__).with_name("far_process.py")),
-            ],
+            [sys.executable, "-W", "error", str(Path(__file__).with_name("far_process.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -80,7 +80,7 @@ def through_zenoh(config: dict[str, Any], key: str, answered: str, reached: Call
         session.close()
 
 
-def through_nats(port: int, key: str, answered: str, send: Callable[[], None], reached: Callable[[], bool]) -> None:
+def through_nats(port: int, key: str, answered: str, send: Callable[[], object], reached: Callable[[], bool]) -> None:
     """The protocol's own lines, on the subjects that are seen to be in use."""
     with _nats(port) as link:
         link.sendall(b"SUB > 1\r\nPING\r\n")

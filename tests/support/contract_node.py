@@ -86,6 +86,18 @@ class Node:
         with self._changed:
             return self._changed.wait_for(lambda: frame in self._frames, timeout_s)
 
+    def heard_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
+        """Those of the frames that have not come when the time is over; returns as soon as all have."""
+        missing = set(frames)
+
+        def found() -> bool:
+            missing.difference_update(self._frames)
+            return not missing
+
+        with self._changed:
+            self._changed.wait_for(found, timeout_s)
+            return sorted(missing)
+
     def forget(self) -> None:
         with self._changed:
             self._frames.clear()
@@ -155,9 +167,10 @@ class Node:
     # --- questions
 
     def answer(self, scripts: dict[str, dict[str, Any]]) -> None:
-        """Answer each key as its script says: {"echo": true}, {"count": n}, {"text": …}, {"silent": true}, {"hold": true}.
+        """Answer each key as its script says.
 
-        `count` sends numbered replies; `hold` neither replies nor closes until `release`.
+        {"echo": true}, {"text": …}, {"count": n} (numbered replies), {"silent": true}, or {"hold": true}, which
+        neither replies nor closes until `release`.
         """
         if self._worker is None:
             self._worker = threading.Thread(target=self._answering, name="contract-answers", daemon=True)

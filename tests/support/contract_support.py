@@ -52,7 +52,7 @@ class Attack(NamedTuple):
 
     key: str
     answered: str
-    send: Callable[[], None]  # has a genuine frame sent on the key, for those who watch how
+    send: Callable[[], object]  # has a genuine frame sent on the key, for those who watch how
     reached: Callable[[], bool]  # whether `hostile.INJECTED` has arrived; waits a moment
 
 
@@ -67,6 +67,7 @@ class Mesh:
         self.directory, self.processes = directory, processes
         self.near: list[Node] = []
         self.far: list[FarNode] = []
+        self._cut: FarNode | None = None
 
     # --- for each transport to say
 
@@ -80,14 +81,13 @@ class Mesh:
         """The configuration and the URL of a further node."""
         raise NotImplementedError
 
-    def cut(self, far: FarNode) -> None:
-        """Begin an outage: kill -9 the middle. Where there is none, kill the far process."""
-        far.kill()
+    def kill_middle(self) -> None:
+        """kill -9 what stands in the middle."""
+        raise NotImplementedError
 
-    def mend(self, far: FarNode) -> FarNode:
-        """End the outage. The node to go on with: the same, or what replaces a killed one."""
-        self._drop(far)
-        return self.spawn(far.config, far.url)
+    def restart_middle(self) -> None:
+        """Start it again, where it was."""
+        raise NotImplementedError
 
     def opened(self, config: dict[str, Any]) -> None:
         """Note that a node with these settings is open in this process."""
@@ -95,6 +95,22 @@ class Mesh:
     def inject(self, attack: Attack) -> None:
         """Put bad input on the wire below the fabric, and return when it has arrived."""
         raise NotImplementedError
+
+    # --- outages
+
+    def cut(self, far: FarNode) -> None:
+        """Begin an outage: kill -9 the middle. Where there is none, kill the far process."""
+        self._cut = far
+        self.kill_middle() if self.has_middle else far.kill()
+
+    def mend(self, far: FarNode) -> FarNode:
+        """End the outage. The node to go on with: the same, or what replaces a killed one."""
+        self._cut = None
+        if self.has_middle:
+            self.restart_middle()
+            return far
+        self._drop(far)
+        return self.spawn(far.config, far.url)
 
     # --- nodes
 
@@ -115,7 +131,9 @@ class Mesh:
         return node
 
     def clear(self) -> None:
-        """Close what a test left open, and say which threads a far process still has."""
+        """Close what a test left open, and fail if a far process still has threads of zbus then."""
+        if self._cut is not None:  # a test that failed
+            self.mend(self._cut)
         near, self.near = self.near, []
         for node in near:
             node.close()

@@ -75,12 +75,11 @@ class ZenohRouter(Mesh):
     def settings(self) -> tuple[dict[str, Any], str]:
         return {}, f"zenoh://127.0.0.1:{self.port}"
 
-    def cut(self, far: FarNode) -> None:
+    def kill_middle(self) -> None:
         self._router.kill()
 
-    def mend(self, far: FarNode) -> FarNode:
+    def restart_middle(self) -> None:
         self._run()
-        return far
 
     def inject(self, attack: Attack) -> None:
         hostile.plain_socket_garbage("127.0.0.1", self.port)
@@ -104,12 +103,11 @@ class Nats(Mesh):
     def settings(self) -> tuple[dict[str, Any], str]:
         return {}, self.server.url
 
-    def cut(self, far: FarNode) -> None:
+    def kill_middle(self) -> None:
         self.server.kill()
 
-    def mend(self, far: FarNode) -> FarNode:
+    def restart_middle(self) -> None:
         self.server.start()
-        return far
 
     def inject(self, attack: Attack) -> None:
         hostile.through_nats(self.server.port, attack.key, attack.answered, attack.send, attack.reached)
@@ -174,13 +172,12 @@ class ZmqBroker(Mesh):
     def settings(self) -> tuple[dict[str, Any], str]:
         return {}, f"zmq://broker?xsub={self.xsub}&xpub={self.xpub}&registry={self.directory / 'registry'}"
 
-    def cut(self, far: FarNode) -> None:
+    def kill_middle(self) -> None:
         self._process.kill()
         self.stop()
 
-    def mend(self, far: FarNode) -> FarNode:
+    def restart_middle(self) -> None:
         self._run()
-        return far
 
     def inject(self, attack: Attack) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

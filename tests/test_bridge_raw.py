@@ -1,0 +1,214 @@
+"""Bridges to programs that know nothing of zbus: plain messages become events, events become plain messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+import zmq
+from bridge_support import ears, free_port, router, until
+from nats_support import NatsServer, nats_server
+from zmq_support import raw_socket
+
+import zbus
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path / "nats", jetstream=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def zenoh_url() -> AsyncIterator[str]:
+    port = free_port()
+    async with router(port):
+        yield f"zenoh://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["log", "no-log"])
+async def test_plain_nats_messages_become_events_and_events_plain_messages(
+    server: NatsServer, zenoh_url: str, tmp_path: Path, kept: bool
+) -> None:
+    log = tmp_path / "bridge.db" if kept else None
+    plain = await nats.connect(server.url)
+    heard = await plain.subscribe("shop.>")
+    try:
+        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+            async with zbus.Bridge((server.url, zenoh_url), ["shop/**"], raw=True, log=log) as bridge:
+                await plain.publish("shop.orders.created", b"\x00plain", headers={"Trace-Id": "7"})
+                await plain.publish("bank.secret", b"stays")
+                (event,) = await at_node.only(1)
+                assert (event.key, event.payload) == ("shop/orders/created", b"\x00plain")
+                assert dict(event.headers) == {"trace-id": "7"}
+                assert abs(event.published_at - time.time_ns()) < 20e9
+
+                publisher = await node.publisher("shop/prices")
+                await publisher.publish(b"\xffevent", headers={"tenant": "x"})
+                own = await heard.next_msg(timeout=20)
+                message = await heard.next_msg(timeout=20)
+                with pytest.raises(nats.errors.TimeoutError):  # what came from here is not sent back
+                    await heard.next_msg(timeout=0.5)
+                stats = bridge.stats()
+    finally:
+        await plain.close()
+
+    assert own.data == b"\x00plain"
+    assert (message.subject, message.data) == ("shop.prices", b"\xffevent")
+    assert message.headers is not None
+    assert message.headers["tenant"] == "x"
+    assert (stats["forth"]["crossed"], stats["back"]["crossed"]) == (1, 1)
+
+
+async def test_requests_and_their_inboxes_are_left_to_those_who_use_them(server: NatsServer, zenoh_url: str) -> None:
+    plain = await nats.connect(server.url)
+    inbox_of: list[str] = []
+
+    async def answer(message: nats.aio.msg.Msg) -> None:
+        inbox_of.append(message.reply)
+        await message.respond(b"forty-two")
+
+    try:
+        await plain.subscribe("shop.quote", cb=answer)
+        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+            async with zbus.Bridge((server.url, zenoh_url), ["**"], raw=True):
+                reply = await plain.request("shop.quote", b"how much?", timeout=10)
+                (event,) = await at_node.only(1)  # the question was published for all to hear; its answer was not
+
+                later = await plain.subscribe(inbox_of[0])
+                publisher = await node.publisher("/".join(inbox_of[0].split(".")))
+                await publisher.publish(b"forged")
+                with pytest.raises(nats.errors.TimeoutError):
+                    await later.next_msg(timeout=0.7)
+    finally:
+        await plain.close()
+
+    assert reply.data == b"forty-two"
+    assert (event.key, event.payload) == ("shop/quote", b"how much?")
+
+
+async def test_plain_zmq_messages_become_events_and_events_plain_messages(zenoh_url: str) -> None:
+    theirs, ours = free_port(), free_port()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender, receiver = raw_socket(context, zmq.PUB), raw_socket(context, zmq.SUB, SUBSCRIBE=b"shop", RCVTIMEO=20_000)
+    try:
+        sender.bind(f"tcp://127.0.0.1:{theirs}")
+        url = f"zmq://?connect=tcp://127.0.0.1:{theirs}&bind=tcp://127.0.0.1:{ours}&separator=."
+        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], raw=True) as bridge:
+                receiver.connect(f"tcp://127.0.0.1:{ours}")
+                async with asyncio.timeout(20):
+                    while not at_node.events:  # a PUB socket drops what it sends before it is connected
+                        sender.send_multipart([b"shop.orders", b"plain"])
+                        await asyncio.sleep(0.05)
+                await (await node.publisher("shop/prices")).publish(b"event", headers={"lost": "here"})
+                message = await asyncio.to_thread(receiver.recv_multipart)
+                await until(lambda: bridge.stats()["back"]["crossed"] == 1)
+        orders = [event for event in at_node.events if event.key == "shop/orders"]
+        assert {event.payload for event in orders} == {b"plain"}
+        assert [event.sequence for event in orders] == list(range(len(orders)))
+        assert len(at_node.events) == len(orders) + 1  # the node hears itself; nothing else came
+    finally:
+        context.destroy(linger=0)
+    assert message == [b"shop.prices", b"event"]
+
+
+BRIDGE = """
+    import asyncio, os, signal, sys
+    import zbus
+    from zbus.commits import Commits
+    from zbus_nats.consumer import Consumer
+
+    url, zenoh_url, log, moment = sys.argv[1:]
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "received":
+        Commits.add_many = die  # it is here, and not in the log
+    elif moment == "stored":
+        Consumer.acknowledge = die  # it is in the log, and not acknowledged
+
+    async def main():
+        async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log):
+            print("ready", flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["received", "stored"])
+async def test_a_stream_is_acknowledged_when_the_log_has_it_so_a_killed_bridge_neither_loses_nor_repeats(
+    server: NatsServer, zenoh_url: str, tmp_path: Path, moment: str
+) -> None:
+    log = tmp_path / "bridge.db"
+    url = server.url.replace("nats://", "nats+js://") + "/ORDERS?durable=bridge&ack_wait_s=1"
+    program = [sys.executable, "-c", textwrap.dedent(BRIDGE), url, zenoh_url, str(log)]
+    plain = await nats.connect(server.url)
+    try:
+        stream = plain.jetstream()
+        await stream.add_stream(name="ORDERS", subjects=["shop.>"])
+        for number in range(5):
+            await stream.publish("shop.orders", b"%d" % number)
+
+        killed = await asyncio.create_subprocess_exec(*program, moment, stdin=subprocess.PIPE)
+        assert await asyncio.wait_for(killed.wait(), 30) == -signal.SIGKILL
+        info = await stream.consumer_info("ORDERS", "bridge")
+        assert info.ack_floor is not None
+        assert info.ack_floor.stream_seq == 0  # nothing was acknowledged
+
+        for number in range(5, 10):
+            await stream.publish("shop.orders", b"%d" % number)
+        async with zbus.open(transport=zenoh_url) as node, ears(node, "shop/**") as at_node:
+            again = await asyncio.create_subprocess_exec(*program, "never", stdin=subprocess.PIPE)
+            try:
+                events = await at_node.wait(10 if moment == "received" else 5)
+                async with asyncio.timeout(20):
+                    while (info := await stream.consumer_info("ORDERS", "bridge")).num_ack_pending or info.num_pending:
+                        await asyncio.sleep(0.05)
+            finally:
+                again.stdin.close()  # type: ignore[union-attr]
+                assert await asyncio.wait_for(again.wait(), 20) == 0
+    finally:
+        await plain.close()
+
+    async with zbus.open(log, read_only=True) as reading:
+        stored = [event async for event in reading.replay("**")]
+    assert sorted(event.payload for event in stored) == [b"%d" % number for number in range(10)]
+    assert sorted(event.sequence for event in stored) == list(range(1, 11))  # the stream's own
+    assert len({event.publisher_id for event in stored}) == 1
+    assert len({event.sequence for event in events}) == len(events)
+
+
+async def test_a_stream_that_fills_while_the_bridge_is_away_crosses_whole_and_in_order(
+    server: NatsServer, zenoh_url: str, tmp_path: Path
+) -> None:
+    url = server.url.replace("nats://", "nats+js://") + "/ORDERS?durable=bridge"
+    plain = await nats.connect(server.url)
+    try:
+        stream = plain.jetstream()
+        await stream.add_stream(name="ORDERS", subjects=["shop.>"])
+        for number in range(300):
+            await stream.publish("shop.orders", json.dumps({"n": number}).encode(), headers={"N": str(number)})
+        async with zbus.open(transport=zenoh_url) as node, ears(node, "shop/**") as at_node:
+            log = tmp_path / "bridge.db"
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log) as bridge:
+                events = await at_node.only(300)
+                await until(lambda: bridge.stats()["forth"]["crossed"] == 300)
+            for number in range(300, 400):
+                await stream.publish("shop.orders", json.dumps({"n": number}).encode())
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log):
+                events = await at_node.only(400)
+    finally:
+        await plain.close()
+    assert [event.decode(dict)["n"] for event in events] == list(range(400))
+    assert events[7].headers["n"] == "7"

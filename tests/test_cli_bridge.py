@@ -1,0 +1,250 @@
+"""`zbus bridge` and `zbus router` as processes: ready lines, reports, ends, and what a kill -9 leaves whole."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bridge_support import command, ears, free_port, router, until
+from nats_support import NatsServer, nats_server
+
+import zbus
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_server(tmp_path / "nats") as running:
+        yield running
+
+
+async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer) -> None:
+    port = free_port()
+    url = f"zenoh://127.0.0.1:{port}"
+    arguments = ["bridge", "--between", server.url, url, "--keys", "shop/**", "--keys", "audit/*", "--name", "b"]
+    async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
+        async with ears(right, "**") as at_right:
+            with command(*arguments, "--json", "--report-s", "0.2") as running:
+                ready = await asyncio.to_thread(running.line)
+                assert ready == {
+                    "ready": True,
+                    "bridges": [{"bridge": "b", "durable": False, "keys": ["shop/**", "audit/*"]}],
+                }
+                await (await left.publisher("shop/orders")).publish_many([b"%d" % n for n in range(10)])
+                await (await left.publisher("audit/log")).publish(b"x")
+                await at_right.only(11)
+                report = await asyncio.to_thread(running.line)
+                while report["forth"]["crossed"] < 11:
+                    report = await asyncio.to_thread(running.line)
+                assert await asyncio.to_thread(running.end) == 0
+    assert report["bridge"] == "b"
+    assert report["forth"] | {"lag_ms": 0} == {
+        "from": server.url,
+        "to": url,
+        "linked": True,
+        "crossed": 11,
+        "lag_ms": 0,
+        "waiting_events": 0,
+    }
+    assert report["back"]["crossed"] == 0
+    assert report["loops_stopped"] == 0
+    assert any("there is no log" in line for line in running.errors)
+    assert not any("Traceback" in line for line in running.errors)
+
+
+async def test_prose_goes_to_stderr_and_ctrl_c_is_no_error(server: NatsServer, tmp_path: Path) -> None:
+    endpoint = f"tcp/127.0.0.1:{free_port()}"
+    arguments = ["bridge", "--between", server.url, "zenoh://", "--keys", "shop/**", "--listen", endpoint]
+    with command(*arguments, "--log", tmp_path / "b.db", "--report-s", "0.1") as running:
+        assert (await asyncio.to_thread(running.line))["ready"] is True
+        async with zbus.open(mode="client", connect=[endpoint]) as right, ears(right, "**") as at_right:
+            async with zbus.open(transport=server.url) as left:
+                await (await left.publisher("shop/orders")).publish(b"x")
+                await at_right.only(1)
+                await until(lambda: any("forth 1 crossed" in line for line in running.errors))
+        assert await asyncio.to_thread(running.end, signal.SIGINT) == 0
+    assert running.lines.empty()
+    assert any("kept in the log" in line for line in running.errors)
+
+
+@pytest.mark.parametrize("side", ["nats", "zenoh"])
+async def test_a_bridge_that_is_killed_goes_on_where_it_was_and_nothing_is_lost(
+    server: NatsServer, tmp_path: Path, side: str
+) -> None:
+    port = free_port()
+    urls = {"nats": server.url, "zenoh": f"zenoh://127.0.0.1:{port}"}
+    near, far = urls.pop(side), next(iter(urls.values()))
+    arguments = ["bridge", "--between", near, far, "--keys", "shop/**", "--log", tmp_path / "b.db", "--json"]
+    arguments += ["--report-s", "0.1"]
+    async with router(port), zbus.open(tmp_path / "near.db", transport=near) as here, zbus.open(transport=far) as there:
+        publisher = await here.publisher("shop/orders")
+        async with ears(there, "shop/**") as heard:
+            for kill in range(3):
+                with command(*arguments) as running:
+                    assert (await asyncio.to_thread(running.line))["ready"] is True
+                    first = 300 * kill
+                    publishing = asyncio.gather(
+                        *[publisher.publish(b"%d" % n) for n in range(first, first + 100)],
+                    )
+                    if kill == 0:
+                        await publishing
+                        await heard.wait(50)
+                    running.kill()  # while events are on their way through it
+                    await publishing
+                await publisher.publish_many([b"%d" % n for n in range(first + 100, first + 300)])
+            await asyncio.sleep(1.2)
+            with command(*arguments) as running:
+                events = await heard.only(900)
+                report = await asyncio.to_thread(running.line)
+                while "forth" not in report or report["forth"]["waiting_events"]:
+                    report = await asyncio.to_thread(running.line)
+                assert await asyncio.to_thread(running.end) == 0
+    assert [event.sequence for event in events] == list(range(900))
+    # It resumed: what had crossed long before was not sent again.
+    assert 200 <= report["forth"]["crossed"] <= 800
+
+
+async def test_a_file_runs_several_bridges(server: NatsServer, tmp_path: Path) -> None:
+    port = free_port()
+    url = f"zenoh://127.0.0.1:{port}"
+    file = tmp_path / "bridges.toml"
+    file.write_text(f"""
+        [[bridge]]
+        name = "orders"
+        between = ["{server.url}", "{url}"]
+        keys = ["shop/orders/**"]
+        direction = "forth"
+        log = "{tmp_path}/orders.db"
+
+        [[bridge]]
+        name = "prices"
+        between = ["{server.url}", "{url}"]
+        keys = ["shop/prices/**"]
+        direction = "back"
+    """)
+    async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
+        async with ears(left, "**") as at_left, ears(right, "**") as at_right:
+            with command("bridge", "--config", file, "--report-s", "0") as running:
+                ready = await asyncio.to_thread(running.line)
+                for node in (left, right):
+                    for key in ("shop/orders/x", "shop/prices/x"):
+                        await (await node.publisher(key)).publish(b"left" if node is left else b"right")
+                seen_left, seen_right = await at_left.only(3), await at_right.only(3)
+                assert await asyncio.to_thread(running.end) == 0
+    assert [(each["bridge"], each["durable"]) for each in ready["bridges"]] == [("orders", True), ("prices", False)]
+    assert [event.key for event in seen_right if event.payload == b"left"] == ["shop/orders/x"]
+    assert [event.key for event in seen_left if event.payload == b"right"] == ["shop/prices/x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a/**"]\n[[bridge]]\n', "[[bridge]] 2: between: "),
+        ('[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a//b"]\n', "[[bridge]] 1: keys: "),
+        ('[[bridge]]\nbetween = ["nats://a"]\nkeys = ["a"]\n', "[[bridge]] 1: between"),
+        ('[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a"]\ncolour = "red"\n', "[[bridge]] 1: colour: "),
+        ('[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a"]\nraw = "maybe"\n', "[[bridge]] 1: raw: "),
+        (
+            2 * '[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a"]\nlog = "x.db"\n',
+            "[[bridge]] 2: log: another bridge has this log",
+        ),
+        ("[bridges]\n", "'bridges' is unknown"),
+        ("", "there is no [[bridge]] table"),
+        ("[[bridge\n", "config: "),
+    ],
+)
+def test_a_wrong_file_is_told_by_table_and_field_before_anything_starts(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bridges.toml"
+    file.write_text(text)
+    with command("bridge", "--config", file) as running:
+        assert running.wait() == 2
+    (line,) = running.errors
+    assert said in line
+    assert running.lines.empty()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--keys", "a/**"],
+        ["--between", "nats://a", "zenoh://b:1"],
+        ["--between", "nats://a", "--keys", "a"],
+        ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--direction", "up"],
+        ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--config", "x.toml"],
+        ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--report-s", "-1"],
+    ],
+)
+def test_a_call_that_makes_no_sense_ends_with_two_and_one_line(arguments: list[str]) -> None:
+    with command("bridge", *arguments) as running:
+        assert running.wait() == 2
+    assert len(running.errors) == 1
+    assert running.lines.empty()
+
+
+def test_a_side_that_is_not_there_ends_a_bridge_without_a_log_with_one(server: NatsServer) -> None:
+    away = f"nats://127.0.0.1:{free_port()}"
+    with command("bridge", "--between", away, "zenoh://127.0.0.1:1", "--keys", "a/**") as running:
+        assert running.wait() == 1
+    assert away in running.errors[-1]
+    assert running.lines.empty()
+
+
+async def test_a_router_process_carries_events_and_ends_when_told() -> None:
+    endpoint = f"tcp/127.0.0.1:{free_port()}"
+    with command("router", "--listen", endpoint) as running:
+        ready = await asyncio.to_thread(running.line)
+        assert (ready["ready"], ready["listen"]) == (True, [endpoint])
+        async with (
+            zbus.open(mode="client", connect=[endpoint]) as one,
+            zbus.open(mode="client", connect=[endpoint]) as two,
+        ):
+            async with ears(two, "a/**") as heard:
+                await (await one.publisher("a/b")).publish(b"x")
+                assert (await heard.only(1))[0].payload == b"x"
+        assert await asyncio.to_thread(running.end) == 0
+    assert not any("Traceback" in line for line in running.errors)
+
+
+def test_a_router_ends_on_ctrl_c_too() -> None:
+    with command("router", "--listen", f"tcp/127.0.0.1:{free_port()}") as running:
+        running.line()
+        assert running.end(signal.SIGINT) == 0
+
+
+def test_routers_join_each_other() -> None:
+    one, two = (f"tcp/127.0.0.1:{free_port()}" for _ in range(2))
+    with command("router", "--listen", one) as first, command("router", "--listen", two, "--connect", one) as second:
+        first.line()
+        assert second.line()["connect"] == [one]
+
+        async def cross() -> None:
+            async with (
+                zbus.open(mode="client", connect=[one]) as left,
+                zbus.open(mode="client", connect=[two]) as right,
+            ):
+                async with ears(right, "a/**") as heard:
+                    await (await left.publisher("a/b")).publish(b"x")
+                    await heard.only(1)
+
+        asyncio.run(cross())
+        assert (first.end(), second.end()) == (0, 0)
+
+
+def test_a_router_whose_port_is_taken_ends_with_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with command("router", "--listen", f"tcp/127.0.0.1:{taken.getsockname()[1]}") as running:
+            assert running.wait() == 1
+    assert running.lines.empty()
+    assert len(running.errors) >= 1
+
+
+def test_a_router_that_makes_no_sense_ends_with_two() -> None:
+    for arguments in (["--listen", "nonsense"], ["--option", "tls_ca"], ["--option", "colour=red"]):
+        with command("router", *arguments) as running:
+            assert running.wait() == 2
+        assert len(running.errors) == 1

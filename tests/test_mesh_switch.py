@@ -1,0 +1,209 @@
+"""From one transport to another at run time: nothing is lost, nothing comes twice, and the order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mesh_lossy import Buses, buses_on, nothing_more, take
+from mesh_support import (
+    Mesh,
+    Nats,
+    Node,
+    Wire,
+    ZenohRouter,
+    Zmq,
+    check_everything_came,
+    check_once_and_in_order,
+    mesh_of,
+    until,
+    until_seen,
+)
+
+import zbus
+from zbus import network as network_module
+from zbus import plugins
+from zbus.config import BusConfig
+from zbus.outbox import Outbox
+from zbus.ports import Fabric
+
+pytestmark = pytest.mark.timeout(120)
+
+MOVES: list[tuple[type[Wire], type[Wire]]] = [(ZenohRouter, Nats), (Nats, Zmq), (Zmq, ZenohRouter)]
+on_every_move = pytest.mark.parametrize("move", MOVES, ids=[f"{old.name}-to-{new.name}" for old, new in MOVES])
+
+
+@pytest.fixture
+def two(tmp_path: Path, move: tuple[type[Wire], type[Wire]]) -> Iterator[tuple[Mesh, Wire]]:
+    """Nodes start on the first transport; the second one is there too."""
+    with ExitStack() as stack:
+        other = stack.enter_context(mesh_of(tmp_path / "new", move[1]))
+        yield stack.enter_context(mesh_of(tmp_path / "old", move[0])), other.wire
+
+
+def read_all(b: Node) -> None:
+    b.call("subscribe", "plain", ["shop/**"], queue_events=100_000)
+    b.call("subscribe", "spill", ["shop/**"], overflow="spill")
+    b.call("subscribe", "durable", ["shop/**"], durable="d")
+
+
+def check_all(a: Node, b: Node) -> None:
+    for name in ("plain", "spill", "durable"):
+        until_seen(b, name, lambda: a.facts.published(), 20)
+    time.sleep(0.5)
+    for name in ("plain", "spill", "durable"):
+        check_once_and_in_order(b.facts.seen(name))
+        check_everything_came(a.facts.published(), b.facts.seen(name))
+    stats = b.call("stats")
+    assert not stats.get("gaps_unrepaired"), stats
+
+
+@on_every_move
+@pytest.mark.parametrize("first", ["publisher-first", "reader-first"])
+def test_both_nodes_switch_under_load_at_different_moments(two: tuple[Mesh, Wire], first: str) -> None:
+    mesh, new = two
+    a, b = mesh.node("a"), mesh.node("b")
+    read_all(b)
+    a.call("start_load", "shop", 3, 0.001)
+    until(lambda: len(b.facts.seen("spill")) > 100, what="the load")
+    one, other = (a, b) if first == "publisher-first" else (b, a)
+    one.call("switch", new.url, 0.3)
+    seen = len(b.facts.seen("spill"))
+    time.sleep(0.5)
+    other.call("switch", new.url, 0.3)
+    until(lambda: len(b.facts.seen("spill")) > seen + 100, what="going on over the new transport")
+    a.call("stop_load")
+    check_all(a, b)
+    transports = [link["transport"] for link in b.call("diagnostics")["links"]]
+    assert len(transports) == 1 and transports[0].startswith(new.url.partition("://")[0])
+
+
+@on_every_move
+def test_a_reader_moves_forth_and_back_between_two_transports_under_load(two: tuple[Mesh, Wire]) -> None:
+    mesh, new = two
+    old = mesh.wire
+    both = [old.url, new.url]
+    a = mesh.node("a", transports=both)
+    b = mesh.node("b", transports=both, receive_on=[old.url.partition("?")[0]])
+    read_all(b)
+    a.call("start_load", "shop", 3, 0.001)
+    until(lambda: len(b.facts.seen("spill")) > 100, what="the load")
+    for url in (new.url, old.url, new.url, old.url):
+        b.call("receive_on", url.partition("?")[0])
+        seen = len(b.facts.seen("spill"))
+        until(lambda seen=seen: len(b.facts.seen("spill")) > seen + 100, what="going on")
+    b.call("receive_on")
+    seen = len(b.facts.seen("spill"))
+    until(lambda: len(b.facts.seen("spill")) > seen + 100, what="going on over both")
+    a.call("stop_load")
+    check_all(a, b)
+    assert b.call("stats")["duplicates_received"] > 0  # both brought them
+
+
+@pytest.fixture
+async def old_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Buses, Buses]]:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    async with buses_on(Zmq, tmp_path / "old", monkeypatch) as old, buses_on(Nats, tmp_path / "new", monkeypatch) as new:
+        yield old, new
+
+
+async def test_what_is_committed_while_a_transport_is_added_goes_over_it_too(
+    old_and_new: tuple[Buses, Buses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moment between opening a link and using it is made long here; a reader hears on the new transport alone."""
+    old, new = old_and_new
+
+    class SlowOutbox(Outbox):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            time.sleep(0.5)
+
+    a = await old.open("a")
+    b = await new.open("b", log=False)
+    publisher = await a.publisher("shop/orders")
+    async with b.subscribe("shop/**") as subscription:
+        monkeypatch.setattr(network_module, "Outbox", SlowOutbox)
+        switching = asyncio.create_task(a.switch_transport(new.wire.url, overlap_s=0.1))
+        while not switching.done():
+            await publisher.publish(b"")
+            await asyncio.sleep(0.01)
+        await switching
+        await publisher.publish_many([b""] * 5)
+        first = (await take(subscription, 1))[0].sequence
+        rest = await take(subscription, publisher.sequence - first - 1, 5)
+        assert [event.sequence for event in rest] == list(range(first + 1, publisher.sequence))
+
+
+class SlowToBring:
+    """A fabric whose frames arrive later than those of another."""
+
+    def __init__(self, fabric: Fabric, delay_s: float) -> None:
+        self._fabric, self._delay_s, self._loop = fabric, delay_s, asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fabric, name)
+
+    def listen(self, expressions: Sequence[str], receive: Callable[..., None]) -> None:
+        def received(frame: bytes, done: Any = None) -> None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, receive, frame, done)
+
+        self._fabric.listen(expressions, received)
+
+
+@pytest.mark.parametrize("logged", [True, False], ids=["with-a-log", "without-a-log"])
+async def test_a_transport_that_is_slower_than_the_other_costs_no_event(
+    old_and_new: tuple[Buses, Buses], monkeypatch: pytest.MonkeyPatch, logged: bool
+) -> None:
+    old, new = old_and_new
+    loop = asyncio.get_running_loop()
+    open_fabric = plugins.open_fabric
+    slow: list[str] = []
+
+    def open_slow(config: BusConfig, url: str, session: Any = None) -> Fabric:
+        fabric = open_fabric(config, url, session)
+        if url.startswith(tuple(slow)):
+            found = SlowToBring.__new__(SlowToBring)
+            found._fabric, found._delay_s, found._loop = fabric, 0.1, loop
+            return found  # type: ignore[return-value]
+        return fabric
+
+    monkeypatch.setattr(plugins, "open_fabric", open_slow)
+    both = [old.wire.url, new.wire.url]
+    slow.append("zmq")
+    b = zbus.open(transports=both)
+    await b.start()
+    slow.clear()
+    a = await old.open("a", log=logged)
+    try:
+        publisher = await a.publisher("shop/orders")
+        async with b.subscribe("shop/**", queue_events=10_000) as subscription:
+            for number in range(100):
+                await publisher.publish(b"")
+                await asyncio.sleep(0.005)
+                if number == 50:  # from here on the faster transport carries the same, and overtakes
+                    await a.link(new.wire.url)
+            events = await take(subscription, 100, 5)
+            assert [event.sequence for event in events] == list(range(100))
+            await nothing_more(subscription)
+        assert not b.stats().get("gaps_unrepaired"), b.stats()
+    finally:
+        await b.aclose()
+
+
+async def test_a_transport_that_cannot_be_opened_leaves_the_old_one_in_use(old_and_new: tuple[Buses, Buses]) -> None:
+    old, new = old_and_new
+    a, b = await old.open("a"), await old.open("b", log=False)
+    async with b.subscribe("shop/**") as subscription:
+        await asyncio.to_thread(new.wire.stop)
+        with pytest.raises(zbus.ZbusError):
+            async with asyncio.timeout(15):
+                await a.switch_transport("nats://127.0.0.1:1", overlap_s=0.1)
+        await (await a.publisher("shop/orders")).publish(b"still here")
+        assert [event.payload for event in await take(subscription, 1, 5)] == [b"still here"]
+    assert len(a.diagnostics()["links"]) == 1

@@ -1,0 +1,201 @@
+"""Discovery by Zenoh liveliness: nodes on other hosts, seen and missed at once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import zenoh
+from zmq_support import Collector, Replies, children, until
+
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid
+from zbus_zmq.fabric import open_fabric
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def router_config(port: int) -> zenoh.Config:
+    config = zenoh.Config()
+    for path, value in (
+        ("mode", '"router"'),
+        ("listen/endpoints", f'["tcp/127.0.0.1:{port}"]'),
+        ("scouting/multicast/enabled", "false"),
+        ("scouting/delay", "0"),
+    ):
+        config.insert_json5(path, value)
+    return config
+
+
+@pytest.fixture
+def router(port: int) -> Iterator[str]:
+    """A Zenoh router, and the URL of a node that joins by it."""
+    session = zenoh.open(router_config(port))
+    yield f"zmq://?discovery=zenoh&zenoh_mode=client&zenoh_connect=tcp/127.0.0.1:{port}"
+    session.close()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def opened(*urls: str) -> Iterator[list[Any]]:
+    made: list[Any] = []
+    try:
+        for url in urls:
+            made.append(open_fabric(BusConfig(), url))
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+def test_nodes_that_meet_at_a_router_exchange_events_and_questions(router: str) -> None:
+    collector, replies = Collector(), Replies()
+    with opened(router, router, router) as (one, other, third):
+        other.listen(["a/**"], collector)
+        assert until(lambda: one.ready("a/b"))
+        one.send([("a/b", b"x")])
+        third.answer(["svc/é", *[f"svc/{number}" for number in range(500)]], _yes)
+        one.ask("svc/é", b"", replies, 5.0)
+
+        assert collector.wait(1) == [b"x"]
+        assert replies.wait() == [b"yes"]
+        third.answer([], _yes)
+        assert until(lambda: _asks_in_vain(one, "svc/7"))
+
+
+def test_two_peers_find_each_other_without_a_router(port: int) -> None:
+    collector = Collector()
+    urls = [
+        f"zmq://?discovery=zenoh&zenoh_listen=tcp/127.0.0.1:{port}",
+        f"zmq://?discovery=zenoh&zenoh_connect=tcp/127.0.0.1:{port}",
+    ]
+    with opened(*urls) as (one, other):
+        one.listen(["**"], collector)
+        assert until(lambda: other.ready("a"))
+        other.send([("a", b"x")])
+
+        assert collector.wait(1) == [b"x"]
+
+
+def test_the_first_frames_of_a_new_process_arrive_and_its_death_is_seen_at_once(router: str) -> None:
+    collector = Collector()
+    with opened(router) as (here,), children() as start:
+        here.listen(["a/**"], collector)
+        for number in range(2):
+            child = start("publish", router, "a/b")
+            child.say(f"life {number}")
+            assert len(collector.wait(number + 1)) == number + 1
+            before = time.monotonic()
+            child.kill()
+            assert until(lambda: here.diagnostics()["connections"] == 0)
+            assert time.monotonic() - before < 2.0
+
+
+def test_a_router_that_is_away_at_first_is_tried_again_and_the_trouble_is_seen(port: int) -> None:
+    url = f"zmq://?discovery=zenoh&zenoh_mode=client&zenoh_connect=tcp/127.0.0.1:{port}"
+    collector = Collector()
+    with opened(url, url) as (one, other):
+        assert until(lambda: one.diagnostics()["discovery"]["problem"] != "")
+        assert one.diagnostics()["counts"]["liveliness_failed"] >= 1
+        one.listen(["**"], collector)
+        session = zenoh.open(router_config(port))
+        try:
+            assert until(lambda: other.ready("a"))
+            other.send([("a", b"x")])
+            assert collector.wait(1) == [b"x"]
+            assert until(lambda: one.diagnostics()["discovery"]["problem"] == "")
+        finally:
+            session.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_router_that_restarts_is_joined_again(port: int) -> None:
+    url = f"zmq://?discovery=zenoh&zenoh_mode=client&zenoh_connect=tcp/127.0.0.1:{port}"
+    collector = Collector()
+    session = zenoh.open(router_config(port))
+    with opened(url) as (one,):
+        one.listen(["**"], collector)
+        session.close()  # type: ignore[no-untyped-call]
+        session = zenoh.open(router_config(port))
+        try:
+            with opened(url) as (late,):
+                assert until(lambda: late.ready("a"))
+                late.send([("a", b"x")])
+                assert collector.wait(1) == [b"x"]
+        finally:
+            session.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_session_of_the_application_is_used_and_not_closed(router: str, port: int) -> None:
+    session = zenoh.open(_client(port))
+    try:
+        with opened(router) as (one,):
+            lent = open_fabric(BusConfig(), "zmq://?discovery=zenoh", session)
+            try:
+                one.listen(["**"], Collector())
+                assert until(lambda: lent.ready("a"))
+            finally:
+                lent.close()
+            assert not session.is_closed()
+            assert until(lambda: one.diagnostics()["connections"] == 0)
+    finally:
+        session.close()  # type: ignore[no-untyped-call]
+
+
+def test_nodes_of_another_realm_are_not_seen(router: str) -> None:
+    with opened(f"{router}&realm=one", f"{router}&realm=two", f"{router}&realm=two") as (one, two, also_two):
+        assert until(lambda: two.diagnostics()["connections"] == 1 and also_two.diagnostics()["connections"] == 1)
+        assert one.diagnostics()["connections"] == 0
+
+
+def test_tokens_that_are_none_of_ours_are_counted_and_passed_over(router: str, port: int) -> None:
+    session = zenoh.open(_client(port))
+    try:
+        root = "zbus-zmq/default"
+        tokens = [
+            session.liveliness().declare_token(f"{root}/{tail}")
+            for tail in ("x", "x/node/!!!", "y/node/e30", "z/answers/_w", "w/other/AA", "v/node/" + "A" * 100)
+        ]
+        with opened(router, router) as (one, other):
+            other.listen(["**"], Collector())
+            assert until(lambda: one.ready("a"))
+            assert one.diagnostics()["counts"]["liveliness_token_invalid"] >= 1
+            assert until(lambda: one.diagnostics()["connections"] == 1)
+        for token in tokens:
+            token.undeclare()  # type: ignore[no-untyped-call]
+    finally:
+        session.close()  # type: ignore[no-untyped-call]
+
+
+def test_discovery_by_zenoh_needs_an_endpoint() -> None:
+    with pytest.raises(ConfigInvalid, match="zenoh_listen"):
+        open_fabric(BusConfig(), "zmq://?discovery=zenoh")
+
+
+def _client(port: int) -> zenoh.Config:
+    config = zenoh.Config()
+    for path, value in (
+        ("mode", '"client"'),
+        ("connect/endpoints", f'["tcp/127.0.0.1:{port}"]'),
+        ("scouting/multicast/enabled", "false"),
+    ):
+        config.insert_json5(path, value)
+    return config
+
+
+def _yes(question: Any) -> None:
+    question.reply(b"yes")
+    question.close()
+
+
+def _asks_in_vain(fabric: Any, key: str) -> bool:
+    replies = Replies()
+    fabric.ask(key, b"", replies, 5.0)
+    return replies.wait() == []
