@@ -16,6 +16,7 @@ from nats_support import NatsServer, nats_server
 
 import zbus
 from zbus.bus import Bus
+from zbus.codec import encode, open_frame
 
 
 @dataclass
@@ -139,6 +140,33 @@ async def test_in_a_ring_of_three_every_event_arrives_once_everywhere_and_traffi
     # Each event needs to cross twice; where two paths race, a third copy crosses and is stopped as a duplicate.
     assert 1200 <= sum(crossed) <= 1800
     assert sum(each["duplicates"] + each["loops_stopped"] for each in stats) <= 1800
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["log", "no-log"])
+async def test_an_event_says_which_nodes_it_crossed_and_is_dropped_where_it_was_before(
+    places: Places, kept: bool
+) -> None:
+    async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
+        frames: list[bytes] = []
+        subscriber = right.zenoh.declare_subscriber("shop/**", lambda sample: frames.append(sample.payload.to_bytes()))
+        async with ears(left, "shop/**") as at_left:
+            log = places.log("bridge", kept)
+            async with zbus.Bridge((places.nats, places.zenoh), ["shop/**"], log=log) as bridge:
+                await publish(left, "shop/orders", 1)
+                await until(lambda: frames)
+                (envelope,) = open_frame(frames[0])
+                own = int(bridge.diagnostics()["origin"], 16)
+                assert (envelope.origin, envelope.via) == (own, (int(left.diagnostics()["origin"], 16),))
+
+                for sequence, via in ((0, (7, own, 9)), (1, (7, 9))):  # of these, only the second was never here
+                    event = zbus.Event(77, sequence, 5, "shop/back", b"%d" % sequence, {}, 1 + sequence)
+                    right.zenoh.put("shop/back", encode(event, 10, 0, via))
+                events = await at_left.only(2)
+                stats = bridge.stats()
+        subscriber.undeclare()
+
+    assert [event.payload for event in events if event.key == "shop/back"] == [b"1"]
+    assert (stats["loops_stopped"], stats["back"]["crossed"]) == (1, 1)
 
 
 async def publish(node: Bus, key: str, count: int) -> None:

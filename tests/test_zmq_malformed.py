@@ -42,14 +42,16 @@ def rogues() -> Iterator[Rogues]:
 
 
 def rogue_publisher(rogues: Rogues, folder: Path) -> Any:
-    """A bare XPUB socket that is announced like a node, once somebody has subscribed to it."""
+    """A bare XPUB socket that is announced like a node, once somebody listens to it."""
     socket = rogues.socket(zmq.XPUB)
     socket.bind("tcp://127.0.0.1:*")
     endpoint = socket.get_string(zmq.LAST_ENDPOINT)
     node = Node(node="cd" * 8, publish=endpoint, questions="tcp://127.0.0.1:1")
     (folder / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
-    assert socket.poll(10_000)
-    return socket
+    while True:
+        assert socket.poll(10_000)
+        if socket.recv()[:2] != b"\x01\xff":  # not the mark of a node, but what it listens to
+            return socket
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from zbus.codec import encode, join, unpack
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
-from zbus_zmq.raw import Makers, open_fabric
+from zbus_zmq.makers import Makers
+from zbus_zmq.raw import open_fabric
 
 
 class Legacy:
@@ -222,7 +223,7 @@ def test_options_that_are_wrong_are_refused(query: str) -> None:
 def test_topics_that_were_forgotten_get_a_new_publisher_and_are_still_known_as_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zbus_zmq.raw.TOPICS_MAX", 3)
+    monkeypatch.setattr("zbus_zmq.makers.TOPICS_MAX", 3)
     makers = Makers()
     first = [makers.next(topic) for topic in (b"a", b"b", b"c", b"a")]
     makers.next(b"d")  # one too many

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -19,6 +20,7 @@ from .ports import Question
 from .records import EVENT_INVALID, record
 
 THREADS = 4
+CANCELLED_KEPT = 100
 Handler = Callable[[bytes], Awaitable[bytes]]
 Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link over which it came
 
@@ -26,12 +28,13 @@ Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link o
 class Answers:
     """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
 
-    def __init__(self, node: int, count: Callable[[str, int], None]) -> None:
-        self._node, self._count = node, count
+    def __init__(self, count: Callable[[str, int], None]) -> None:
+        self._count = count
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, Handler] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: deque[int] = deque(maxlen=CANCELLED_KEPT)
         self._threads = ThreadPoolExecutor(THREADS, "zbus-answer")
         self._under_way: set[Future[None]] = set()
         self._asked_at = 0.0
@@ -73,10 +76,12 @@ class Answers:
             pass  # closing: the asker hears nothing, and asks another or again
 
     def cancel(self, question_id: int) -> None:
-        """The asker no longer waits."""
+        """The asker no longer waits. The question may still be on its way."""
         task = self._tasks.get(question_id)
         if task is not None:
             task.cancel()
+        else:
+            self._cancelled.append(question_id)
 
     def finish(self, quiet_s: float, timeout_s: float) -> None:
         """Go on answering from the log until nobody has asked for `quiet_s`, for as long as there is time."""
@@ -101,7 +106,7 @@ class Answers:
     def _answer_from(self, question: Question, source: Source, link: str) -> None:
         try:
             asked = decode_asked(question.payload)
-            question.reply(encode_reply(ACCEPTED, 0, self._node.to_bytes(8)))
+            question.reply(encode_reply(ACCEPTED, 0))
             number = 0
             for body in source(asked.body, link):
                 question.reply(encode_reply(DATA, number, body))
@@ -131,7 +136,7 @@ class Answers:
             self._count("invalid_received", 1)
             record(EVENT_INVALID, logging.WARNING, reason=str(error), key=question.key)
             handler = None
-        if handler is None:
+        if handler is None or asked.id in self._cancelled:
             self._threads.submit(question.close)
             return
         task = self._loop.create_task(self._answer(question, asked, handler))
@@ -140,7 +145,7 @@ class Answers:
 
     async def _answer(self, question: Question, asked: Asked, handler: Handler) -> None:
         replies: list[bytes] = []
-        await self._send(question, [encode_reply(ACCEPTED, 0, self._node.to_bytes(8))], last=False)
+        await self._send(question, [encode_reply(ACCEPTED, 0)], last=False)
         try:
             replies = [encode_reply(DATA, 0, await handler(asked.body)), encode_reply(END, 1)]
         except asyncio.CancelledError:

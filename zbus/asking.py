@@ -19,6 +19,7 @@ from .errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, Nobod
 from .ports import Fabric
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
+CANCELS = "@zbus/cancel"  # where nodes hear that an asker no longer waits; the asker may not know yet who has taken it
 _head = struct.Struct(">BI")  # the kind of a reply, and its number
 _failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -57,11 +58,6 @@ def encode_failure(error: BaseException) -> bytes:
     return _encode((type(error).__name__, str(error)))
 
 
-def cancel_key(node: int) -> str:
-    """Where a node hears that an asker no longer waits."""
-    return f"@zbus/cancel/{node:x}"
-
-
 class _Answer:
     """The replies to one question, from the fabric's threads to the loop."""
 
@@ -71,7 +67,7 @@ class _Answer:
         self._heard: deque[bytes | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._armed = False
-        self.node: int | None = None  # who accepted the question
+        self._accepted = False
         self.ended = False
 
     def heard(self, data: bytes | None) -> None:
@@ -99,12 +95,12 @@ class _Answer:
             data = self._heard.popleft()
             if data is None:
                 self.ended = True
-                if self.node is None and not count:
+                if not self._accepted and not count:
                     raise NobodyAnswers(self.key)
                 raise FabricError(f"the answer for {self.key!r} ended early, after {count} replies; ask again")
             kind, number, body = _read_reply(data)
             if kind == ACCEPTED:
-                self.node = int.from_bytes(body)
+                self._accepted = True
             elif kind == DATA and number == count:
                 count += 1
                 yield body
@@ -182,9 +178,8 @@ class Asker:
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:
-            if not answer.ended and answer.node is not None:
-                frame = bytes([CANCEL]) + asked.id.to_bytes(8)
-                self._run(_try_send, fabric, cancel_key(answer.node), frame)
+            if not answer.ended and asking is not None:
+                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + asked.id.to_bytes(8))
             if asking is not None:
                 asking.close()  # type: ignore[attr-defined]
 

@@ -118,7 +118,7 @@ class Bus:
             await self._connect()
         except BaseException:
             if self.network is not None:
-                await asyncio.shield(asyncio.ensure_future(self.network.aclose()))
+                await asyncio.shield(asyncio.ensure_future(self.network.aclose(1.0)))
             self._release(1.0)
             raise
         self.is_open = True
@@ -196,7 +196,7 @@ class Bus:
             await asyncio.wait(self._services, timeout=left / 4)
         await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
         if self.network is not None:
-            await self.network.aclose()
+            diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self.network.aclose(left / 4)
         # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
         # that an interrupt at this very moment leaves nothing that the process would wait for.
         loop = asyncio.get_running_loop()

@@ -83,12 +83,11 @@ class Inbox:
         for origin in self._origins.values():
             origin.fetch_past(expressions)
 
-    async def aclose(self) -> None:
-        """Stop repairing. Cancelled or not, nothing goes on after it."""
-        closing = [task for origin in self._origins.values() if (task := origin.close()) is not None]
+    def close(self) -> list[asyncio.Task[None]]:
+        """Stop repairing; returns what is to be waited for."""
+        ending = [task for origin in self._origins.values() if (task := origin.close()) is not None]
         self._origins.clear()
-        if closing:
-            await asyncio.wait(closing)
+        return ending
 
     # On the loop.
 

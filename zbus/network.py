@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .answering import Answers
-from .asking import Asker, cancel_key
+from .asking import CANCELS, Asker
 from .beacon import BEACONS
 from .errors import FabricError, NobodyAnswers
 from .inbox import Inbox
@@ -54,7 +54,7 @@ class Network:
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
         self.wants = Wants()
-        self.answers = Answers(self.origin, bus.count)
+        self.answers = Answers(bus.count)
         self.forward = bus.forward  # a bridge sends on what others published
         self._loop = asyncio.get_running_loop()
         self._position = 0  # without a log, the number of the last event
@@ -99,19 +99,18 @@ class Network:
         if not fabric.networked:
             self.embedded.append(fabric)
             return
-        outbox: Outbox | None = None
         try:
             link = Link(link_names(self._bus.config.transports).get(url) or label(url), fabric)
             link.receiving = self._receives(link, self._bus.config.receive_on)
             await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
-            make = (fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
-            outbox = await self._run(Outbox, *make)
-            link.outbox = outbox
+            if self._log is None:
+                start = self._position  # nothing may be published between this and the next lines
+            link.outbox = Outbox(fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
             self.links.append(link)
         except BaseException:
-            self._run(_close, outbox, fabric, 0.5)
+            self._run(_try, fabric.close)
             raise
 
     async def _begin(self, name: str) -> int:
@@ -138,17 +137,15 @@ class Network:
     def _receives(self, link: Link, labels: Sequence[str]) -> bool:
         return not labels or link.label in labels or link.fabric.name in labels
 
-    async def aclose(self) -> None:
-        """Stop what runs on the loop."""
+    async def aclose(self, timeout_s: float) -> int:
+        """Stop what runs on the loop; returns how much of it did not end in time."""
         self._bus.gate.open(self)
         self._flush()
+        ending: set[asyncio.Task[Any]] = {*self.inbox.close(), *self.answers.cancel_all()}
         if self._timer is not None:
             self._timer.cancel()
-            await asyncio.wait([self._timer])
-        await self.inbox.aclose()
-        unanswered = self.answers.cancel_all()
-        if unanswered:
-            await asyncio.wait(unanswered)
+            ending.add(self._timer)
+        return len((await asyncio.wait(ending, timeout=timeout_s))[1]) if ending else 0
 
     def close(self, timeout_s: float) -> None:
         """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
@@ -283,7 +280,7 @@ class Network:
         wanted = list(expressions) if link.receiving else []
         if not fabric.events_only:
             wanted += [BEACONS] if link.receiving else []
-            wanted.append(cancel_key(self.origin))
+            wanted.append(CANCELS)
         fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
         if not fabric.events_only:
             fabric.answer(keys, partial(self.answers.asked, link=link.label))
@@ -336,9 +333,8 @@ def link_names(urls: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _close(outbox: Outbox | None, fabric: Fabric, timeout_s: float) -> None:
-    if outbox is not None:
-        outbox.close(timeout_s)
+def _close(outbox: Outbox, fabric: Fabric, timeout_s: float) -> None:
+    outbox.close(timeout_s)
     _try(fabric.close)
 
 

@@ -187,7 +187,7 @@ class Origin:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
-            run = self._run_repair if self.has_log else self._give_up
+            run = self._run_repair if self.has_log else self._await_and_give_up
             self._repairing = asyncio.get_running_loop().create_task(run())
 
     async def _run_repair(self) -> None:
@@ -212,7 +212,7 @@ class Origin:
                     unknown = None if isinstance(error, ZbusError) else error
                     record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
                 if time.monotonic() > deadline and not self._reception.wants.records:
-                    await self._give_up()
+                    self._give_up()
                     return
                 self._heard_again.clear()
                 with suppress(TimeoutError):  # it is there again: now is the time to ask
@@ -272,9 +272,13 @@ class Origin:
                 return
             after = page.covered
 
-    async def _give_up(self) -> None:
+    async def _await_and_give_up(self) -> None:
+        await asyncio.sleep(TAIL_S)  # over another link it may still be under way
+        self._give_up()
+
+    def _give_up(self) -> None:
         """Nobody has what is missing: say so where it is missing, and go on with what there is."""
-        held, self._held = self._held, deque()
+        held, self._held = sorted(self._held, key=_by_offset), deque()
         self._held_lost, self._repairing = 0, None
         covered = self._covered or 0
         run: list[Envelope] = []
@@ -297,10 +301,14 @@ class Origin:
 
     def _go_on(self) -> None:
         """Hand over what was held meanwhile."""
-        held, self._held = self._held, deque()
+        held, self._held = sorted(self._held, key=_by_offset), deque()
         self._held_lost, self._repairing = 0, None
         for link, items in groupby(held, key=lambda item: item[1]):
             envelopes = [envelope for envelope, _ in items]
             self._reception.accept(self.take(envelopes, link), link)
         if self._repairing is None:
             self._advance(self._covered or 0)
+
+
+def _by_offset(held: tuple[Envelope, str]) -> int:
+    return held[0].offset

@@ -57,7 +57,7 @@ class Outbox:
         self._ended = False
         self.sent = start  # everything up to here was handed to the fabric
         self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
-        self._behind = log is not None and log.head() > start
+        self._behind = log is not None  # until the log has nothing after `start`
         self._floor = start  # of keys not in `_last`, the last event is not after this
         self._last: dict[str, int] = {}
         self._newest: dict[str, Newest] = {}  # since the last beacon

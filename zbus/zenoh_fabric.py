@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
+CLOSE_S = 1.0
 
 
 def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
@@ -49,6 +50,8 @@ class ZenohFabric:
         self._subscribers: dict[str, Any] = {}
         self._queryables: dict[str, Any] = {}
         self._rivals: dict[str, list[str]] = {}
+        self._receive: Receive = lambda frame, done: None
+        self._asked: Callable[[Question], None] = lambda question: question.close()
         self._lock = threading.Lock()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -66,6 +69,7 @@ class ZenohFabric:
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Declare a subscriber per expression that no other one includes; undeclare the rest."""
+        self._receive = receive
         wanted = sorted(_widest(expressions))
         with _zenoh_errors("subscribe"), self._lock:
             # Where two expressions meet, Zenoh brings an event twice: the first of them in this order has it.
@@ -75,17 +79,18 @@ class ZenohFabric:
             }
             for expression in set(wanted) - self._subscribers.keys():
                 self._subscribers[expression] = self.session.declare_subscriber(
-                    expression, self._receiver(expression, receive), allowed_origin=zenoh.Locality.REMOTE
+                    expression, self._receiver(expression), allowed_origin=zenoh.Locality.REMOTE
                 )
             for expression in self._subscribers.keys() - set(wanted):
                 self._subscribers.pop(expression).undeclare()
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Declare a queryable per key."""
+        self._asked = asked
         with _zenoh_errors("answer questions"), self._lock:
             for key in set(keys) - self._queryables.keys():
                 self._queryables[key] = self.session.declare_queryable(
-                    key, lambda query: asked(_Query(query)), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                    key, lambda query: self._asked(_Query(query)), complete=True, allowed_origin=zenoh.Locality.REMOTE
                 )
             for key in self._queryables.keys() - set(keys):
                 self._queryables.pop(key).undeclare()
@@ -128,14 +133,17 @@ class ZenohFabric:
             if self.session.is_closed():
                 return
             if self._owned:
-                self.session.close()  # type: ignore[no-untyped-call]  # undeclares all that is in it
+                # It waits for a peer that is frozen until its lease ends: not longer than we do.
+                ending = threading.Thread(target=self.session.close, name="zbus-zenoh-close", daemon=True)
+                ending.start()
+                ending.join(CLOSE_S)
                 return
             for kind in (self._subscribers, self._queryables, self._publishers):
                 for declared in kind.values():
                     declared.undeclare()
                 kind.clear()
 
-    def _receiver(self, expression: str, receive: Receive) -> Callable[[zenoh.Sample], None]:
+    def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         owners: dict[str, bool] = {}
 
         def received(sample: zenoh.Sample) -> None:
@@ -151,7 +159,7 @@ class ZenohFabric:
                     return
             elif owners:
                 owners.clear()
-            receive(sample.payload.to_bytes(), None)
+            self._receive(sample.payload.to_bytes(), None)
 
         return received
 

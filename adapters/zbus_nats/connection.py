@@ -8,7 +8,6 @@ connections.
 from __future__ import annotations
 
 import asyncio
-import enum
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,24 +23,16 @@ from .client import DirectClient
 from .counts import Counts
 from .options import NatsOptions
 from .outgoing import Outgoing
+from .turn import Phase
 from .upkeep import Subscribed, Upkeep
 from .vendor import VENDOR_ERRORS, describe, nats_errors
 
-__all__ = ["Connection", "Phase", "Subscribed"]
+__all__ = ["Connection", "Subscribed"]
 
 FLUSH_S, CLOSE_FLUSH_S = 5, 1
 CLOSE_S = 5.0
 
 T = TypeVar("T")
-
-
-class Phase(enum.Enum):
-    """How far the server is while new subscriptions take over from old ones."""
-
-    BOTH_BEGIN = enum.auto()  # the old ones get every message, the new ones some
-    BOTH = enum.auto()  # both get every message
-    BOTH_END = enum.auto()  # the new ones get every message, the old ones some
-    DONE = enum.auto()
 
 
 class Connection:
@@ -105,7 +96,7 @@ class Connection:
         New subscriptions are made before old ones end, so that no message falls between them; `phase` is called
         on the connection's thread, for whoever must know which of two copies to take.
         """
-        return self.run(self._change(add, remove, phase or (lambda now: None)), 3 * FLUSH_S + CLOSE_S)
+        return self.run(self._change(add, remove, phase or (lambda now: None)), 4 * FLUSH_S + CLOSE_S)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the connection's thread and wait for it."""
@@ -182,7 +173,7 @@ class Connection:
     ) -> list[int]:
         client, table = self.client, self._upkeep.table
         added = {next(self._upkeep.sids): each for each in add}
-        phase(Phase.BOTH_BEGIN)
+        phase(Phase.BEGIN)
         table.update(added)
         try:
             if client is not None and added:
@@ -192,7 +183,9 @@ class Connection:
                 # The server may still be at messages that it began to deal out before; they are through after this.
                 phase(Phase.BOTH)
                 await unless_gone(client, client.flush(FLUSH_S))
-            phase(Phase.BOTH_END)
+                phase(Phase.BOTH_STILL)
+                await unless_gone(client, client.flush(FLUSH_S))
+            phase(Phase.END)
             if client is not None and remove:
                 client.write([client.drop(sid) for sid in remove])
                 await unless_gone(client, client.flush(FLUSH_S))

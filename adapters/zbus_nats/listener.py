@@ -1,13 +1,10 @@
 """Frames from subjects to `receive`: filtered exactly, put together from parts, each of them once.
 
-While `listen` changes, a new subscription takes over from an old one, and for a moment both deliver. As long
-as the old one gets every message its copies are taken, then those of the new one. Of the few messages
-whose two copies lie on both sides of that turn, the second copy is known by its content.
+While `listen` changes, new subscriptions take over from old ones, and for a moment both deliver.
 """
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable, Sequence
 
@@ -15,22 +12,15 @@ from zbus.keys import KeySet
 from zbus.ports import Receive
 
 from .client import Sink
-from .connection import Connection, Phase, Subscribed
+from .connection import Connection, Subscribed
 from .parts import PART_HEADER, Assembler
 from .subjects import ENCODED, FOREIGN, Spelling, SubjectInvalid
+from .turn import Phase, Turn
 
 SUBJECTS_KNOWN_MAX = 20_000
-TURN_MAX = 100_000
 
 # Makes a frame of what another program sent: subject, payload, raw header block.
 Convert = Callable[[bytes, bytes, bytes | None], bytes | None]
-
-
-class _Role(enum.Enum):
-    """A subscription that takes over from others, or is taken over from."""
-
-    COMING = enum.auto()
-    LEAVING = enum.auto()
 
 
 class _Tap:
@@ -38,7 +28,7 @@ class _Tap:
 
     def __init__(self) -> None:
         self.sid = 0
-        self.role: _Role | None = None
+        self.old: bool | None = None  # only while it takes over from others, or others take over from it
 
 
 class _Filter:
@@ -64,8 +54,7 @@ class Listener:
         self._assembler = Assembler(assembly_bytes_max, connection.counts)
         self._filter = _Filter(None, lambda frame, done: None)
         self._taps: dict[str, _Tap] = {}
-        self._phase = Phase.DONE
-        self._turn: dict[int, int] = {}  # messages near the turn: copies of the old less those of the new
+        self._turn = Turn()
         self._lock = threading.Lock()
         connection.on_lost.append(self._assembler.clear)
 
@@ -77,28 +66,19 @@ class Listener:
             coming = {subject: _Tap() for subject in subjects - self._taps.keys()}
             leaving = {subject: tap for subject, tap in self._taps.items() if subject not in subjects}
 
-            def phase(now: Phase) -> None:
-                self._phase = now
-                if now is Phase.BOTH_BEGIN:
-                    self._filter, self._turn = chosen, {}
-                    self._assign(coming, leaving)
-                elif now is Phase.DONE:
-                    self._turn = {}
-                    self._assign(coming, {})
+            def enter(phase: Phase) -> None:
+                self._turn.enter(phase)
+                if phase is Phase.BEGIN:
+                    self._filter = chosen
+                    _assign(coming, leaving)
+                elif phase is Phase.DONE:
+                    _assign(coming, {})
 
             added = [Subscribed(subject, "", self._sink(tap)) for subject, tap in coming.items()]
-            sids = self._connection.change(added, [tap.sid for tap in leaving.values()], phase)
+            sids = self._connection.change(added, [tap.sid for tap in leaving.values()], enter)
             for tap, sid in zip(coming.values(), sids, strict=True):
                 tap.sid = sid
             self._taps = {subject: tap for subject, tap in (self._taps | coming).items() if subject in subjects}
-
-    @staticmethod
-    def _assign(coming: dict[str, _Tap], leaving: dict[str, _Tap]) -> None:
-        """With none on one side there is nothing to take over: what comes is taken."""
-        for tap in coming.values():
-            tap.role = _Role.COMING if leaving else None
-        for tap in leaving.values():
-            tap.role = _Role.LEAVING if coming else None
 
     def _sink(self, tap: _Tap) -> Sink:
         convert = self._convert
@@ -108,7 +88,7 @@ class Listener:
             wanted = chosen.known.get(subject)
             if wanted is None:
                 wanted = self._judge(chosen, subject)
-            if not wanted or (tap.role is not None and not self._takes(tap.role, subject, data, headers)):
+            if not wanted or (tap.old is not None and not self._turn.takes(tap.old, subject, data, headers)):
                 return
             frame: bytes | None = data
             if convert is not None:
@@ -139,21 +119,10 @@ class Listener:
         chosen.known[subject] = wanted
         return wanted
 
-    def _takes(self, role: _Role, subject: bytes, data: bytes, headers: bytes | None) -> bool:
-        """Whether this is the copy to take."""
-        if self._phase is Phase.BOTH_BEGIN:
-            return role is _Role.LEAVING
-        copy = hash((subject, data, headers))
-        balance = self._turn.pop(copy, 0)
-        if self._phase is Phase.BOTH:
-            balance += 1 if role is _Role.LEAVING else -1
-            if balance and len(self._turn) < TURN_MAX:
-                self._turn[copy] = balance
-            return role is _Role.LEAVING
-        # From here on the new one's copies are taken, but for those whose old copy was taken before the turn.
-        done_before = balance > 0 if role is _Role.COMING else balance < 0
-        if done_before:
-            balance += -1 if role is _Role.COMING else 1
-        if balance:
-            self._turn[copy] = balance
-        return done_before is (role is _Role.LEAVING)
+
+def _assign(coming: dict[str, _Tap], leaving: dict[str, _Tap]) -> None:
+    """With none on one side there is nothing to take over: what comes is taken."""
+    for tap in coming.values():
+        tap.old = False if leaving else None
+    for tap in leaving.values():
+        tap.old = True if coming else None

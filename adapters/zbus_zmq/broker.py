@@ -8,7 +8,7 @@ publishers notice. Several brokers run side by side and know nothing of each oth
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,14 @@ from .counts import Counts
 from .curve import attach_doorman, open_keys
 from .io_thread import IoThread
 from .options import ZmqOptions
-from .pacing import LAST, MORE, PacedSender
+from .pacing import LAST, MORE, PacedSender, quick_send
 from .sockets import bind, make_socket
 from .topics import MARK, node_of
 
 BURST_MESSAGES = 1000
 RETRY_S = 0.002
 SUBSCRIPTIONS_MAX = 1_000_000
-NOBLOCK, RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
+NOBLOCK = int(zmq.NOBLOCK)
 
 
 @dataclass
@@ -71,6 +71,8 @@ class Broker:
         self._pacer = PacedSender(self._io, self._out, self._options.stall_s, self._counts, b"", self._marks)
         self.xsub = bind(self._in, xsub, self._options)
         self.xpub = bind(self._out, xpub, self._options)
+        self._recv: Callable[[int, bool], zmq.Frame] = self._in.recv  # type: ignore[assignment]  # copy=False
+        self._send = quick_send(self._out)
         self._io.on_readable(self._in, self._forward)
         self._io.on_readable(self._out, self._subscribe)
 
@@ -92,12 +94,14 @@ class Broker:
         }
 
     def _forward(self) -> None:
-        recv, get, send, passed = self._in.recv, self._in.get, self._out.send, self._passed
+        recv, send, passed = self._recv, self._send, self._passed
         try:
             for _ in range(BURST_MESSAGES):
-                parts = [recv(NOBLOCK)]
-                while get(RCVMORE):
-                    parts.append(recv(NOBLOCK))
+                last = recv(NOBLOCK, False)
+                parts = [last.bytes]
+                while last.more:
+                    last = recv(NOBLOCK, False)
+                    parts.append(last.bytes)
                 try:
                     for part in parts[:-1]:
                         send(part, MORE)

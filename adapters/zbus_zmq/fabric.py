@@ -27,6 +27,7 @@ from zbus.records import record
 
 from .answering import Answering
 from .asking import Asked, Asking
+from .brokers import Brokers, note_event
 from .counts import Counts
 from .curve import attach_doorman, open_keys, read_public
 from .discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
@@ -74,7 +75,7 @@ class ZmqFabric:
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
         self._nodes: Nodes = {}
-        self._brokers_up: set[str] = set()
+        self._brokers: Brokers | None = None
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
@@ -138,7 +139,7 @@ class ZmqFabric:
             "publish": self._publish_endpoint,
             "questions": self._questions_endpoint,
             "connections": self._subscriptions.made,
-            "brokers_connected": len(self._brokers_up),
+            "brokers_connected": len(self._brokers.connected) if self._brokers is not None else 0,
             **self._publishing.diagnostics(),
             "discovery": self._discovery.diagnostics() if self._discovery is not None else {},
             "counts": self._counts.snapshot(),
@@ -178,7 +179,7 @@ class ZmqFabric:
         if brokered:
             self._connect_brokers(xpub)
         watch_events(io, asker, self._asking.happened)
-        watch_events(io, sub, self._subscription_event)
+        watch_events(io, sub, lambda event, endpoint: note_event(event, endpoint, counts))
         for socket, handler in (
             (xpub, self._publishing.on_readable),
             (sub, self._receiving.on_readable),
@@ -189,11 +190,9 @@ class ZmqFabric:
         io.at_end(self._end)
 
     def _connect_brokers(self, xpub: zmq.Socket[bytes]) -> None:
-        # What waits for a broker that is away would come out of order with what the others carry: let it go.
-        xpub.set(zmq.IMMEDIATE, 1)
-        watch_events(self._io, xpub, self._broker_event)
-        self._brokers = Links(self._io, xpub, self._keys, self._counts)
-        self._brokers.want(dict.fromkeys(self._options.xsub, self._broker_key))
+        self._brokers = Brokers(self._io, xpub, self._keys, self._counts)
+        self._brokers.linked = self._broker_linked
+        self._brokers.connect(self._options.xsub, self._broker_key)
         self._subscriptions.want(dict.fromkeys(self._options.xpub, self._broker_key))
 
     def _end(self) -> None:
@@ -249,29 +248,10 @@ class ZmqFabric:
     def _expect(self, within_s: float) -> None:
         self._publishing.expect(self._nodes.keys() - {self.node}, within_s)
 
-    # connections
-
-    def _subscription_event(self, event: int, endpoint: str) -> None:
-        self._note_event(event, endpoint)
-
-    def _broker_event(self, event: int, endpoint: str) -> None:
-        before = bool(self._brokers_up)
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._brokers_up.add(endpoint)
-            if not before:
-                self._expect(RESETTLE_S)
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._brokers_up.discard(endpoint)
-        self._note_event(event, endpoint)
-        if bool(self._brokers_up) != before:
-            self._publishing.set_linked(not before)
-
-    def _note_event(self, event: int, endpoint: str) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
-            self._counts.add("disconnected")
-            record("DISCONNECTED", logging.DEBUG, fabric=self.name, endpoint=endpoint)
-        elif event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-            self._counts.trouble("CONNECT_FAILED", "handshake_refused", endpoint)
+    def _broker_linked(self, linked: bool) -> None:
+        if linked:
+            self._expect(RESETTLE_S)
+        self._publishing.set_linked(linked)
 
     def _check_open(self, doing: str) -> None:
         if self._closed:

@@ -42,15 +42,13 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_live(self) -> bool:
         """Whether the node may be assumed to be there."""
-        if self.boot != _boot() or not -1.0 <= time.monotonic() - self.beat_s <= self.lease_s:
-            return False
-        return self.pid_space != _pid_space() or _is_running(self.pid)
+        return self.boot == _boot() and -1.0 <= time.monotonic() - self.beat_s <= self.lease_s
 
     def is_void(self) -> bool:
-        """Whether it is over for so long that anybody may remove it."""
+        """Whether anybody may remove it: it is long over, or its process has ended."""
         if self.boot != _boot() or time.monotonic() - self.beat_s > 2 * self.lease_s:
             return True
-        return self.pid_space == _pid_space() and not _is_running(self.pid)
+        return self.pid_space == _pid_space(os.getpid()) and not _is_running(self.pid)
 
 
 def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
@@ -66,7 +64,7 @@ def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
         beat_s=time.monotonic(),
         boot=_boot(),
         pid=os.getpid(),
-        pid_space=_pid_space(),
+        pid_space=_pid_space(os.getpid()),
     )
 
 
@@ -100,11 +98,12 @@ def _boot() -> str:
         return ""
 
 
-def _pid_space() -> str:
+@lru_cache(maxsize=1)
+def _pid_space(own_pid: int) -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        return f"unknown to process {os.getpid()}"
+        return f"unknown to process {own_pid}"
 
 
 def _is_running(pid: int) -> bool:

@@ -7,29 +7,24 @@ the options: no multicast, no endpoint but those named. Opening is tried again f
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zenoh
 
-from zbus.errors import ConfigInvalid, FabricError
+from zbus.errors import FabricError
 
 from .counts import Counts
 from .discovery import Changed, Discovery, Node, Nodes
 from .options import ZmqOptions
+from .tokens import assemble, session_config, tails_of
 
 ROOT = "zbus-zmq"
 LOOK_S = 1.0
 PAUSE_S = (0.1, 5.0)
 SETTLE_S = 0.02  # tokens come one by one: tell of several together
 NODES_MAX = 100_000
-
-_decode_node = msgspec.json.Decoder(Node).decode
 
 
 class LivelinessDiscovery:
@@ -39,7 +34,7 @@ class LivelinessDiscovery:
         self._options, self._counts = options, counts
         self._root = f"{ROOT}/{options.realm}"
         self._session, self._owned = session, session is None
-        self._config = None if session is not None else _session_config(options)
+        self._config = None if session is not None else session_config(options)
         self._lock = threading.RLock()
         self._wake, self._pause = threading.Event(), threading.Event()
         self._subscriber: Any = None
@@ -163,12 +158,7 @@ class LivelinessDiscovery:
         self._wake.set()
 
     def _wanted(self) -> set[str]:
-        if self._node is None:
-            return set()
-        own = f"{self._root}/{self._node.node}"
-        bare = msgspec.structs.replace(self._node, answers=())
-        answers = {f"{own}/answers/{_pack(key.encode())}" for key in self._node.answers}
-        return {f"{own}/node/{_pack(msgspec.json.encode(bare))}", *answers}
+        return {f"{self._root}/{tail}" for tail in tails_of(self._node)} if self._node is not None else set()
 
     def _declare(self) -> None:
         if self._session is None:
@@ -199,24 +189,12 @@ class LivelinessDiscovery:
                 self._note(*self._samples.popleft())
             found = {}
             for name, tails in self._seen.items():
-                node = self._assemble(name, tails)
+                node, invalid = assemble(name, tails)
+                if invalid:
+                    self._counts.trouble("DISCOVERY_FAILED", "liveliness_token_invalid", name)
                 if node is not None:
                     found[name] = node
             return found
-
-    def _assemble(self, name: str, tails: set[str]) -> Node | None:
-        node, answers = None, []
-        for tail in sorted(tails):
-            kind, _, packed = tail.partition("/")
-            try:
-                data = _unpack(packed)
-                if kind == "answers":
-                    answers.append(data.decode())
-                elif kind == "node":
-                    node = _decode_node(data)
-            except (binascii.Error, msgspec.DecodeError, UnicodeError, ValueError):
-                self._counts.trouble("DISCOVERY_FAILED", "liveliness_token_invalid", name)
-        return None if node is None or node.node != name else msgspec.structs.replace(node, answers=tuple(answers))
 
     def _tell(self) -> None:
         nodes = self._nodes()
@@ -224,35 +202,6 @@ class LivelinessDiscovery:
             if self._changed is not None and nodes != self._told:
                 self._told = nodes
                 self._changed(nodes)
-
-
-def _pack(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _unpack(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-
-
-def _session_config(options: ZmqOptions) -> zenoh.Config:
-    if not options.zenoh_listen and not options.zenoh_connect:
-        raise ConfigInvalid("discovery", "zenoh needs zenoh_listen or zenoh_connect, such as tcp/127.0.0.1:7447")
-    built = zenoh.Config()
-    for path, value in {
-        "mode": options.zenoh_mode,
-        "listen/endpoints": list(options.zenoh_listen),
-        "connect/endpoints": list(options.zenoh_connect),
-        "connect/retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 2},
-        "scouting/multicast/enabled": False,
-        "scouting/gossip/enabled": True,  # nodes that know one of us find each other
-        "scouting/delay": 0,
-        "transport/shared_memory/enabled": False,
-    }.items():
-        try:
-            built.insert_json5(path, json.dumps(value))
-        except zenoh.ZError as error:
-            raise ConfigInvalid(f"zenoh_{path.partition('/')[0]}", str(error)) from error
-    return built
 
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 `send` appends and wakes the I/O thread once per burst; it waits while the queue is full, and never for ever. The socket
 hears who subscribes to what, so `wants` can tell, and the first messages wait a moment for the nodes that were there
-before us. A subscriber's mark (see topics) is acknowledged when everything before it has arrived here.
+before us.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
@@ -20,15 +20,16 @@ from zbus.errors import FabricError
 from .counts import Counts
 from .io_thread import IoThread
 from .options import ZmqOptions
-from .pacing import LAST, MORE, PacedSender
-from .topics import MARK, mark_of, node_of, topic_of
+from .pacing import LAST, MORE, PacedSender, quick_send
+from .subscribers import Subscribers
+from .topics import topic_of
 
 QUEUE_FRAMES_MAX = 8192
 QUEUE_BYTES_MAX = 64 << 20
 QUEUE_FULL_S = 10.0  # a queue that has not moved for so long is an error
 BURST_FRAMES = 1000  # sent in one go before others have their turn
 RETRY_S = 0.002
-KEPT_MAX = 100_000  # subscriptions, and topics by key
+TOPICS_MAX = 100_000
 LINK_S = 1.0  # how long a send waits for a broker
 
 Batch = Sequence[tuple[str, bytes]]
@@ -56,10 +57,12 @@ class Publishing:
         shape: Shape | None = None,
     ) -> None:
         self._topic_of, self._shape = topic_of, shape
-        self._io, self._socket, self._counts = io, socket, counts
-        self._node, self._frame_bytes_max = node, options.max_message_bytes
-        self._send = socket.send
-        self._pacer = PacedSender(io, socket, options.stall_s, counts, node.encode(), self._current_marks)
+        self._io, self._counts = io, counts
+        self._frame_bytes_max = options.max_message_bytes
+        self._send = quick_send(socket)
+        self._subscribers = Subscribers(socket, node, counts)
+        self._pacer = PacedSender(io, socket, options.stall_s, counts, node.encode(), self._subscribers.marks)
+        self._subscribers.seen = self._pacer.released
         self._changed = threading.Condition()
         self._queue: deque[Batch] = deque()
         self._taken: deque[Batch] = deque()  # out of the queue by the I/O thread, not all sent yet
@@ -70,9 +73,6 @@ class Publishing:
         self._expected: frozenset[str] = frozenset()
         self._round = 0
         self._topics: dict[str, bytes] = {}
-        self._prefixes: set[bytes] = set()
-        self._wanted: frozenset[bytes] = frozenset()
-        self._marks: dict[str, set[int]] = {}
 
     # any thread
 
@@ -91,11 +91,7 @@ class Publishing:
 
     def wants(self, key: str) -> bool:
         """Whether somebody subscribes to something that may be this key."""
-        wanted = self._wanted
-        if not wanted or not self._linked:
-            return False
-        topic = self._topic_of(key)
-        return bool(topic) and any(topic.startswith(prefix) for prefix in wanted)
+        return self._linked and self._subscribers.wants(self._topic_of(key))
 
     def close(self) -> None:
         """Refuse what comes from now on, and whoever waits."""
@@ -109,8 +105,8 @@ class Publishing:
             return {
                 "queued_frames": self._frames,
                 "queued_bytes": self._bytes,
-                "subscriptions": len(self._wanted),
-                "nodes_connected": len(self._marks),
+                "subscriptions": len(self._subscribers.wanted),
+                "nodes_connected": len(self._subscribers.nodes),
                 "nodes_stuck": len(self._pacer.stuck),
             }
 
@@ -133,25 +129,8 @@ class Publishing:
         self._check_settled()
 
     def on_readable(self) -> None:
-        """Learn who wants what, and acknowledge marks."""
-        for _ in range(BURST_FRAMES):
-            try:
-                message = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            more = False
-            while self._socket.get(zmq.RCVMORE):
-                more = True
-                self._socket.recv(zmq.NOBLOCK)
-            if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
-                self._counts.invalid("subscription_invalid", "a subscriber")
-            elif self._node and message[1:2] == bytes([MARK]):
-                self._mark(message[1:], message[0] == 1)
-            elif message[0] == 1:
-                self._prefixes.add(message[1:])
-            else:
-                self._prefixes.discard(message[1:])
-        self._wanted = frozenset(self._prefixes)
+        """Learn who wants what."""
+        self._subscribers.on_readable()
         self._check_settled()
 
     def drain(self, timeout_s: float) -> None:
@@ -238,36 +217,13 @@ class Publishing:
         return len(batch)
 
     def _topic(self, key: str) -> bytes:
-        if len(self._topics) >= KEPT_MAX:
+        if len(self._topics) >= TOPICS_MAX:
             self._topics.clear()
         topic = self._topics[key] = self._topic_of(key)
         return topic
 
-    def _mark(self, mark: bytes, subscribed: bool) -> None:
-        found = node_of(mark)
-        if found is None or len(self._marks) >= KEPT_MAX:
-            self._counts.invalid("subscription_invalid", "a subscriber")
-            return
-        node, turn = found
-        turns = self._marks.setdefault(node, set())
-        if subscribed:
-            turns.add(turn)
-            self._pacer.released(node)
-            try:
-                self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
-            except zmq.Again:
-                self._counts.add("acknowledgement_dropped")
-        else:
-            turns.discard(turn)
-            if not turns:
-                del self._marks[node]
-                self._pacer.released(node)
-
-    def _current_marks(self) -> Iterator[tuple[str, bytes]]:
-        return ((node, mark_of(node, max(turns))) for node, turns in self._marks.items())
-
     def _check_settled(self) -> None:
-        if not self._settled and self._linked and self._expected <= self._marks.keys():
+        if not self._settled and self._linked and self._expected <= self._subscribers.nodes:
             self._settle(self._round)
 
     def _settle(self, turn: int) -> None:

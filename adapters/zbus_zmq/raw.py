@@ -8,15 +8,12 @@ this fabric made, it never sends; but if both sockets meet in one broker, what i
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import zmq
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zbus.codec import encode, unpack
 from zbus.errors import EventInvalid, FabricLacks
@@ -28,8 +25,10 @@ from zbus.records import record
 from .counts import Counts
 from .io_thread import IoThread
 from .links import Links
-from .options import Strings, ZmqOptions, check_endpoint, from_config, from_url, validated
+from .makers import Makers
+from .options import from_config, from_url, validated
 from .publishing import Publishing
+from .rawoptions import RawOptions
 from .rawtopics import key_from, topic_from, topic_prefix
 from .sockets import bind, make_socket
 from .topics import widest
@@ -40,40 +39,7 @@ if TYPE_CHECKING:
 
 BURST_MESSAGES = 1000
 TOPICS_MAX = 100_000
-PUBLISHER_BITS = 53  # survives JSON
-GENERATIONS_KNOWN = 8
 NOBLOCK = int(zmq.NOBLOCK)
-
-
-class RawOptions(BaseModel):
-    """Every option of `zmq+raw://`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    connect: Strings = Field((), description="PUB sockets to receive from")
-    bind: str | None = Field(None, description="where SUB sockets connect to us")
-    publish: Strings = Field((), description="bound SUB sockets (or a broker's XSUB) to send to")
-    separator: Literal["/", "."] = Field("/", description="between the segments of a topic")
-    layout: Literal["multipart", "single"] = "multipart"
-    hwm: int = Field(10_000, ge=1, le=1_000_000)
-    max_message_bytes: int = Field(64 << 20, ge=1, le=2**31 - 1)
-    linger_s: float = Field(1.0, ge=0, le=30)
-    stall_s: float = Field(1.0, ge=0, le=60)
-
-    @field_validator("connect", "publish", "bind")
-    @classmethod
-    def _endpoints_named(cls, value: Any) -> Any:
-        for endpoint in (value,) if isinstance(value, str) else value or ():
-            check_endpoint(endpoint)
-        return value
-
-    @model_validator(mode="after")
-    def _some(self) -> RawOptions:
-        if not self.connect and self.bind is None and not self.publish:
-            raise ValueError("name an endpoint: connect, bind or publish")
-        if self.bind is not None and self.publish:
-            raise ValueError("bind and publish: choose one")
-        return self
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
@@ -161,12 +127,7 @@ class RawFabric:
 
     def _open(self) -> None:
         options, io = self._options, self._io
-        limits = ZmqOptions(
-            hwm=options.hwm,
-            max_message_bytes=options.max_message_bytes,
-            linger_s=options.linger_s,
-            stall_s=options.stall_s,
-        )
+        limits = options.limits()
         out = make_socket(io.context, zmq.XPUB, limits, None, server=options.bind is not None)
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
@@ -225,40 +186,6 @@ class RawFabric:
 
 def _joined(topic: bytes, payload: bytes) -> tuple[bytes]:
     return (topic + b" " + payload,)
-
-
-class Makers:
-    """Identities of what comes in: a publisher for each topic, sequences from 0."""
-
-    def __init__(self) -> None:
-        self._seed = secrets.token_bytes(16)
-        self._generation = 0
-        self._sequences: dict[bytes, tuple[int, int]] = {}  # topic -> publisher, next sequence
-        self._made: list[set[int]] = [set()]  # of the last generations
-
-    def next(self, topic: bytes) -> tuple[int, int]:
-        """The identity of the next message of a topic."""
-        found = self._sequences.get(topic)
-        if found is None:
-            found = self._new(topic), 0
-        self._sequences[topic] = found[0], found[1] + 1
-        return found
-
-    def made(self, publisher_id: int) -> bool:
-        """Whether an event with this publisher was made here."""
-        return any(publisher_id in generation for generation in self._made)
-
-    def _new(self, topic: bytes) -> int:
-        if len(self._sequences) >= TOPICS_MAX:
-            # Forgotten sequences start again at 0, so they need publishers that nobody has seen.
-            self._generation += 1
-            self._sequences.clear()
-            self._made = [*self._made[1 - GENERATIONS_KNOWN :], set()]
-        salt = self._seed + self._generation.to_bytes(8)
-        digest = hashlib.blake2b(topic, key=salt, digest_size=8).digest()
-        publisher = int.from_bytes(digest) >> (64 - PUBLISHER_BITS)
-        self._made[-1].add(publisher)
-        return publisher
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
@@ -27,7 +27,7 @@ SENDERS_MAX = 10_000
 PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
 STAMP_BYTES = 16
 NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
-NOBLOCK, RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
+NOBLOCK = int(zmq.NOBLOCK)
 
 
 class Receiving:
@@ -35,7 +35,7 @@ class Receiving:
 
     def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, stamped: bool) -> None:
         self._io, self._socket, self._node, self._counts = io, socket, node, counts
-        self._recv, self._get = socket.recv, socket.get
+        self._recv: Callable[[int, bool], zmq.Frame] = socket.recv  # type: ignore[assignment]  # copy=False
         self._stamped, self._own = stamped, bytes.fromhex(node)
         self._receive: Receive | None = None
         self._keys: KeySet | None = None
@@ -99,40 +99,41 @@ class Receiving:
         self._socket.set(zmq.UNSUBSCRIBE, mark_of(self._node, self._turn - 1))
 
     def _take(self) -> None:
-        recv, get, known, receive = self._recv, self._get, self._known, self._receive
+        # As `zmq.Frame`s, which know whether another one follows: asking the socket costs more than all the rest.
+        recv, known, receive = self._recv, self._known, self._receive
         for _ in range(BURST_MESSAGES):
-            topic = recv(NOBLOCK)
-            wanted = known.get(topic)
+            head = recv(NOBLOCK, False)
+            wanted = known.get(head.bytes)
             if wanted is None or receive is None:
-                self._take_unfamiliar(topic)
+                self._take_unfamiliar(head)
                 continue
-            if not get(RCVMORE):
+            if not head.more:
                 self._counts.invalid("frame_count", "a publisher")
                 continue
-            frame = recv(NOBLOCK)
-            if get(RCVMORE):
-                self._rest()
+            body = recv(NOBLOCK, False)
+            if body.more:
+                self._rest(body)
                 self._counts.invalid("frame_count", "a publisher")
             elif wanted:
-                receive(frame, None)
+                receive(body.bytes, None)
 
     def _take_stamped(self) -> None:
         recv, known, receive = self._recv, self._known, self._receive
         for _ in range(BURST_MESSAGES):
-            topic = recv(NOBLOCK)
-            wanted = known.get(topic)
+            head = recv(NOBLOCK, False)
+            wanted = known.get(head.bytes)
             if wanted is None or receive is None:
-                self._take_unfamiliar(topic)
+                self._take_unfamiliar(head)
                 continue
-            parts = self._rest()
+            parts = self._rest(head)
             if len(parts) != 2 or len(parts[0]) != STAMP_BYTES:
                 self._counts.invalid("frame_count" if len(parts) != 2 else "stamp", "a broker")
             elif wanted and self._is_new(parts[0]):
                 receive(parts[1], None)
 
-    def _take_unfamiliar(self, topic: bytes) -> None:
+    def _take_unfamiliar(self, head: zmq.Frame) -> None:
         """The slow way, for a topic that is seen for the first time."""
-        parts = self._rest()
+        topic, parts = head.bytes, self._rest(head)
         if topic[:1] == bytes([MARK]):
             self._take_mark(topic, parts)
             return
@@ -178,11 +179,11 @@ class Receiving:
         self._heard[sender] = number
         return True
 
-    def _rest(self) -> list[bytes]:
-        """The further parts of a message, all of them read; beyond a number that no message of ours has, not kept."""
+    def _rest(self, last: zmq.Frame) -> list[bytes]:
+        """The parts that follow one, all of them read; beyond a number that no message of ours has, not kept."""
         parts: list[bytes] = []
-        while self._get(RCVMORE):
-            part = self._recv(NOBLOCK)
+        while last.more:
+            last = self._recv(NOBLOCK, False)
             if len(parts) < PARTS_MAX:
-                parts.append(part)
+                parts.append(last.bytes)
         return parts

@@ -23,6 +23,7 @@ from .lease import LEASE_BYTES_MAX, Lease, decode_lease, encode_lease, take_leas
 from .options import ZmqOptions
 
 FULL_SCAN_S = 0.5  # leases run out without a trace in the folder's time stamp
+THOROUGH_S = 0.25  # how often processes are looked for
 FRESH_S = 0.1  # two changes within one tick of the file system's clock leave one time stamp
 PAUSE_MAX_S = 1.0
 SUFFIX, DRAFT = ".json", ".draft"
@@ -38,7 +39,7 @@ class FileRegistry:
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._own: Lease | None = None
-        self._beat_due = 0.0
+        self._beat_due = self._thorough_at = 0.0
         self._known: dict[str, tuple[tuple[int, int, int], Lease | None]] = {}  # by file name
         self._told: Nodes | None = None
         self._changed: Changed | None = None
@@ -72,18 +73,21 @@ class FileRegistry:
     def leases(self) -> list[Lease]:
         """Every live lease of our realm; removes those that are long over."""
         with self._lock:
-            found = []
-            seen = set()
+            found, seen = [], set()
+            # Looking at processes costs more than looking at files.
+            thorough = time.monotonic() - self._thorough_at >= THOROUGH_S
+            if thorough:
+                self._thorough_at = time.monotonic()
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     seen.add(entry.name)
                     lease = self._read(entry)
-                    if lease is None or lease.realm != self._realm:
+                    if lease is None:
                         continue
-                    if lease.is_live():
-                        found.append(lease)
-                    elif lease.is_void():
+                    if (thorough or not lease.is_live()) and lease.is_void():
                         self._reap(entry.name)
+                    elif lease.is_live() and lease.realm == self._realm:
+                        found.append(lease)
             self._known = {name: known for name, known in self._known.items() if name in seen}
             return found
 

@@ -147,12 +147,12 @@ def test_the_end_comes_also_when_the_answerer_dies(transport: Mesh) -> None:
     near, far = transport.open(), transport.spawn()
     far.answer({"ask/held": {"hold": True}, "ask/ping": {"echo": True}})
     ask_until_answered(near, "ask/ping")
-    told = near.ask_later("ask/held", timeout_s=4.0)
+    told = near.ask_later("ask/held", timeout_s=2.0)
     assert far.asked(1)
 
     far.kill()
 
-    assert told.wait(lambda: told.ends > 0, 4.0 + QUICK_S)
+    assert told.wait(lambda: told.ends > 0, 2.0 + QUICK_S)
     assert (told.replies, told.ends, told.after_end) == ([], 1, 0)
 
 

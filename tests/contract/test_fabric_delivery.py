@@ -12,8 +12,16 @@ from contract_support import Mesh
 
 from zbus.keys import matches
 
-LATE_S = 0.3  # long enough for what should not arrive to arrive
+LATE_S = 0.2  # long enough for what should not arrive to arrive
 EVERY_BYTE = bytes(range(256))
+SHORT_KEYS = [key for key in KEYS if len(key.encode()) < 500 and key.count("/") < 50 and not key.startswith("@")]
+OVERLAPPING = [
+    ("a/**", "**/c"),
+    ("a/*/c", "a/b/*", "*/b/c"),
+    ("a/b/c", "a/b/c", "**"),
+    ("ab$*", "$*cd", "ab$*cd"),
+    ("**/b/**", "a/**/c", "a/**/b/**/c"),
+]
 
 
 def test_each_expression_brings_exactly_the_keys_that_it_matches(transport: Mesh) -> None:
@@ -57,28 +65,21 @@ def test_a_key_that_many_expressions_match_arrives_once(transport: Mesh) -> None
     assert Counter(frame.decode() for frame in far.heard(len(wanted))) == dict.fromkeys(wanted, 1)
 
 
-@pytest.mark.parametrize(
-    "expressions",
-    [
-        ("a/**", "**/c"),
-        ("a/*/c", "a/b/*", "*/b/c"),
-        ("a/b/c", "a/b/c", "**"),
-        ("ab$*", "$*cd", "ab$*cd"),
-        ("**/b/**", "a/**/c", "a/**/b/**/c"),
-    ],
-    ids=" ".join,
-)
-def test_overlapping_expressions_bring_a_frame_once(transport: Mesh, expressions: tuple[str, ...]) -> None:
+def test_overlapping_expressions_bring_a_frame_once(transport: Mesh) -> None:
     near, far = transport.open(), transport.spawn()
-    far.listen(expressions)
-    wanted = wanted_by(*expressions)
-    near.wanted(wanted)
+    for number, expressions in enumerate(OVERLAPPING):
+        prefix = f"round{number}"
+        far.listen([f"{prefix}/{each}" for each in expressions])
+        wanted = [f"{prefix}/{key}" for key in wanted_by(*expressions) if key in SHORT_KEYS]
+        near.wanted(wanted)
+        far.forget()
 
-    near.send([(key, key.encode()) for key in KEYS])
-    far.heard(len(wanted))
-    time.sleep(LATE_S)
+        near.send([(f"{prefix}/{key}", f"{prefix}/{key}".encode()) for key in SHORT_KEYS])
+        assert far.heard_all([key.encode() for key in wanted]) == []
+        time.sleep(LATE_S / 4)
 
-    assert sorted(frame.decode() for frame in far.heard(len(wanted))) == sorted(wanted)
+        heard = sorted(frame.decode() for frame in far.heard(0))
+        assert heard == sorted(wanted), expressions
 
 
 def test_new_expressions_replace_the_earlier_ones(transport: Mesh) -> None:

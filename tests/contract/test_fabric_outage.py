@@ -11,7 +11,7 @@ from zbus.errors import FabricError
 
 CLOSE_S = 6.0
 SEND_S = 15.0  # how long send may block while there is no connection
-CUT_S = 1.0
+CUT_S = 0.5
 
 
 def flows(sender: AnyNode, listener: AnyNode, key: str) -> None:

@@ -121,6 +121,10 @@ class Command:
         except queue.Empty:
             raise AssertionError(f"no line; stderr: {self.errors}") from None
 
+    def rest(self) -> list[dict[str, Any]]:
+        """All further lines, once it has ended."""
+        return [json.loads(self.lines.get_nowait()) for _ in range(self.lines.qsize())]
+
     def kill(self) -> None:
         """kill -9."""
         self.process.kill()

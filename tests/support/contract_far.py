@@ -116,6 +116,9 @@ class FarNode:
     def heard_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> bool:
         return bool(self._call("heard_frame", frame, timeout_s))
 
+    def heard_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
+        return list(self._call("heard_all", frames, timeout_s))
+
     def forget(self) -> None:
         self._call("forget")
 

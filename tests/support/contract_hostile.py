@@ -38,6 +38,12 @@ BLOBS = [
     _chance.randbytes(1 << 20),
 ]
 
+# Parts of large NATS messages: unfinished, out of order, without end, beyond every bound.
+PARTS = [
+    b"0123456789abcdef %d %d %d" % each
+    for each in ((0, 2, 10), (5, 2, 10), (0, 0, 0), (1, 3, 8), (0, 3, 8), (0, 999999, 999999999999), (0, 1, 1))
+]
+
 
 def plain_socket_garbage(host: str, port: int) -> None:
     """Bytes of no protocol at all, on connections that then end or stay silent."""
@@ -90,21 +96,20 @@ def through_nats(port: int, key: str, answered: str, send: Callable[[], object],
         time.sleep(0.2)
         seen = _read_until(link, b"PONG\r\n", seen)
         link.sendall(b"UNSUB 1\r\n")
-        subjects = {line.split()[1] for line in seen.split(b"\r\n") if line.startswith((b"MSG ", b"HMSG "))}
-        assert subjects, f"nothing was seen of {key!r}"
-        subjects |= {b"@ask." + answered.replace("/", ".").encode(), b"a..b", b"%zz.x", b"\xff.x", b"hostile.%2f"}
+        seen_subjects = {line.split()[1] for line in seen.split(b"\r\n") if line.startswith((b"MSG ", b"HMSG "))}
+        target = key.replace("/", ".").encode()
+        assert target in seen_subjects, f"nothing was seen of {key!r}, but {seen_subjects}"
+        invalid = {b"a..b", b"%zz.x", b"\xff.x", target.partition(b".")[0] + b".%2f"}
+        subjects = seen_subjects | invalid | {b"@ask." + answered.replace("/", ".").encode()}
         for subject in sorted(subjects):
             for blob in BLOBS:
                 if len(blob) < 1 << 20:
                     link.sendall(b"PUB %b %d\r\n%b\r\n" % (subject, len(blob), blob))
                     link.sendall(b"PUB %b _INBOX.nobody %d\r\n%b\r\n" % (subject, len(blob), blob))
             for name in (b"X", b"Zbus-Part", b"Status", b"Nats-Msg-Id"):
-                for value in (b"", b"1", b"1/2", b"\xff\xfe", b"9" * 500):
+                for value in (b"", b"1", b"\xff\xfe", b"9" * 500, *PARTS):
                     head = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (name, value)
                     link.sendall(b"HPUB %b %d %d\r\n%bbody\r\n" % (subject, len(head), len(head) + 4, head))
-        target = next(
-            subject for subject in subjects if not subject.startswith((b"@", b"_", b"$", b"a..", b"%", b"\xff"))
-        )
         _sent_until(lambda: link.sendall(b"PUB %b %d\r\n%b\r\n" % (target, len(INJECTED), INJECTED)), reached)
 
 

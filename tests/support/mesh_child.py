@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
+import traceback
 from typing import Any
 
 import zbus
@@ -31,7 +33,6 @@ class Program:
         self.publishers: dict[str, Any] = {}
         self.load: asyncio.Task[None] | None = None
         self.stopping = False
-        self.delay_s = 0.0
         self.watching: asyncio.Task[None] | None = None
         self.background: set[asyncio.Task[Any]] = set()
         self.cancelled = 0
@@ -132,22 +133,35 @@ class Program:
         await self.bus.receive_on(*transports)
 
     async def watch_loop(self) -> None:
-        """From now on, note by how much the loop is late."""
-        self.delay_s = 0.0
+        """From now on, note by how much the loop is late, and what it does meanwhile."""
+        self.delays: list[tuple[float, str]] = []
+        self.due = time.monotonic() + 0.005
+        self.doing = ""
+        loop_thread = threading.get_ident()
 
         async def watch() -> None:
             while True:
-                due = time.monotonic() + 0.005
+                self.due, self.doing = time.monotonic() + 0.005, ""
                 await asyncio.sleep(0.005)
-                self.delay_s = max(self.delay_s, time.monotonic() - due)
+                late = time.monotonic() - self.due
+                if late > 0.05:
+                    self.delays.append((late, self.doing))
+
+        def sample() -> None:
+            while self.watching is not None and not self.watching.done():
+                if not self.doing and time.monotonic() > self.due + 0.05:
+                    frame = sys._current_frames().get(loop_thread)
+                    self.doing = "".join(traceback.format_stack(frame)[-4:]) if frame is not None else ""
+                time.sleep(0.01)
 
         self.watching = asyncio.create_task(watch())
+        threading.Thread(target=sample, name="sampler", daemon=True).start()
 
-    async def loop_delay(self) -> float:
-        """The longest that the loop was late; the watching ends."""
+    async def loop_delays(self) -> list[tuple[float, str]]:
+        """When the loop was late by over 50 ms, and what it did then; the watching ends."""
         assert self.watching is not None
         self.watching.cancel()
-        return self.delay_s
+        return sorted(self.delays, reverse=True)[:5]
 
     async def serve(self, key: str, behaviour: str) -> None:
         @self.bus.serve(key)

@@ -183,3 +183,22 @@ def middle_frozen(directory: Path, kind: type[Middle], frozen_s: float) -> None:
         until(lambda: len(b.facts.seen("s")) > seen + 50, what="going on after the freeze")
         a.call("stop_load")
         check_readers(a, b, 30)
+
+
+def loop_beside_a_catch_up(directory: Path, kind: type[Wire], events: int) -> None:
+    """The loop of B is never late by over 100 ms while it catches up with what A published meanwhile."""
+    with mesh_of(directory, kind) as mesh:
+        a, b = mesh.node("a"), mesh.node("b")
+        b.call("subscribe", "d", ["shop/**"], durable="d")
+        a.call("publish", "shop/orders", 10)
+        until_seen(b, "d", lambda: a.facts.published())
+        b.kill()
+        for _ in range(events // 5_000):
+            a.call("publish", "shop/orders", 5_000)
+        b.start()
+        b.call("watch_loop")
+        b.call("subscribe", "d", ["shop/**"], durable="d")
+        until_seen(b, "d", lambda: a.facts.published(), 30 + events / 500)
+        late = b.call("loop_delays")
+        told = "\n".join(f"{delay_s * 1000:.0f} ms\n{doing}" for delay_s, doing in late)
+        assert not late or late[0][0] <= 0.1, f"the loop was late:\n{told}"

@@ -1,0 +1,82 @@
+"""Who subscribes to what this node publishes, as the XPUB socket hears it.
+
+A prefix says that somebody wants what begins so; libzmq does not say who. A mark (see topics) is a node's own: it says
+that the node is connected, and that the subscriptions it made before have arrived. Each mark is acknowledged on itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from .counts import Counts
+from .topics import MARK, mark_of, node_of
+
+BURST = 1000
+KEPT_MAX = 100_000
+
+
+class Subscribers:
+    """On the I/O thread; `wants` on any. Without a name of our own, marks are nothing special."""
+
+    def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counts) -> None:
+        self._socket, self._node, self._counts = socket, node, counts
+        self._prefixes: set[bytes] = set()
+        self._turns: dict[str, set[int]] = {}  # by node, the marks that it has
+        self.wanted: frozenset[bytes] = frozenset()
+        self.seen: Callable[[str], None] = lambda node: None  # a node has a new mark, or is gone
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that are connected."""
+        return set(self._turns)
+
+    def wants(self, topic: bytes) -> bool:
+        """Whether somebody subscribes to a topic."""
+        wanted = self.wanted
+        return bool(wanted and topic) and any(topic.startswith(prefix) for prefix in wanted)
+
+    def marks(self) -> Iterator[tuple[str, bytes]]:
+        """Each node with its newest mark."""
+        return ((node, mark_of(node, max(turns))) for node, turns in self._turns.items())
+
+    def on_readable(self) -> None:
+        """Take what the subscribers say."""
+        for _ in range(BURST):
+            try:
+                message, *more = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
+                self._counts.invalid("subscription_invalid", "a subscriber")
+            elif self._node and message[1:2] == bytes([MARK]):
+                self._take_mark(message[1:], message[0] == 1)
+            elif message[0] == 1:
+                self._prefixes.add(message[1:])
+            else:
+                self._prefixes.discard(message[1:])
+        self.wanted = frozenset(self._prefixes)
+
+    def _take_mark(self, mark: bytes, subscribed: bool) -> None:
+        found = node_of(mark)
+        if found is None or len(self._turns) >= KEPT_MAX:
+            self._counts.invalid("subscription_invalid", "a subscriber")
+            return
+        node, turn = found
+        turns = self._turns.setdefault(node, set())
+        if subscribed:
+            turns.add(turn)
+            self._acknowledge(mark)
+        else:
+            turns.discard(turn)
+        if not turns:
+            del self._turns[node]
+        if subscribed or not turns:
+            self.seen(node)
+
+    def _acknowledge(self, mark: bytes) -> None:
+        try:
+            self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
+        except zmq.Again:
+            self._counts.add("acknowledgement_dropped")

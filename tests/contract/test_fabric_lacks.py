@@ -1,0 +1,99 @@
+"""What a transport cannot do: refused by an error that names it, before anything is sent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract_support import free_port
+from nats_support import NatsServer, nats_server
+
+from zbus.codec import encode, unpack
+from zbus.config import BusConfig
+from zbus.errors import FabricLacks
+from zbus.event import Event
+from zbus.plugins import open_fabric
+from zbus.ports import Fabric
+
+WAIT_S = 20.0
+
+
+def _nats_raw(server: NatsServer, _: Path) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"nats+raw://127.0.0.1:{server.port}", {})] * 2
+
+
+def _zmq_raw(_: NatsServer, __: Path) -> list[tuple[str, dict[str, Any]]]:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    return [(f"zmq+raw://?bind={endpoint}", {}), (f"zmq+raw://?connect={endpoint}", {})]
+
+
+def _nats_dynamo(server: NatsServer, _: Path) -> list[tuple[str, dict[str, Any]]]:
+    url = f"nats://127.0.0.1:{server.port}"
+    return [(url, {"wire": "dynamo", "transport": url})] * 2
+
+
+def _zmq_dynamo(_: NatsServer, store: Path) -> list[tuple[str, dict[str, Any]]]:
+    url = f"zmq://?store={store}"
+    return [(url, {"wire": "dynamo", "transport": url})] * 2
+
+
+EVENTS_ONLY = {"nats-raw": _nats_raw, "zmq-raw": _zmq_raw, "nats-dynamo": _nats_dynamo, "zmq-dynamo": _zmq_dynamo}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as found:
+        yield found
+
+
+@pytest.fixture(params=EVENTS_ONLY)
+def fabrics(request: pytest.FixtureRequest, server: NatsServer, tmp_path: Path) -> Iterator[list[Fabric]]:
+    """One that sends and one that listens."""
+    found = [open_fabric(BusConfig(**config), url) for url, config in EVENTS_ONLY[request.param](server, tmp_path)]
+    yield found
+    for fabric in found:
+        fabric.close()
+
+
+def test_a_fabric_for_events_only_refuses_questions_by_name(fabrics: list[Fabric]) -> None:
+    fabric = fabrics[0]
+    assert fabric.events_only
+    refused: list[Callable[[], object]] = [
+        lambda: fabric.ask("ask/x", b"", lambda data: None, 1.0),
+        lambda: fabric.answer(["ask/x"], lambda question: None),
+    ]
+    for doing in refused:
+        with pytest.raises(FabricLacks) as caught:
+            doing()
+        assert fabric.name.partition("+")[0] in caught.value.transport
+        assert caught.value.capability
+        assert caught.value.capability in str(caught.value)
+
+
+def test_events_flow_after_a_refusal(fabrics: list[Fabric]) -> None:
+    sender, listener = fabrics
+    received: list[bytes] = []
+    arrived = threading.Event()
+
+    def receive(frame: bytes, acknowledge: Callable[[], None] | None) -> None:
+        received.append(frame)
+        arrived.set()
+
+    with pytest.raises(FabricLacks):
+        listener.answer(["ask/x"], lambda question: None)
+    listener.listen(["namespace/component/topic"], receive)
+    with pytest.raises(FabricLacks):
+        sender.ask("ask/x", b"", lambda data: None, 1.0)
+
+    deadline, sequence = time.monotonic() + WAIT_S, 0
+    while not arrived.wait(0.05):
+        assert time.monotonic() < deadline
+        event = Event(7, sequence, 5_000_000, "namespace/component/topic", b"x")
+        sender.send([(event.key, encode(event))])
+        sequence += 1
+    events = unpack(received[0])
+    assert [(event.key, event.payload) for event in events] == [("namespace/component/topic", b"x")]

@@ -1,0 +1,78 @@
+"""New subscriptions take over from old ones: each message once, whatever the order of its two copies."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zbus_nats.turn import Phase, Turn
+
+Copies = list[tuple[int, bool]]  # which message, and whether by the old subscription
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> tuple[Copies, list[int], int]:
+    """What the server sends while a takeover goes on: copies in order, and where each phase begins in it."""
+    copies: Copies = []
+    begins: list[int] = []
+    message = 0
+    for phase in ("old or both", "both", "both", "both or new", "new"):
+        if phase != "old or both":
+            # The near end learns of a phase when the server is in it: no sooner, but between two copies as well.
+            begins.append(len(copies) - draw(st.integers(0, min(1, len(copies) - (begins[-1] if begins else 0)))))
+        changed = draw(st.integers(0, 6))
+        for number in range(draw(st.integers(2, 6))):
+            both = [(message, True), (message, False)] if draw(st.booleans()) else [(message, False), (message, True)]
+            if phase == "old or both" and number < changed:
+                both = [(message, True)]
+            elif phase == "new" or (phase == "both or new" and number >= changed):
+                both = [(message, False)]
+            copies += both
+            message += 1
+    return copies, begins, message
+
+
+@given(told=deliveries())
+def test_each_message_is_taken_once_and_in_order(told: tuple[Copies, list[int], int]) -> None:
+    copies, begins, messages = told
+    turn = Turn()
+    turn.enter(Phase.BEGIN)
+    taken = []
+    for at, (message, old) in enumerate(copies):
+        for phase, begin in zip((Phase.BOTH, Phase.BOTH_STILL, Phase.END), begins, strict=False):
+            if begin == at:
+                turn.enter(phase)
+        if turn.takes(old, b"a", b"%d" % message, None):
+            taken.append(message)
+
+    assert taken == list(range(messages))
+
+
+def test_equal_messages_are_several_messages() -> None:
+    turn = Turn()
+    taken = 0
+    for phase, ways in [
+        (Phase.BEGIN, [True] * 5 + [True, False] * 3 + [False]),  # the last one's other copy comes in the next phase
+        (Phase.BOTH, [True] + [True, False] * 4),
+        (Phase.BOTH_STILL, [True, False] * 4),
+        (Phase.END, [False, True] * 3 + [False] * 5),
+    ]:
+        turn.enter(phase)
+        taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
+
+    assert taken == 5 + 3 + 1 + 4 + 4 + 3 + 5
+
+
+def test_equal_messages_near_the_turn_are_taken_once_each() -> None:
+    for last, first in [(True, False), (False, True)]:  # which copy comes before the turn, and which after it
+        turn = Turn()
+        taken = 0
+        for phase, ways in [
+            (Phase.BEGIN, [True, False]),
+            (Phase.BOTH, [True, False] * 2),
+            (Phase.BOTH_STILL, [True, False] * 2 + [last]),
+            (Phase.END, [first] + [False] * 3),
+        ]:
+            turn.enter(phase)
+            taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
+        assert taken == 1 + 2 + 2 + 1 + 3
