@@ -49,6 +49,8 @@ def _met(row: Row) -> str:
 
 def _target(row: Row) -> str:
     sign = "≥" if row.target_is == "ratio at least" else "≤"
+    if row.target_is == "more than peer at most":
+        return f"{sign} {row.target:g} more"
     if row.target_is == "zbus at most":
         return f"{sign} {row.target:g} {row.unit}"
     return f"{sign} {row.target:g}×"

@@ -83,18 +83,24 @@ async def test_one_way_is_one_way(places: Places, direction: Any, kept: bool) ->
                 await at_left.only(1 if forth else 2)
                 await at_right.only(2 if forth else 1)
                 stats = bridge.stats()
+                if kept:
+                    assert bridge.diagnostics()["delivered"] == 1  # the other side is not even listened to
 
     assert stats[direction]["crossed"] == 1
     assert "back" not in stats or direction == "back"
 
 
-async def test_events_on_other_keys_do_not_cross(places: Places) -> None:
+@pytest.mark.parametrize("kept", [True, False], ids=["log", "no-log"])
+async def test_events_on_other_keys_do_not_cross(places: Places, kept: bool) -> None:
+    between, keys = (places.nats, places.zenoh), ["shop/*/created", "audit/**"]
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
         async with ears(right, "**") as at_right:
-            async with zbus.Bridge((places.nats, places.zenoh), ["shop/*/created", "audit/**"]) as bridge:
+            async with zbus.Bridge(between, keys, log=places.log("bridge", kept)) as bridge:
                 for key in ("shop/a/created", "shop/a/b/created", "shop/a/gone", "private/x", "audit/a/b"):
                     await (await left.publisher(key)).publish(key)
                 events = await at_right.only(2)
+                if kept:
+                    assert bridge.diagnostics()["delivered"] == 2  # nor are they in its log
 
             assert {event.key for event in events} == {"shop/a/created", "audit/a/b"}
             assert bridge.stats()["forth"]["crossed"] == 2

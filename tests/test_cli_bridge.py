@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import nats
 import pytest
 from bridge_support import command, ears, free_port, router, until
 from nats_support import NatsServer, nats_server
@@ -102,6 +103,35 @@ async def test_a_bridge_that_is_killed_goes_on_where_it_was_and_nothing_is_lost(
     assert [event.sequence for event in events] == list(range(900))
     assert 200 <= report["forth"]["crossed"] <= 800  # what had crossed at first was not sent again
     assert report["back"]["crossed"] == 0  # and what it asked for afterwards does not go back to where it came from
+
+
+async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_when_it_is_back(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    port = free_port()
+    zenoh = f"zenoh://127.0.0.1:{port}"
+    arguments = ["bridge", "--between", server.url, zenoh, "--keys", "shop/**", "--raw", "--json", "--report-s", "0.1"]
+    arguments += ["--log", str(tmp_path / "b.db")]
+    async with router(port), zbus.open(tmp_path / "node.db", transport=zenoh) as node:
+        publisher = await node.publisher("shop/orders")
+        with command(*arguments) as running:
+            await asyncio.to_thread(running.line)
+            server.kill()
+            await publisher.publish_many([b"%d" % n for n in range(200)])
+            while (await asyncio.to_thread(running.line))["back"]["waiting_events"] < 200:
+                pass
+            running.kill()
+        server.start()
+        plain = await nats.connect(server.url)
+        try:
+            heard = await plain.subscribe("shop.>")
+            await plain.flush()
+            with command(*arguments) as running:
+                messages = [await heard.next_msg(timeout=20) for _ in range(200)]
+                assert await asyncio.to_thread(running.end) == 0
+        finally:
+            await plain.close()
+    assert [message.data for message in messages] == [b"%d" % n for n in range(200)]
 
 
 def sent(log: Path, label: str) -> int:

@@ -160,4 +160,4 @@ RELIED_ON = {
 def test_nats_py_is_built_as_when_this_was_written(what: object) -> None:
     found = hashlib.sha256(inspect.getsource(what).encode()).hexdigest()[:16]  # type: ignore[arg-type]
 
-    assert found == RELIED_ON[what], "nats-py changed here: read it again before trusting the short way"  # type: ignore[index]
+    assert found == RELIED_ON[what], "nats-py changed here: read it again before trusting the short way"

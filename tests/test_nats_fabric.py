@@ -251,6 +251,11 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
     assert here.diagnostics()["asking"] == 0
 
 
+def _say_ok(question: Question) -> None:
+    question.reply(b"ok")
+    question.close()
+
+
 def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: Open) -> None:
     here = opened()
     others = [opened() for _ in range(3)]
@@ -258,7 +263,7 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
 
     def answer(question: Question) -> None:
         asked(question.payload)
-        threading.Thread(target=lambda: (question.reply(b"ok"), question.close())).start()
+        threading.Thread(target=_say_ok, args=(question,)).start()
 
     for other in others:
         other.answer(["ask"], answer)

@@ -50,7 +50,7 @@ def opened(server: NatsServer) -> Iterator[Open]:
 
 @pytest.fixture
 async def client(server: NatsServer) -> AsyncIterator[Client]:
-    connected = await nats.connect(server.url, reconnect_time_wait=0.05)  # type: ignore[arg-type]
+    connected = await nats.connect(server.url, reconnect_time_wait=0.05)
     await connected.jetstream().add_stream(name="SHOP", subjects=["shop.>"])
     yield connected
     await connected.close()

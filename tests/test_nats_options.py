@@ -135,7 +135,7 @@ def test_a_creds_file_that_is_none_is_refused_before_anything_is_opened(tmp_path
     assert "S3CRET" not in str(caught.value)
 
 
-@given(secret=st.text(min_size=6, max_size=20).filter(lambda text: text.strip() == text and text != "*" * len(text)))
+@given(secret=st.text(max_size=20).map(lambda text: f"S3CRET-{text}"))
 def test_no_secret_is_in_the_repr_or_left_in_a_text(secret: str) -> None:
     for options in (NatsOptions(user="someone", password=secret), NatsOptions(token=secret), NatsOptions(nkey=secret)):
         assert secret not in repr(options).replace("SecretStr('**********')", "")

@@ -36,10 +36,10 @@ def deliveries(draw: st.DrawFn) -> tuple[Copies, list[int], int]:
 def test_each_message_is_taken_once_and_in_order(told: tuple[Copies, list[int], int]) -> None:
     copies, begins, messages = told
     turn = Turn()
-    turn.enter(Phase.BEGIN)
+    turn.enter(Phase.BOTH_BEGIN)
     taken = []
     for at, (message, old) in enumerate(copies):
-        for phase, begin in zip((Phase.BOTH, Phase.BOTH_STILL, Phase.END), begins, strict=False):
+        for phase, begin in zip((Phase.BOTH, Phase.BOTH_STILL, Phase.BOTH_END), begins, strict=False):
             if begin == at:
                 turn.enter(phase)
         if turn.takes(old, b"a", b"%d" % message, None):
@@ -52,10 +52,13 @@ def test_equal_messages_are_several_messages() -> None:
     turn = Turn()
     taken = 0
     for phase, ways in [
-        (Phase.BEGIN, [True] * 5 + [True, False] * 3 + [False]),  # the last one's other copy comes in the next phase
+        (
+            Phase.BOTH_BEGIN,
+            [True] * 5 + [True, False] * 3 + [False],
+        ),  # the last one's other copy comes in the next phase
         (Phase.BOTH, [True] + [True, False] * 4),
         (Phase.BOTH_STILL, [True, False] * 4),
-        (Phase.END, [False, True] * 3 + [False] * 5),
+        (Phase.BOTH_END, [False, True] * 3 + [False] * 5),
     ]:
         turn.enter(phase)
         taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
@@ -68,11 +71,21 @@ def test_equal_messages_near_the_turn_are_taken_once_each() -> None:
         turn = Turn()
         taken = 0
         for phase, ways in [
-            (Phase.BEGIN, [True, False]),
+            (Phase.BOTH_BEGIN, [True, False]),
             (Phase.BOTH, [True, False] * 2),
             (Phase.BOTH_STILL, [True, False] * 2 + [last]),
-            (Phase.END, [first] + [False] * 3),
+            (Phase.BOTH_END, [first] + [False] * 3),
         ]:
             turn.enter(phase)
             taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
         assert taken == 1 + 2 + 2 + 1 + 3
+
+
+def test_a_message_that_the_server_began_with_before_it_all_is_taken_even_after_the_turn() -> None:
+    turn = Turn()
+    for phase in (Phase.BOTH_BEGIN, Phase.BOTH, Phase.BOTH_STILL, Phase.BOTH_END):
+        turn.enter(phase)
+
+    assert turn.takes(True, b"a", b"late, and by the old subscription alone", None)
+    assert turn.takes(False, b"a", b"both", None)
+    assert not turn.takes(True, b"a", b"both", None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zmq_support import Replies, children, fabrics, raw_socket, until
@@ -172,6 +173,52 @@ def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -
         assert time.monotonic() - before < 5.0
 
 
+def test_a_question_ends_when_the_connection_to_its_answerer_breaks(tmp_path: Path, url: str) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    answerer = raw_socket(context, zmq.ROUTER)
+    answerer.bind("tcp://127.0.0.1:*")
+    endpoint = answerer.get_string(zmq.LAST_ENDPOINT)
+    node = Node(node="ab" * 8, questions=endpoint, answers=("svc/a",))
+    try:
+        with fabrics(url, 1) as (one,):
+            (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
+            replies = Replies()
+            one.ask("svc/a", b"q", replies, 60.0)
+            route, kind, ident, key, payload = answerer.recv_multipart()
+            assert (kind, key, payload) == (b"Q", b"svc/a", b"q")
+            answerer.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
+            assert until(lambda: replies.heard == [b"first"])
+            answerer.close()
+
+            assert replies.wait(10) == [b"first"]
+    finally:
+        answerer.close()
+        context.term()
+
+
+def test_a_reply_that_is_missing_ends_the_question_and_is_counted(tmp_path: Path, url: str) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    answerer = raw_socket(context, zmq.ROUTER)
+    answerer.bind("tcp://127.0.0.1:*")
+    node = Node(node="ab" * 8, questions=answerer.get_string(zmq.LAST_ENDPOINT), answers=("svc/a",))
+    try:
+        with fabrics(url, 1) as (one,):
+            (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
+            replies = Replies()
+            one.ask("svc/a", b"q", replies, 60.0)
+            route, _, ident, _, _ = answerer.recv_multipart()
+            for number in (0, 2):
+                answerer.send_multipart([route, b"R", ident, number.to_bytes(8), b"%d" % number])
+            answerer.send_multipart([route, b"nonsense"])
+
+            assert replies.wait(10) == [b"0"]
+            assert until(lambda: "reply_invalid" in one.diagnostics()["counts"])
+            assert one.diagnostics()["counts"]["reply_out_of_order"] == 1
+    finally:
+        answerer.close()
+        context.term()
+
+
 def test_a_dead_answerer_is_passed_over_for_a_live_one(tmp_path: Path, url: str) -> None:
     ghost = Node(node="ab" * 8, questions="tcp://127.0.0.1:1", answers=("svc/a",))
     with fabrics(url) as (one, other):
@@ -225,8 +272,6 @@ PARTS = st.sampled_from([b"Q", b"C", b"R", b"E", b"N", b"", b"12345678", b"svc/a
 
 
 def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(url: str) -> None:
-    import zmq
-
     context: zmq.Context[Any] = zmq.Context()
     with fabrics(url) as (one, other):
         other.answer(["svc/a"], answering(b"x"))

@@ -15,7 +15,7 @@ from zmq_support import Collector, raw_socket, until
 
 from zbus.codec import encode, join, unpack
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, FabricError, FabricLacks
+from zbus.errors import ConfigInvalid, FabricError, FabricLacks, KeyInvalid
 from zbus.event import Event
 from zbus_zmq.makers import Makers
 from zbus_zmq.raw import open_fabric
@@ -158,6 +158,9 @@ def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) 
             legacy.pub.send_multipart(message)
         assert [event.key for event in events(collector.wait(1))] == ["good"]
         fabric.send([("v1.2", encode(Event(7, 0, 1, "v1.2", b""))), ("x", b"\x09not a frame")])
+        fabric.check("good/key")
+        with pytest.raises(KeyInvalid, match="separator"):
+            fabric.check("v1.2")
 
         assert fabric.diagnostics()["counts"] == {
             "frame_count": 2,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .codec import BEACON
+from .codec import BEACON, check_received
 from .errors import EventInvalid
 
 ENTRIES_MAX = 4096
@@ -57,7 +57,8 @@ def decode_beacon(frame: bytes) -> Beacon:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventInvalid(f"not a beacon: {error}") from error
     numbers = [beacon.origin, beacon.since, beacon.head]
-    for newest in beacon.newest.values():
+    for key, newest in beacon.newest.items():
+        check_received(key)
         numbers += newest
     if min(numbers) < 0 or max(numbers) >= 1 << 63 or len(beacon.newest) > ENTRIES_MAX:
         raise EventInvalid("not a beacon: a number out of range")

@@ -74,6 +74,9 @@ class Bus:
 
     put = _waiting(_async.Bus.put)
     head = _waiting(_async.Bus.head)
+    request = _waiting(_async.Bus.request)
+    switch_transport = _waiting(_async.Bus.switch_transport)
+    receive_on = _waiting(_async.Bus.receive_on)
 
     def __enter__(self) -> Bus:
         opened: Future[None] = Future()
@@ -105,7 +108,7 @@ class Bus:
 
     def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:
         """A stream of the events that any expression matches; options as for `zbus.Bus.subscribe`."""
-        source = self._call("subscribe", _on_loop(lambda: self._inner.subscribe(*key_exprs, **options)))
+        source = self._call("subscribe", self._subscribe(key_exprs, options))
         subscription = Subscription(self, source)
         self._subscriptions.add(subscription)
         return subscription
@@ -117,6 +120,9 @@ class Bus:
     def stats(self) -> dict[str, int]:
         """What was counted so far: deliveries, drops by reason, duplicates, gaps, spills, errors."""
         return self._inner.stats()
+
+    async def _subscribe(self, key_exprs: Sequence[str], options: dict[str, Any]) -> EventSubscriber:
+        return await self._inner.subscribe(*key_exprs, **options).declared()
 
     def _run(self, opened: Future[None]) -> None:
         """The thread: the loop, from the opening of the bus to its end."""
@@ -261,8 +267,3 @@ class Subscription(_Stream):
 
     def _has_more(self) -> bool:
         return self._inner.durable is None and self._inner.queued > 0 and super()._has_more()
-
-
-async def _on_loop(call: Callable[[], T]) -> T:
-    """What does not wait, but belongs to the loop's thread."""
-    return call()

@@ -235,6 +235,13 @@ class Bus:
         self._check_open("make a publisher")
         return EventPublisher(self, key)
 
+    def check_key(self, key: str) -> str:
+        """Return a key that can be published to on every transport in use, or raise `KeyInvalid`."""
+        check_key(key)
+        for link in self.network.links if self.network is not None else ():
+            link.fabric.check(key)
+        return key
+
     async def put(self, *events: Event) -> Sequence[int]:
         """Store events that have an identity already: a retry, or events from elsewhere.
 
@@ -246,7 +253,7 @@ class Bus:
         for event in events:
             payload, _ = encode_payload(event.payload, self.payload_bytes_max)
             headers = encode_headers(event.headers, None, None)
-            check_key(event.key)
+            self.check_key(event.key)
             rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
         if not rows:
             return []

@@ -115,11 +115,14 @@ def open_frame(frame: bytes) -> list[Envelope]:
         if len(envelope.via) > VIA_MAX:
             raise EventInvalid(f"not an envelope: it crossed over {VIA_MAX} bridges")
         if envelope.key not in _known_keys:
-            _check_key(envelope.key)
+            check_received(envelope.key)
     return envelopes
 
 
-def _check_key(key: str) -> None:
+def check_received(key: str) -> None:
+    """Refuse a key off the network that is not legal. Keys repeat, so those found legal are remembered."""
+    if key in _known_keys:
+        return
     try:
         check_key(key)
     except KeyInvalid as error:

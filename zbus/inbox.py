@@ -49,7 +49,7 @@ class Inbox:
         self._received: deque[Frame] = deque()
         self._bytes = self._overflowed = 0
         self._lock = threading.Lock()
-        self._armed = False
+        self._armed = self._ended = False
         self._seen = Seen()
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
@@ -73,6 +73,11 @@ class Inbox:
 
         return receive
 
+    @property
+    def waiting(self) -> int:
+        """How many frames wait for the loop."""
+        return len(self._received)
+
     def wants_changed(self) -> None:
         """Other expressions are wanted from now on."""
         for origin in self._origins.values():
@@ -84,7 +89,8 @@ class Inbox:
             origin.fetch_past(expressions)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Stop repairing; returns what is to be waited for."""
+        """Take nothing more and stop repairing; returns what is to be waited for."""
+        self._ended = True  # what still arrives would begin a repair that nobody ends
         ending = [task for origin in self._origins.values() if (task := origin.close()) is not None]
         self._origins.clear()
         return ending
@@ -104,8 +110,10 @@ class Inbox:
         with self._lock:
             frames = [self._received.popleft() for _ in range(min(TURN_FRAMES, len(self._received)))]
             self._bytes -= sum(len(frame[0]) for frame in frames)
-            self._armed = bool(self._received)
+            self._armed = bool(self._received) and not self._ended
             lost, self._overflowed = self._overflowed, 0
+        if self._ended:
+            return
         for frame, acknowledge, link, dense in frames:
             if link != came_by or acknowledge is not None:
                 self._hand_over(new, done, came_by)
@@ -115,6 +123,9 @@ class Inbox:
             except EventInvalid as error:
                 self.count("invalid_received", 1)
                 self._report(EVENT_INVALID, link, reason=str(error), link=link)
+            except Exception as error:  # a fault of ours: what follows must still arrive
+                self.count("receive_errors", 1)
+                self._report("RECEIVE_FAILED", link, error, link=link)
             if acknowledge is not None:
                 done.append(acknowledge)
         self._hand_over(new, done, came_by)
@@ -178,12 +189,12 @@ class Inbox:
             if last is not None and envelope.sequence > last + 1:
                 self.gap(0, envelope.key, envelope.publisher_id, envelope.sequence)
 
-    def _report(self, name: str, source: str, **fields: Any) -> None:
+    def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
         now = time.monotonic()
         if now - self._reported_at.get(name + source, -REPORT_S) >= REPORT_S:
             self._reported_at[name + source] = now
-            record(name, logging.WARNING, **fields)
+            record(name, logging.WARNING, error, **fields)
 
     # What an origin calls.
 

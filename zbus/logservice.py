@@ -64,6 +64,8 @@ class LogService:
             keys = KeySet(wanted.keys)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyInvalid) as error:
             raise EventInvalid(f"not a question for a log: {error}") from error
+        if not 0 <= min(wanted.after, wanted.from_ns) <= max(wanted.after, wanted.from_ns) < 1 << 63:
+            raise EventInvalid("not a question for a log: a number out of range")
         head, low_water = self._log.head(), self._log.low_water()
         after = max(wanted.after, low_water)
         span = Span(after, head, wanted.from_ns or None, None)

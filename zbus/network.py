@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from .answering import Answers
 from .asking import CANCELS, Asker
 from .beacon import BEACONS
-from .errors import FabricError, NobodyAnswers
+from .errors import FabricError, FabricLacks, NobodyAnswers
 from .inbox import Inbox
 from .logservice import LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
@@ -267,13 +267,20 @@ class Network:
         links, expressions, keys = list(self.links), self.wants.expressions, self.answers.keys
 
         def declare() -> None:
+            lacking: FabricLacks | None = None
             for link in links:
                 try:
                     self._listen_on(link, expressions, keys)
+                except FabricLacks as error:
+                    lacking = error  # for whoever asked for it, once the others know
                 except FabricError as error:
                     record("FABRIC_ERROR", logging.ERROR, error, doing="declare", transport=link.label)
+            if lacking is not None:
+                raise lacking
 
-        return loop.run_in_executor(self._declaring, declare)
+        declaring = loop.run_in_executor(self._declaring, declare)
+        declaring.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
+        return declaring
 
     def _listen_on(self, link: Link, expressions: Sequence[str], keys: Sequence[str]) -> None:
         fabric = link.fabric

@@ -121,9 +121,11 @@ class Outbox:
                 record(EVENT_RETRY, logging.WARNING, reason=str(error), again_in_s=pause)
                 with self._wake:
                     self._behind = self._log is not None
+                    again_at = time.monotonic() + pause
+                    while not self._ended and (left := again_at - time.monotonic()) > 0:
+                        self._wake.wait(left)  # each event that is offered meanwhile wakes it too
                     if self._ended:
                         return
-                    self._wake.wait(pause)
                 pause = min(RETRY_S[1], pause * 2)
 
     def _tell_room(self) -> None:

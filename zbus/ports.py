@@ -181,6 +181,9 @@ class Fabric(Protocol):
     def ready(self, key: str) -> bool:
         """Whether this fabric is connected and, where it can tell, whether some other node wants `key` now."""
 
+    def check(self, key: str) -> None:
+        """Raise `KeyInvalid` for a legal key that this fabric cannot carry all the same. Never blocks."""
+
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Answer questions for these concrete keys; replaces the earlier ones. `asked` only appends and wakes."""
 

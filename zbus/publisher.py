@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BusClosed, ZbusError
 from .headers import encode_headers
-from .keys import check_key
 from .payload import encode_payload
 from .scope import Scope
 
@@ -34,7 +33,7 @@ class EventPublisher:
     __slots__ = ("_bus", "_sequence", "key", "publisher_id")
 
     def __init__(self, bus: Bus, key: str) -> None:
-        self._bus, self.key = bus, check_key(key)
+        self._bus, self.key = bus, bus.check_key(key)
         # 53 bits, so that it survives JSON; random, so that every incarnation is a new one.
         self.publisher_id = secrets.randbits(53)
         self._sequence = 0

@@ -98,18 +98,28 @@ class EventSubscriber:
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of a namespace; options as for `bus.subscribe`."""
-        return scope.bus.subscribe(scope.key(topic, "namespace"), **options)
+        """A subscription to a topic of a namespace, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "namespace"), **options).declared()
 
     @classmethod
     async def for_component(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of a component; options as for `bus.subscribe`."""
-        return scope.bus.subscribe(scope.key(topic, "component"), **options)
+        """A subscription to a topic of a component, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "component"), **options).declared()
 
     @classmethod
     async def for_endpoint(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of an endpoint; options as for `bus.subscribe`."""
-        return scope.bus.subscribe(scope.key(topic, "endpoint"), **options)
+        """A subscription to a topic of an endpoint, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "endpoint"), **options).declared()
+
+    async def declared(self) -> EventSubscriber:
+        """Wait until the transports have been told of it; `async with` does this. Cancelled or failed, it is closed."""
+        if self._declared is not None:
+            try:
+                await asyncio.shield(self._declared)
+            except BaseException:
+                await self.aclose()
+                raise
+        return self
 
     @property
     def key_exprs(self) -> tuple[str, ...]:
@@ -175,8 +185,7 @@ class EventSubscriber:
 
     async def __aenter__(self) -> EventSubscriber:
         try:
-            if self._declared is not None:
-                await asyncio.shield(self._declared)
+            await self.declared()
             await self._resolve()
         except BaseException:
             await self.aclose()  # nobody else will: what fails to enter is not exited

@@ -117,6 +117,9 @@ class ZenohFabric:
             )
         return _Get(cancel)
 
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
     def diagnostics(self) -> dict[str, Any]:
         """The session's identity, how it is linked, and how much is declared in it."""
         return {

@@ -15,7 +15,7 @@ from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
-from .scopes import check_expressions, place_of_subject, subjects
+from .scopes import check_expressions, place_of_key, place_of_subject, subjects
 from .tally import Tally
 from .translate import incoming, outgoing
 from .window import Window
@@ -92,6 +92,10 @@ class DynamoNats:
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
         """Not on this wire."""
         raise FabricLacks(NAME, "asking questions on the dynamo wire")
+
+    def check(self, key: str) -> None:
+        """Scope and topic: two to four segments."""
+        place_of_key(key)
 
     def diagnostics(self) -> dict[str, Any]:
         """The connection, and what went wrong."""

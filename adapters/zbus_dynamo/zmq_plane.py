@@ -94,6 +94,10 @@ class DynamoZmq:
         """Not on this wire."""
         raise FabricLacks(NAME, "asking questions on the dynamo wire")
 
+    def check(self, key: str) -> None:
+        """Scope and topic: two to four segments."""
+        place_of_key(key)
+
     def diagnostics(self) -> dict[str, Any]:
         """What there is, and what went wrong."""
         found = {"fabric": self.name, "networked": True, "queued_events": self._loop.queued}

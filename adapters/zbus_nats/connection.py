@@ -27,10 +27,11 @@ from .turn import Phase
 from .upkeep import Subscribed, Upkeep
 from .vendor import VENDOR_ERRORS, describe, nats_errors
 
-__all__ = ["Connection", "Subscribed"]
+__all__ = ["Connection", "Phase", "Subscribed"]
 
 FLUSH_S, CLOSE_FLUSH_S = 5, 1
 CLOSE_S = 5.0
+GRACE_S = 0.05
 
 T = TypeVar("T")
 
@@ -173,19 +174,21 @@ class Connection:
     ) -> list[int]:
         client, table = self.client, self._upkeep.table
         added = {next(self._upkeep.sids): each for each in add}
-        phase(Phase.BEGIN)
+        phase(Phase.BOTH_BEGIN)
         table.update(added)
         try:
             if client is not None and added:
                 client.write([client.take(sid, *each) for sid, each in added.items()])
                 await unless_gone(client, client.flush(FLUSH_S))
             if client is not None and added and remove:
-                # The server may still be at messages that it began to deal out before; they are through after this.
+                # The server may still be at messages that it began to deal out before, and has no word for when they
+                # are through; when the old subscription ends too soon, they go nowhere.
+                await asyncio.sleep(GRACE_S)
                 phase(Phase.BOTH)
                 await unless_gone(client, client.flush(FLUSH_S))
                 phase(Phase.BOTH_STILL)
                 await unless_gone(client, client.flush(FLUSH_S))
-            phase(Phase.END)
+            phase(Phase.BOTH_END)
             if client is not None and remove:
                 client.write([client.drop(sid) for sid in remove])
                 await unless_gone(client, client.flush(FLUSH_S))

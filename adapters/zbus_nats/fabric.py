@@ -83,6 +83,9 @@ class NatsFabric:
         """Ask one of those who answer for `key`; `timeout_s` is for all of its replies together."""
         return self._asks.ask(key, payload, heard, timeout_s)
 
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
     def diagnostics(self) -> dict[str, Any]:
         """The connection, and how much is subscribed."""
         return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._asks.diagnostics()}

@@ -104,6 +104,9 @@ class JetStreamFabric:
         """A stream answers no questions."""
         raise FabricLacks(self.name, "ask questions")
 
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
     def diagnostics(self) -> dict[str, Any]:
         """The connection and the consumer."""
         return {

@@ -68,7 +68,7 @@ class Listener:
 
             def enter(phase: Phase) -> None:
                 self._turn.enter(phase)
-                if phase is Phase.BEGIN:
+                if phase is Phase.BOTH_BEGIN:
                     self._filter = chosen
                     _assign(coming, leaving)
                 elif phase is Phase.DONE:

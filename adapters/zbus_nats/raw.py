@@ -125,6 +125,9 @@ class RawFabric:
         """Plain programs answer in their own ways: not through here."""
         raise FabricLacks(self.name, "ask questions")
 
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
     def diagnostics(self) -> dict[str, Any]:
         """The connection, and how much is subscribed."""
         return {"fabric": self.name, "networked": True, **self.connection.diagnostics()}

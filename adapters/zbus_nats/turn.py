@@ -15,10 +15,10 @@ OPEN_MAX = 100_000
 class Phase(enum.Enum):
     """How far the server is."""
 
-    BEGIN = enum.auto()  # the old ones get every message, the new ones some
+    BOTH_BEGIN = enum.auto()  # the old ones get every message, the new ones some
     BOTH = enum.auto()  # both get every message
     BOTH_STILL = enum.auto()  # and have done so for a while
-    END = enum.auto()  # the new ones get every message, the old ones some
+    BOTH_END = enum.auto()  # the new ones get every message, the old ones some
     DONE = enum.auto()
 
 
@@ -29,36 +29,44 @@ class Turn:
         self._phase = Phase.DONE
         self._open: dict[int, int] = {}  # of messages with one copy so far: how many more of the old than of the new
         self._halves: set[int] = set()  # those whose other copy may have come before anybody counted
+        self._taken: dict[int, int] = {}  # after the turn: how many more were taken as old copies than as new
 
     def enter(self, phase: Phase) -> None:
         """The server is so far."""
         self._phase = phase
         if phase is Phase.BOTH_STILL:
             self._halves = set(self._open)
-        elif phase is Phase.END:
+        elif phase is Phase.BOTH_END:
             for copy in self._halves:
                 self._open.pop(copy, None)
-        elif phase in (Phase.BEGIN, Phase.DONE):
-            self._open, self._halves = {}, set()
+        elif phase in (Phase.BOTH_BEGIN, Phase.DONE):
+            self._open, self._halves, self._taken = {}, set(), {}
 
     def takes(self, old: bool, subject: bytes, data: bytes, headers: bytes | None) -> bool:
         """Whether this copy, of an old or a new subscription, is the one to take."""
-        if self._phase is Phase.BEGIN:
+        if self._phase is Phase.BOTH_BEGIN:
             return old
         copy = hash((subject, data, headers))
         balance = self._open.pop(copy, 0)
-        if self._phase is Phase.END:
-            # The new copies are taken, but for those whose old one was taken before; and an old one in that case
-            # alone that its new one was passed over before.
-            counted = balance < 0 if old else balance > 0
-            self._keep(copy, balance + (1 if old else -1) if counted else balance)
-            return counted is old
+        if self._phase is Phase.BOTH_END:
+            return self._takes_after(old, copy, balance)
         balance += 1 if old else -1
         if not balance:
             self._halves.discard(copy)
-        self._keep(copy, balance)
+        _keep(self._open, copy, balance)
         return old
 
-    def _keep(self, copy: int, balance: int) -> None:
-        if balance and len(self._open) < OPEN_MAX:
-            self._open[copy] = balance
+    def _takes_after(self, old: bool, copy: int, balance: int) -> bool:
+        step = 1 if old else -1
+        if balance * step < 0:  # the other copy came before the turn, and was taken if it was the old one
+            _keep(self._open, copy, balance + step)
+            return old
+        _keep(self._open, copy, balance)
+        taken = self._taken.pop(copy, 0)
+        _keep(self._taken, copy, taken + step)
+        return taken * step >= 0  # the first copy to come
+
+
+def _keep(balances: dict[int, int], copy: int, balance: int) -> None:
+    if balance and len(balances) < OPEN_MAX:
+        balances[copy] = balance

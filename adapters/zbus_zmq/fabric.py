@@ -106,6 +106,9 @@ class ZmqFabric:
         """Whether some other node has subscribed to what may be `key`."""
         return not self._closed and self._publishing.wants(key)
 
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Answer for these keys, and say so to the others."""
         with self._answers_lock:

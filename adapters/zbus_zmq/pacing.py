@@ -44,7 +44,7 @@ class PacedSender:
         self._full_since: float | None = None
         self._probing = False
         self.stuck: set[str] = set()
-        socket.set(zmq.XPUB_NODROP, 0)
+        socket.set(zmq.XPUB_NODROP, 1)
 
     def refused(self, parts: Sequence[bytes]) -> bool:
         """The socket refused this message. Whether it is done with all the same; if not, try it again soon."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from zbus.codec import encode, unpack
-from zbus.errors import EventInvalid, FabricLacks
+from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports import Asking, Heard, Question, Receive
@@ -99,6 +99,11 @@ class RawFabric:
     def ready(self, key: str) -> bool:
         """Whether somebody subscribes to what may be the topic of `key`."""
         return self._publishing.wants(key)
+
+    def check(self, key: str) -> None:
+        """Refuse a key that no topic leads to: its topic would be another key's."""
+        if not self._topic(key):
+            raise KeyInvalid(key, f"no ZMQ topic with the separator {self._options.separator!r} stands for it")
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Nobody asks here."""

@@ -89,6 +89,19 @@ def test_a_late_sender_is_found_by_a_listener_that_runs(transport: Mesh) -> None
     assert max(took_s) < FOUND_S_MAX, took_s
 
 
+def test_a_sender_that_listens_to_its_own_key_does_not_take_itself_for_a_listener(transport: Mesh) -> None:
+    listener = transport.spawn()
+    listener.listen(["own/**"])
+
+    for number in range(15):
+        sender = transport.open()
+        sender.listen(["own/**"])
+        sender.wanted(["own/x"])
+        sender.send([("own/x", b"%d" % number)])
+        assert listener.heard_frame(b"%d" % number, 5.0), f"sender {number} was ready before it was"
+        sender.close()
+
+
 def test_many_senders_that_come_at_once_are_all_found(transport: Mesh) -> None:
     listener = transport.spawn()
     listener.listen(["crowd/**"])

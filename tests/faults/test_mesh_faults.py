@@ -9,8 +9,10 @@ from mesh_scenarios import (
     away_while_the_publisher_publishes,
     both_sides_restart,
     killed_before_the_first_event,
+    loop_beside_a_catch_up,
     middle_frozen,
     middle_killed_under_load,
+    new_processes_are_found,
     publisher_frozen,
     publisher_killed_and_replaced,
     reader_frozen,
@@ -65,3 +67,16 @@ def test_a_publishing_process_frozen_for_15_s_loses_nothing(tmp_path: Path, kind
 @with_a_middle
 def test_a_server_frozen_for_15_s_costs_nothing(tmp_path: Path, kind: type[Middle]) -> None:
     middle_frozen(tmp_path, kind, frozen_s=15.0)
+
+
+@on_every_wire
+def test_a_catch_up_of_50_000_events_leaves_the_loop_to_others(tmp_path: Path, kind: type[Wire]) -> None:
+    loop_beside_a_catch_up(tmp_path, kind, events=50_000)
+
+
+@pytest.mark.parametrize("logged", [True, False], ids=["with-a-log", "without-a-log"])
+@on_every_wire
+def test_the_first_event_of_30_new_processes_reaches_a_running_reader_within_a_second(
+    tmp_path: Path, kind: type[Wire], logged: bool
+) -> None:
+    new_processes_are_found(tmp_path, kind, processes=30, logged=logged)

@@ -12,13 +12,14 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ class Node:
     @property
     def facts(self) -> Facts:
         return Facts(self.facts_path)
+
+    def positions(self) -> dict[str, int]:
+        """How far this node is with others, as its files say."""
+        with closing(sqlite3.connect(f"file:{self.log}-cursors?mode=ro", uri=True)) as connection:
+            return dict(connection.execute("SELECT name, position FROM positions"))
 
     @property
     def pid(self) -> int:

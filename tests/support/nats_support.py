@@ -65,8 +65,12 @@ class NatsServer:
             self._gone()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, and nothing answers."""
+        """SIGSTOP: connections stay open, and nothing answers once this returns."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + START_S
+        while not all(_stopped(each) for each in Path(f"/proc/{self.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, "nats-server does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -125,6 +129,13 @@ def nats_server(directory: Path, *, jetstream: bool = False, config: str = "") -
         yield server.start()
     finally:
         server.stop()
+
+
+def _stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:  # a thread that ended
+        return True
 
 
 def _binary() -> str:

@@ -1,0 +1,271 @@
+"""Two processes, one that publishes and one that receives, and how a benchmark drives them.
+
+    python benchmarks/_ends.py MODULE FUNCTION JSON
+
+runs a function of a benchmark in a fresh interpreter. Both ends go through the same turns, each begun by the
+benchmark: a warm-up, the events whose rate is measured, then single events, some time apart, whose latency is. The
+clock is the machine's monotonic one, the same in every process. No end leaves before it is told to, so nobody's
+closing is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from time import monotonic_ns
+from types import TracebackType
+from typing import Any
+
+from _harness import PAYLOAD, Figure
+
+WARM_UP = 2000
+PACE_S = 0.002  # between single events: long enough for each to find everything idle
+WAIT_S = 120.0
+QUEUE_EVENTS = 512 * 1024  # what nats-py lets wait for a callback; the same for ours
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many events are streamed, and how many come one by one."""
+
+    events: int
+    singles: int
+
+
+# In a child process.
+
+
+class Receipt:
+    """Counts what arrives at the receiving end; both sides of a comparison pay for the same call."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._seen, self._until = 0, WARM_UP
+        self._turn = 0
+        self._stamped = False
+        self._durations: list[int] = []
+
+    def take(self, payload: bytes) -> bool:
+        """Count one; True once everything has come."""
+        self._seen += 1
+        if self._stamped:
+            self._durations.append(monotonic_ns() - int.from_bytes(payload[:8]))
+        return self._seen == self._until and self._next()
+
+    def _next(self) -> bool:
+        now = monotonic_ns()
+        self._turn += 1
+        if self._turn == 1:
+            self._until += self._plan.events
+            self._cpu = time.process_time()
+            say(warm=True)
+        elif self._turn == 2:
+            self._until += self._plan.singles
+            self._stamped = True
+            say(end_ns=now, cpu_s=time.process_time() - self._cpu)
+        else:
+            say(durations_ns=self._durations)
+        return self._turn == 3
+
+
+async def publish_in_turns(
+    plan: Plan,
+    publish: Callable[[bytes], Awaitable[object]],
+    flush: Callable[[], Awaitable[object]] | None = None,
+    many: Callable[[Iterable[bytes]], Awaitable[object]] | None = None,
+) -> None:
+    """What a publishing end does. `many` takes the streamed events at once, where that is what is measured."""
+    for count in (WARM_UP, plan.events):
+        await asyncio.to_thread(told)
+        begin, cpu = monotonic_ns(), time.process_time()
+        if many is not None:
+            await many([PAYLOAD] * count)
+        else:
+            for _ in range(count):
+                await publish(PAYLOAD)
+        if flush is not None:
+            await flush()
+        say(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
+    await asyncio.to_thread(told)
+    for _ in range(plan.singles):
+        await publish(stamped())
+        await asyncio.sleep(PACE_S)
+    await asyncio.to_thread(told)
+
+
+def put_in_turns(plan: Plan, put: Callable[[bytes], object]) -> None:
+    """The same for a library without a loop."""
+    for count in (WARM_UP, plan.events):
+        told()
+        begin, cpu = monotonic_ns(), time.process_time()
+        for _ in range(count):
+            put(PAYLOAD)
+        say(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
+    told()
+    for _ in range(plan.singles):
+        put(stamped())
+        time.sleep(PACE_S)
+    told()
+
+
+def stamped() -> bytes:
+    """A payload of the usual size that says when it was made."""
+    return monotonic_ns().to_bytes(8) + PAYLOAD[8:]
+
+
+def say(**found: Any) -> None:
+    """Tell the benchmark."""
+    print(json.dumps(found), flush=True)
+
+
+def told() -> None:
+    """Wait until the benchmark says that the next turn begins, or has gone."""
+    sys.stdin.readline()
+
+
+# In the benchmark.
+
+
+class End:
+    """A child process: what it says, and what it is told."""
+
+    def __init__(self, module: str, function: str, arguments: dict[str, Any]) -> None:
+        self._name, self._is_ours = f"{module}.{function}", True
+        self._start([sys.executable, __file__, module, function, json.dumps(arguments)])
+
+    @classmethod
+    def command(cls, *arguments: str) -> End:
+        """Some other command that says JSON lines."""
+        end = cls.__new__(cls)
+        end._name, end._is_ours = " ".join(arguments[:2]), False
+        end._start(list(arguments))
+        return end
+
+    def _start(self, command: list[str]) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_"))}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=clean)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._errors: list[str] = []
+        self._readers = [threading.Thread(target=each, daemon=True) for each in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def hears(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """The next thing it says; an error with its last words where it says nothing."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            line = ""
+        if not line:
+            raise RuntimeError(f"{self._name} said nothing more: {''.join(self._errors)[-2000:] or 'no error'}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def go(self) -> None:
+        """Let it begin its next turn."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()  # which tells it to leave, if it is one of ours
+            if not self._is_ours:
+                self._process.terminate()
+            if kind is None:
+                self._process.wait(10)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(10)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        self._errors.extend(self._process.stderr)
+
+
+def measure(
+    plan: Plan,
+    receiver: tuple[str, str, dict[str, Any]],
+    sender: tuple[str, str, dict[str, Any]],
+    *between: Callable[[], End],
+) -> Figure:
+    """The rate from the first publish to the last receipt, and the latency of single events.
+
+    An end is a module, a function in it and its arguments; `between` starts what stands between the two, once the
+    receiving end is there.
+    """
+    with ExitStack() as stack:
+        receiving = stack.enter_context(_end(receiver, plan))
+        receiving.hears()
+        for start in between:
+            stack.enter_context(start()).hears()
+        sending = stack.enter_context(_end(sender, plan))
+        sending.hears()
+        sending.go()
+        sending.hears()
+        receiving.hears()
+        sending.go()
+        published, received = sending.hears(), receiving.hears()
+        sending.go()
+        durations: list[int] = receiving.hears()["durations_ns"]
+    per_event = 1e6 / plan.events
+    return Figure(
+        plan.events / (received["end_ns"] - published["begin_ns"]) * 1e9,
+        durations,
+        {
+            "publisher_cpu_us": published["cpu_s"] * per_event,
+            "subscriber_cpu_us": received["cpu_s"] * per_event,
+            "published_per_s": plan.events / (published["end_ns"] - published["begin_ns"]) * 1e9,
+        },
+    )
+
+
+def _end(end: tuple[str, str, dict[str, Any]], plan: Plan) -> End:
+    module, function, arguments = end
+    return End(module, function, {**arguments, **asdict(plan)})
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def main() -> None:
+    """Run the function that the arguments name."""
+    module, function, arguments = sys.argv[1:]
+    found = getattr(importlib.import_module(module), function)(**json.loads(arguments))
+    if asyncio.iscoroutine(found):
+        asyncio.run(found)
+
+
+if __name__ == "__main__":
+    main()

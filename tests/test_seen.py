@@ -1,0 +1,48 @@
+"""Which events were seen: by identity, in bounded memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zbus import seen as module
+from zbus.seen import Seen
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
+def test_each_identity_is_new_once_in_whatever_order_they_come(identities: list[tuple[int, int]]) -> None:
+    seen = Seen()
+    first_heard: dict[int, int] = {}
+    told: set[tuple[int, int]] = set()
+    for publisher, sequence in identities:
+        first_heard.setdefault(publisher, sequence)
+        expected = (publisher, sequence) not in told and sequence >= first_heard[publisher]
+
+        assert seen.first_time(publisher, sequence) is expected
+
+        told.add((publisher, sequence))
+
+
+def test_what_came_before_the_first_one_heard_counts_as_seen() -> None:
+    seen = Seen()
+
+    assert seen.first_time(1, 5)
+    assert not seen.first_time(1, 4)
+
+
+def test_a_huge_leap_costs_bounded_memory() -> None:
+    seen = Seen()
+    seen.first_time(1, 0)
+
+    assert seen.first_time(1, 1 << 60)
+    assert not seen.first_time(1, 1)  # too long ago to be told from a repetition
+    assert seen.first_time(1, (1 << 60) - 1)
+
+
+def test_the_publisher_known_longest_is_forgotten_first() -> None:
+    seen = Seen()
+    for publisher in range(module.PUBLISHERS_MAX + 1):
+        seen.first_time(publisher, 0)
+
+    assert seen.last(0) is None
+    assert seen.last(1) == 0
