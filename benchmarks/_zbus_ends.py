@@ -38,5 +38,3 @@ def peer_to_peer(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of two nodes on Zenoh, of which the first listens."""
     endpoint = [f"tcp/127.0.0.1:{port}"]
     return {"mode": "peer", "listen": endpoint}, {"mode": "peer", "connect": endpoint}
-
-

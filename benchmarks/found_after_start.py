@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import nats
@@ -37,55 +36,61 @@ TARGET_MS = 1000.0
 FIRST_S = 30.0
 
 
+@dataclass(frozen=True)
+class Case:
+    """One transport: what opens our subscriber and publisher, and what the bare library needs for its own."""
+
+    where: str
+    ours: tuple[dict[str, Any], dict[str, Any]]
+    peer: str
+    theirs: tuple[dict[str, Any], dict[str, Any]]
+    versions: dict[str, str]
+
+
 def rows(sizes: Sizes) -> list[Row]:
     """One row for each transport."""
-    publishers = sizes.of(50, 2)
     with folder() as where, nats_server(where / "nats", sync_always=False) as url, _router() as router:
         (where / "zmq").mkdir(mode=0o700)
-        listening, connecting = peer_to_peer(free_port())
-        client = {"transport": f"zenoh://127.0.0.1:{router}"}
-        on_zmq = {"transport": f"zmq://?registry={where / 'zmq'}"}
-        link, place = f"tcp/127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{free_port()}"
-        routed = {"mode": "client", "connect": f"tcp/127.0.0.1:{router}"}
-        zmq_versions = {"pyzmq": version("pyzmq"), "libzmq": zmq.zmq_version()}
-        return [
-            _row("Zenoh, peer to peer", publishers, (listening, connecting), "zenoh", zenoh_versions(), (
-                {"listen": link}, {"connect": link})),
-            _row("Zenoh, through a router", publishers, (client, client), "zenoh", zenoh_versions(), (routed, routed)),
-            _row("NATS", publishers, ({"transport": url},) * 2, "nats", peer_versions(), ({"url": url},) * 2),
-            _row("ZMQ", publishers, (on_zmq, on_zmq), "pyzmq", zmq_versions, ({"endpoint": place},) * 2),
-        ]  # fmt: skip
+        return [_row(case, sizes.of(50, 1)) for case in _cases(url, router, where / "zmq")]
 
 
-def _row(
-    where: str,
-    publishers: int,
-    ours: tuple[dict[str, Any], dict[str, Any]],
-    peer: str,
-    versions: dict[str, str],
-    theirs: tuple[dict[str, Any], dict[str, Any]],
-) -> Row:
+def _cases(nats_url: str, router: str, registry: Path) -> list[Case]:
+    link, place = {"listen": f"tcp/127.0.0.1:{free_port()}"}, {"endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    client, bare_client = {"mode": "client", "connect": [router]}, {"mode": "client", "connect": router}
+    on_nats, on_zmq = {"transport": nats_url}, {"transport": f"zmq://?registry={registry}"}
+    pyzmq = {"pyzmq": version("pyzmq"), "libzmq": zmq.zmq_version()}
+    bare_peers = link, {"connect": link["listen"]}
+    return [
+        Case("Zenoh, peer to peer", peer_to_peer(free_port()), "zenoh", bare_peers, zenoh_versions()),
+        Case("Zenoh, through a router", (client, client), "zenoh", (bare_client, bare_client), zenoh_versions()),
+        Case("NATS", (on_nats, on_nats), "nats-py", ({"url": nats_url}, {"url": nats_url}), peer_versions()),
+        Case("ZMQ", (on_zmq, on_zmq), "pyzmq", (place, place), pyzmq),
+    ]
+
+
+def _row(case: Case, publishers: int) -> Row:
+    function = case.peer.replace("-", "_")
+    found: list[tuple[dict[str, int], dict[str, int]]] = []
     with (
-        End("found_after_start", "subscriber", {"settings": ours[0]}) as hears_us,
-        End("found_after_start", f"{peer}_subscriber", theirs[0]) as hears_them,
+        End("found_after_start", "subscriber", {"settings": case.ours[0]}) as hears_us,
+        End("found_after_start", f"{function}_subscriber", case.theirs[0]) as hears_them,
     ):
         hears_us.hears()
         hears_them.hears()
-        found: dict[str, list[dict[str, int]]] = {"zbus": [], "peer": []}
         for _ in range(publishers):
-            found["zbus"].append(_first(hears_us, "publisher", {"settings": ours[1]}))
-            found["peer"].append(_first(hears_them, f"{peer}_publisher", theirs[1]))
+            ours = _first(hears_us, "publisher", {"settings": case.ours[1]})
+            found.append((ours, _first(hears_them, f"{function}_publisher", case.theirs[1])))
     return compare(
         "found_after_start",
-        f"a new publisher's first event at a running subscriber, p99, on {where}",
+        f"a new publisher's first event at a running subscriber, p99, on {case.where}",
         unit="ms",
-        peer_name=peer,
-        rounds=[(_p99(found["zbus"]), _p99(found["peer"]))],
+        peer_name=case.peer,
+        rounds=[(_p99([ours for ours, _ in found]), _p99([theirs for _, theirs in found]))],
         target=TARGET_MS,
         target_is="zbus at most",
-        versions={"zbus": zbus_versions(), "peer": versions},
+        versions={"zbus": zbus_versions(), "peer": case.versions},
         publishers=publishers,
-        opening_included_ms=sorted(each["with_opening_ns"] / 1e6 for each in found["zbus"]),
+        with_opening_the_bus_ms=sorted(ours["with_opening_ns"] / 1e6 for ours, _ in found),
     )
 
 
@@ -106,11 +111,11 @@ def _first(hearing: End, function: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 @contextmanager
-def _router() -> Iterator[int]:
-    port = free_port()
-    with End.command(str(COMMAND), "router", "--listen", f"tcp/127.0.0.1:{port}") as router:
+def _router() -> Iterator[str]:
+    endpoint = f"tcp/127.0.0.1:{free_port()}"
+    with End.command(str(COMMAND), "router", "--listen", endpoint) as router:
         router.hears()
-        yield port
+        yield endpoint
 
 
 def _received(payload: bytes) -> None:
@@ -154,7 +159,7 @@ async def publisher(settings: dict[str, Any]) -> None:
 # The bare libraries.
 
 
-async def nats_subscriber(url: str) -> None:
+async def nats_py_subscriber(url: str) -> None:
     async def received(message: Msg) -> None:
         _received(message.data)
 
@@ -166,7 +171,7 @@ async def nats_subscriber(url: str) -> None:
     await client.close()
 
 
-async def nats_publisher(url: str) -> None:
+async def nats_py_publisher(url: str) -> None:
     opening = time.monotonic_ns()
     client = await nats.connect(url)
     await client.publish(SUBJECT, _now())
@@ -198,15 +203,13 @@ def pyzmq_subscriber(endpoint: str) -> None:
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.subscribe(b"bench")
         socket.bind(endpoint)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(sys.stdin.fileno(), zmq.POLLIN)
         say(ready=True)
-        threading.Thread(target=_receive, args=(socket,), daemon=True).start()
-        told()
-        os._exit(0)
-
-
-def _receive(socket: zmq.Socket[bytes]) -> None:
-    while True:
-        _received(socket.recv_multipart()[1])
+        while sys.stdin.fileno() not in (readable := dict(poller.poll())):
+            if socket in readable:
+                _received(socket.recv_multipart()[1])
 
 
 def pyzmq_publisher(endpoint: str) -> None:

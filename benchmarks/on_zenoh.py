@@ -47,7 +47,9 @@ def _ours(plan: Plan, many: bool = False) -> Figure:
 
 def _theirs(plan: Plan) -> Figure:
     endpoint = f"tcp/127.0.0.1:{free_port()}"
-    return measure(plan, ("on_zenoh", "subscriber", {"listen": endpoint}), ("on_zenoh", "publisher", {"connect": endpoint}))
+    return measure(
+        plan, ("on_zenoh", "subscriber", {"listen": endpoint}), ("on_zenoh", "publisher", {"connect": endpoint})
+    )
 
 
 def subscriber(listen: str, **plan: int) -> None:

@@ -27,6 +27,12 @@ BENCHMARKS = (
     "replay",
     "subscriptions",
     "footprint",
+    "on_nats",
+    "on_zmq",
+    "on_zenoh",
+    "raw_bridge",
+    "zmq_publishers",
+    "found_after_start",
 )
 
 

@@ -22,7 +22,10 @@ import zbus
 
 MANY = 200
 TARGET = 4
-QUESTIONS = {"threads": "threads of a process with 200 ZMQ publishers, beside one", "files": "the same in sockets"}
+QUESTIONS = {
+    "threads": "threads of a process with 200 ZMQ publishers, beside one",
+    "files": "the same in sockets, counted as open files",
+}
 
 
 def rows(sizes: Sizes) -> list[Row]:

@@ -245,6 +245,32 @@ async def test_what_a_zenoh_side_misses_while_its_router_is_dead_crosses_later_i
     assert [event.sequence for event in events] == list(range(500))
 
 
+async def test_what_retention_removes_before_it_crossed_is_counted_and_the_rest_goes_on(
+    places: Places, tmp_path: Path
+) -> None:
+    between, log = (places.nats, places.zenoh), tmp_path / "bridge.db"
+    async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
+        async with ears(left, "shop/**", "@zbus/gap") as at_left:
+            async with zbus.Bridge(between, ["shop/**"], log=log, retain_events=100) as bridge:
+                publisher = await right.publisher("shop/orders")
+                await publisher.publish(b"first")
+                await at_left.wait(1)
+                places.server.kill()
+                async with asyncio.timeout(30):
+                    while not bridge.stats()["counts"].get("dropped_by_retention"):
+                        for _ in range(500):
+                            await publisher.publish(b"x" * 100)
+                        await asyncio.sleep(0.1)
+                places.server.start()
+                await publisher.publish(b"last")
+                await until(lambda: at_left.events[-1].payload == b"last")
+                lost = bridge.stats()["counts"]["dropped_by_retention"]
+
+    sequences = [event.sequence for event in at_left.events if event.key == "shop/orders"]
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] + 1 - len(sequences) == lost > 0
+
+
 async def test_a_bridge_with_a_log_starts_while_a_side_is_away_and_keeps_what_that_side_misses(
     server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,6 +321,7 @@ async def test_a_bridge_says_at_its_start_whether_it_is_durable(
         ({"between": ("zenoh://a:1", "zenoh://b:1"), "listen": ["tcp/127.0.0.1:1"]}, "listen"),
         ({"between": ("nats://a", "zenoh://"), "listen": ["nonsense"]}, "listen"),
         ({"mode": "peer"}, "mode"),
+        ({"retain_events": 100}, "retain_events"),
         ({"colour": "red"}, "colour"),
     ],
 )

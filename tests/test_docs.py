@@ -19,6 +19,7 @@ import os
 import pkgutil
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from types import ModuleType
 
 import pytest
 from markdown_it import MarkdownIt
+from nats_support import nats_server
 
 import zbus
 import zbus_log
@@ -36,6 +38,7 @@ from zbus.config import load_config
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_S = 60
+PLACES: dict[str, str] = {}  # the usual places, and where they are in this run
 MERMAID = (
     *("flowchart", "graph", "sequenceDiagram", "stateDiagram", "stateDiagram-v2", "classDiagram", "erDiagram"),
     *("journey", "gantt", "pie", "timeline", "mindmap", "block-beta", "quadrantChart", "xychart-beta"),
@@ -88,7 +91,7 @@ def blocks_of(markdown: str, document: str) -> Iterator[Block]:
 def check(block: Block, folder: Path) -> None:
     """Run a block in `folder` and raise `Wrong` if it does not do what the document says."""
     if block.language == "python":
-        printed = _run([sys.executable, "-c", block.text], folder)
+        printed = _run([sys.executable, "-c", _placed(block.text)], folder)
         if block.output is not None:
             _compare(block.output, printed)
     elif block.language in ("bash", "console"):
@@ -118,7 +121,10 @@ def _check_commands(block: Block, folder: Path) -> None:
             continue
         if "zbus" not in words:
             raise Wrong(f"no test runs this command: {command}")
-        answer = _run(["bash", "-euo", "pipefail", "-c", command], folder)
+        if re.match(r"zbus (router|broker|bridge)\b(?!.*--(help|new-keys))", command):
+            _check_service(shlex.split(_placed(command)), folder)
+            continue
+        answer = _run(["bash", "-euo", "pipefail", "-c", _placed(command)], folder)
         printed += answer
         if output is not None:
             _compare(output, answer)
@@ -149,13 +155,42 @@ def _check_make(words: list[str]) -> None:
         raise Wrong(f"the Makefile has no target {', '.join(set(wanted) - targets)}")
 
 
-def _run(command: list[str], folder: Path) -> str:
-    """The output of a command that succeeds, in the environment of a reader who set nothing."""
+def _placed(text: str) -> str:
+    """Documents name the usual ports; here they are those of this run."""
+    for usual, here in PLACES.items():
+        text = text.replace(usual, here)
+    return text
+
+
+def _check_service(command: list[str], folder: Path) -> None:
+    """A command that runs until it is told to stop: it says that it is ready, and ends well."""
+    with subprocess.Popen(
+        command, cwd=folder, env=_environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        ready = service.stdout.readline()
+        service.terminate()
+        _, stderr = service.communicate(timeout=RUN_S)
+    if not ready.startswith("{") or service.returncode != 0:
+        raise Wrong(f"exit code {service.returncode}\n{ready}{stderr}")
+
+
+def _environment(folder: Path) -> dict[str, str]:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_", "PYTEST_"))
     }
     bin_folder = str(Path(sys.executable).parent)
-    environment |= {"PATH": f"{bin_folder}{os.pathsep}{environment['PATH']}", "COLUMNS": "120", "PYTHONUTF8": "1"}
+    return environment | {
+        "PATH": f"{bin_folder}{os.pathsep}{environment['PATH']}",
+        "XDG_RUNTIME_DIR": str(folder),  # nodes of this host find each other there
+        "COLUMNS": "120",
+        "PYTHONUTF8": "1",
+    }
+
+
+def _run(command: list[str], folder: Path) -> str:
+    """The output of a command that succeeds, in the environment of a reader who set nothing."""
+    environment = _environment(folder)
     ran = subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S
     )
@@ -179,6 +214,18 @@ BLOCKS = [block for path in DOCUMENTS for block in blocks_of(path.read_text(), p
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {document: tmp_path_factory.mktemp("docs") for document in {block.document for block in BLOCKS}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A nats-server, and free ports, for the places that the documents name."""
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        PLACES["127.0.0.1:4222"] = server.url.removeprefix("nats://")
+        for usual in ("127.0.0.1:7447", "127.0.0.1:5555", "127.0.0.1:5556"):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                PLACES[usual] = f"127.0.0.1:{free.getsockname()[1]}"
+        yield
+    PLACES.clear()
 
 
 @pytest.fixture(autouse=True)

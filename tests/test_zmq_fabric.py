@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from zmq_support import Collector, fabrics, until
 
+import zbus
 from zbus.config import BusConfig
 from zbus.errors import FabricError
 from zbus_zmq.fabric import open_fabric
@@ -236,3 +238,24 @@ def test_a_receiver_that_fails_is_counted_and_the_next_frame_arrives(url: str) -
 
         assert collector.wait(2) == [b"1", b"2"]
         assert other.diagnostics()["counts"]["io_failed"] == 1
+
+
+async def test_two_hundred_publishers_of_a_bus_cost_hardly_a_thread_or_a_socket_more_than_one(url: str) -> None:
+    def usage() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    async with zbus.open(transport=url) as here, zbus.open(transport=url) as there:
+        async with there.subscribe("p/**") as subscription:
+            first = await here.publisher("p/0")
+            await first.publish(b"x")
+            async with asyncio.timeout(20):
+                assert (await anext(subscription)).key == "p/0"
+                before = usage()
+                for number in range(1, 200):
+                    await (await here.publisher(f"p/{number}")).publish(b"x")
+                keys = [(await anext(subscription)).key for _ in range(199)]
+            after = usage()
+
+    assert keys == [f"p/{number}" for number in range(1, 200)]
+    assert after[0] <= before[0] + 4
+    assert after[1] <= before[1] + 4

@@ -173,14 +173,15 @@ def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -
         assert time.monotonic() - before < 5.0
 
 
-def test_a_question_ends_when_the_connection_to_its_answerer_breaks(tmp_path: Path, url: str) -> None:
+def test_a_question_ends_when_its_connection_breaks_and_is_not_asked_of_another(tmp_path: Path, url: str) -> None:
+    asked: list[Any] = []
     context: zmq.Context[Any] = zmq.Context()
     answerer = raw_socket(context, zmq.ROUTER)
     answerer.bind("tcp://127.0.0.1:*")
     endpoint = answerer.get_string(zmq.LAST_ENDPOINT)
     node = Node(node="ab" * 8, questions=endpoint, answers=("svc/a",))
     try:
-        with fabrics(url, 1) as (one,):
+        with fabrics(url) as (one, other):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
             replies = Replies()
             one.ask("svc/a", b"q", replies, 60.0)
@@ -188,9 +189,12 @@ def test_a_question_ends_when_the_connection_to_its_answerer_breaks(tmp_path: Pa
             assert (kind, key, payload) == (b"Q", b"svc/a", b"q")
             answerer.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
             assert until(lambda: replies.heard == [b"first"])
+            other.answer(["svc/a"], asked.append)
+            assert until(lambda: any(each.answers for node, each in one._nodes.items() if node == other.node))
             answerer.close()
 
             assert replies.wait(10) == [b"first"]
+            assert asked == []  # it may have been handled already
     finally:
         answerer.close()
         context.term()

@@ -44,7 +44,9 @@ class Bridge:
     `keys`: what crosses. `direction`: "both", "forth" (from the first to the second) or "back". `raw`: nats and
     zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
     also at the start; without one, events of that time are dropped and counted, and both sides must be there
-    at the start. `mode`, `listen` and `connect` are for the side that is zenoh.
+    at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
+    `retain_events` bound the log, and with it how long a side may be away. A plain message gets its identity where
+    it enters, so two raw bridges side by side bring it twice: use one, or a stream (`nats+js://`).
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class Bridge:
         raw: bool = False,
         log: str | os.PathLike[str] | None = None,
         name: str = "",
-        **zenoh: Any,
+        **more: Any,
     ) -> None:
         path = os.fspath(log) if log is not None else None
-        given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **zenoh}
+        given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
         self._set_up(BridgeConfig(between=between, keys=keys, **given))
 
     @classmethod

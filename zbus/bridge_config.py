@@ -36,6 +36,10 @@ class BridgeConfig(BaseModel):
     listen: tuple[str, ...] = Field((), description="where the zenoh side listens, such as tcp/127.0.0.1:7447")
     connect: tuple[str, ...] = Field((), description="what the zenoh side connects to")
 
+    retain_age_s: float | None = Field(None, gt=0, description="remove events from the log that are older than this")
+    retain_bytes: int | None = Field(None, ge=1, description="keep the log under this size")
+    retain_events: int | None = Field(None, ge=1, description="keep this many events in the log at most")
+
     def __init__(self, **given: Any) -> None:
         try:
             super().__init__(**given)
@@ -100,6 +104,9 @@ class BridgeConfig(BaseModel):
             mode=(self.mode or "peer") if self.listen or self.connect else "embedded",  # zenoh://host:port is a client
             listen=self.listen,
             connect=self.connect,
+            retain_age_s=self.retain_age_s,
+            retain_bytes=self.retain_bytes,
+            retain_events=self.retain_events,
             read_only=False,
             options={},
             wire="zbus",

@@ -84,8 +84,10 @@ def encode_foreign(headers: Foreign) -> bytes:
     return _encode((headers.origin, headers.offset, headers.via, headers.link, dict(headers)))
 
 
-def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
-    """The headers of a stored event; none is the common case."""
+def decode_headers(encoded: bytes | Foreign | None) -> Mapping[str, str]:
+    """The headers of a stored event, or of one that crosses a bridge without a log; none is the common case."""
+    if isinstance(encoded, Foreign):
+        return encoded
     if not encoded:
         return NO_HEADERS
     if encoded[0] == _SOURCE:

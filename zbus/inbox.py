@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .beacon import decode_beacon
 from .codec import BEACON, CANCEL, Envelope, open_frame
@@ -227,7 +227,7 @@ class Inbox:
             else:
                 events.append(envelope.event())
                 if crossing is not None:
-                    crossing.append(_row(envelope, link))
+                    crossing.append(_crossing(envelope, link))
         if events:
             self._deliver(events)
         if crossing:
@@ -300,3 +300,17 @@ def _row(envelope: Envelope, link: str) -> Row:
         envelope.payload,
         encode_foreign(headers),
     )
+
+
+def _crossing(envelope: Envelope, link: str) -> Row:
+    """A row for the outboxes alone: no log keeps it, so its headers need not be encoded."""
+    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
+    row = (
+        envelope.publisher_id,
+        envelope.sequence,
+        envelope.published_at,
+        envelope.key,
+        envelope.payload,
+        headers,
+    )
+    return cast("Row", row)

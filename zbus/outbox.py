@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from .beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from .codec import encode, join
-from .errors import ZbusError
+from .errors import LogTrimmed, ZbusError
 from .event import Event
 from .headers import NO_HEADERS, Foreign, decode_headers
 from .keys import KeySet
@@ -155,7 +155,7 @@ class Outbox:
         try:
             self._send(
                 [
-                    Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS, offset)
+                    Event(*row[:5], decode_headers(row[5]) if row[5] is not None else NO_HEADERS, offset)
                     for rows, offsets in taken
                     for row, offset in zip(rows, offsets, strict=True)
                     if offset > self.sent
@@ -179,7 +179,11 @@ class Outbox:
             if self._backlog and self._backlog[0][1][0] <= self.sent + 1:
                 self._behind = False
                 return
-        page = self._log.read(_EVERYTHING, Span(self.sent), PAGE_EVENTS)
+        try:
+            page = self._log.read(_EVERYTHING, Span(self.sent), PAGE_EVENTS)
+        except LogTrimmed as trimmed:
+            self._skip_to(trimmed.low_water)
+            return
         events, error, skipped = page.events(skip_corrupt=True)
         if error is not None:
             raise error
@@ -189,6 +193,14 @@ class Outbox:
         if not events:
             with self._wake:
                 self._behind = False
+
+    def _skip_to(self, low_water: int) -> None:
+        """Retention removed what was not sent yet: say so, and let receivers see the hole."""
+        self._count("dropped_by_retention", low_water - self.sent)
+        reason = "retention removed events before they were sent"
+        record(EVENT_DROPPED, logging.WARNING, reason=reason, first=self.sent + 1, last=low_water)
+        self._last.clear()
+        self._floor = self.sent = low_water
 
     def _send(self, events: Sequence[Event]) -> None:
         """Send events in order; those of one key that follow each other share a frame."""

@@ -43,6 +43,7 @@ class Subscribers:
 
     def on_readable(self) -> None:
         """Take what the subscribers say."""
+        arrived: list[bytes] = []
         for _ in range(BURST):
             try:
                 message, *more = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -51,29 +52,33 @@ class Subscribers:
             if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
                 self._counts.invalid("subscription_invalid", "a subscriber")
             elif self._node and message[1:2] == bytes([MARK]):
-                self._take_mark(message[1:], message[0] == 1)
+                if self._take_mark(message[1:], message[0] == 1):
+                    arrived.append(message[1:])
             elif message[0] == 1:
                 self._prefixes.add(message[1:])
             else:
                 self._prefixes.discard(message[1:])
         self.wanted = frozenset(self._prefixes)
+        for mark in arrived:  # whoever made it may now count on `wants`
+            self._acknowledge(mark)
 
-    def _take_mark(self, mark: bytes, subscribed: bool) -> None:
+    def _take_mark(self, mark: bytes, subscribed: bool) -> bool:
+        """Note a mark, or that it is gone; whether it is to be acknowledged."""
         found = node_of(mark)
         if found is None or len(self._turns) >= KEPT_MAX:
             self._counts.invalid("subscription_invalid", "a subscriber")
-            return
+            return False
         node, turn = found
         turns = self._turns.setdefault(node, set())
         if subscribed:
             turns.add(turn)
-            self._acknowledge(mark)
         else:
             turns.discard(turn)
         if not turns:
             del self._turns[node]
         if subscribed or not turns:
             self.seen(node)
+        return subscribed
 
     def _acknowledge(self, mark: bytes) -> None:
         try:

@@ -15,6 +15,7 @@ from zbus.errors import ConfigInvalid, ZbusError
 from .options import JsonOption
 from .output import encode_json, note, write
 from .serving import serve
+from .values import parse_age, parse_size
 
 if TYPE_CHECKING:
     from zbus.bridge import Bridge
@@ -44,6 +45,12 @@ def bridge(
         Path | None,
         typer.Option(metavar="PATH", help="The bridge's own log: nothing is lost while a side is away."),
     ] = None,
+    retain_age: Annotated[
+        Any, typer.Option(parser=parse_age, metavar="AGE", help="Remove what is older from the log, such as 7d.")
+    ] = None,
+    retain_size: Annotated[
+        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Keep the log under this size, such as 10G.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What the bridge is called in reports.")] = "",
     mode: Annotated[str | None, typer.Option(help="peer, client or router, for the side that is zenoh.")] = None,
     listen: Annotated[
@@ -68,13 +75,15 @@ def bridge(
     from zbus.bridge_config import BridgeConfig, load_bridges
 
     if config is not None:
-        if between or keys or raw or log or name or mode or listen or connect or direction is not Direction.both:
+        alone = (between, keys, raw, log, retain_age, retain_size, name, mode, listen, connect)
+        if any(alone) or direction is not Direction.both:
             raise ConfigInvalid("config", "a file says all of it: give --config alone, or no file")
         configs = load_bridges(config)
     elif between is None or not keys:
         raise ConfigInvalid("between", "give --between URL URL and --keys EXPR, or --config FILE")
     else:
         given: dict[str, Any] = {"listen": listen or (), "connect": connect or (), "mode": mode, "name": name}
+        given |= {"retain_age_s": retain_age, "retain_bytes": retain_size}
         path = str(log) if log is not None else None
         configs = [BridgeConfig(between=between, keys=keys, direction=direction.value, raw=raw, log=path, **given)]
     serve(_run(configs, report_s, json))
