@@ -23,7 +23,7 @@ TARGET = 0.6
 
 def rows(sizes: Sizes) -> list[Row]:
     """The rate, with `publish_many` as a remark."""
-    plan, rounds = Plan(sizes.of(200_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
+    plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where, nats_server(where / "nats", sync_always=False) as url:
         settings = {"settings": {"transport": url}}
         ours = ("_zbus_ends", "subscriber", settings), ("_zbus_ends", "publisher", settings)

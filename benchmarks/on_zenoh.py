@@ -21,7 +21,7 @@ TARGET = 0.5
 
 def rows(sizes: Sizes) -> list[Row]:
     """The rate, with `publish_many` as a remark."""
-    plan, rounds = Plan(sizes.of(200_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
+    plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     found = alternate(rounds, lambda: _ours(plan), lambda: _theirs(plan))
     many = [_ours(plan, many=True) for _ in range(rounds)]
     return [

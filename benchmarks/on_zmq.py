@@ -25,7 +25,7 @@ NO_LIMIT = 0
 
 def rows(sizes: Sizes) -> list[Row]:
     """The rate, with `publish_many`, and with the peer's two threads in one process, as remarks."""
-    plan, rounds = Plan(sizes.of(200_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
+    plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where:
         found = alternate(rounds, lambda: _ours(plan, where), lambda: _theirs(plan))
         many = [_ours(plan, where, many=True) for _ in range(rounds)]

@@ -22,7 +22,7 @@ TARGET = 0.5
 
 def rows(sizes: Sizes) -> list[Row]:
     """The rate, with a bridge that has a log as a remark."""
-    plan, rounds = Plan(sizes.of(200_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
+    plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where, nats_server(where / "nats", sync_always=False) as url:
         plain = ("on_nats", "publisher", {"url": url})
         found = alternate(

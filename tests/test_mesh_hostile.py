@@ -45,8 +45,8 @@ async def test_readers_that_come_and_go_disturb_nobody_else(buses: Buses, logged
         publishing = asyncio.create_task(publish())
         for expressions in (["shop/**"], ["**"], ["*/orders", "shop/*"], ["other"], ["shop/**", "**"]) * 3:
             async with b.subscribe(*expressions, queue_events=100_000) as passing:
-                came = [event.sequence for event in await take(passing, 20) if event.key == KEY]
                 if expressions != ["other"]:
+                    came = [event.sequence for event in await take(passing, 20)]
                     assert came == list(range(came[0], came[0] + 20))
         stop.set()
         await publishing
@@ -136,7 +136,7 @@ async def test_a_reader_of_what_is_new_is_not_given_what_its_node_missed_while_i
     await publisher.publish_many([b"missed"] * 100)
     again = await buses.open("b")
     async with again.subscribe(KEY) as plain, again.subscribe(KEY, durable="d") as durable:
-        assert [event.payload for event in await take(durable, 100, 10)] == [b"missed"] * 100
+        assert [event.payload for event in await take(durable, 101, 10)] == [b"seen"] + [b"missed"] * 100
         await publisher.publish(b"new")
         assert [event.payload for event in await take(plain, 1, 5)] == [b"new"]
 

@@ -344,7 +344,7 @@ class Bus:
             reply = await bus.request("prices/quote", {"sku": 7}, timeout=2)
             reply.decode(Quote)
 
-        Raises `NobodyAnswers` (nothing was done), `RequestTimeout` (it may have been handled), or
+        Raises `NobodyAnswers` (nobody serves it now), `RequestTimeout` (it may have been handled), or
         `HandlerFailed` (the handler raised). Cancelled, the handler is cancelled too.
         """
         self._check_open("ask")

@@ -20,7 +20,7 @@
     ├── FabricError          stored, perhaps not sent to other nodes: it is sent again from the log
     │   └── FabricLacks        this transport cannot do what was asked: choose another, or do without
     ├── RequestError         a question to another node
-    │   ├── NobodyAnswers      nothing was done: nobody answers for the key now
+    │   ├── NobodyAnswers      nobody answers for the key now
     │   ├── RequestTimeout     no answer in time: it may or may not have been handled
     │   └── HandlerFailed      the handler at the far end raised: its error is told
     └── SubscriberLagged     not seen by this subscriber: replay after `after`
@@ -250,14 +250,14 @@ class RequestError(ZbusError):
 
 
 class NobodyAnswers(RequestError):
-    """Nobody answers for the key now. Nothing was done."""
+    """Nobody answers for the key now, or the one who did went away at that very moment, before it answered."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
 
     def __str__(self) -> str:
-        return f"nobody answers for {self.key!r} now; nothing was done. Start what serves it, and ask again"
+        return f"nobody answers for {self.key!r} now. Start what serves it, and ask again"
 
 
 class RequestTimeout(RequestError):

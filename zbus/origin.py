@@ -234,7 +234,7 @@ class Origin:
         from_ns = wants.earliest if self._covered is None else 0
         link = self._link
         page = await self._reception.page(self.id, after, from_ns, link)
-        trimmed = self._covered is not None and page.low_water > after
+        trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         told: set[int] = set()
         new: list[Envelope] = []
         for envelope in page.envelopes:

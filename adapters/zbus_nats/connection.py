@@ -20,7 +20,7 @@ import nats.errors
 from zbus.errors import FabricError
 
 from .client import DirectClient
-from .counts import Counts
+from .counts import FABRIC_DISCONNECTED, Counts
 from .options import NatsOptions
 from .outgoing import Outgoing
 from .turn import Phase
@@ -160,6 +160,12 @@ class Connection:
         self._loop.set_default_executor(names)
         try:
             self._loop.run_until_complete(self._upkeep.run())
+        except Exception as error:  # nothing is expected here; whoever waits must not wait for nothing
+            self._outgoing.stop()
+            if not self._upkeep.opened.done():
+                self._upkeep.opened.set_exception(error)
+            else:
+                self.counts.add("connection_failed", self.fabric, FABRIC_DISCONNECTED, error=repr(error)[:200])
         finally:
             left = asyncio.all_tasks(self._loop)
             for task in left:

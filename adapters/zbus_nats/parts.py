@@ -29,7 +29,10 @@ def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -
         if reply:
             return [b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, size, data)]
         return [b"PUB %b %d\r\n%b\r\n" % (subject, size, data)]
-    return [publish_headers(subject, headers, part, reply) for headers, part in _cut(data, max_payload - HEADERS_ROOM)]
+    return [
+        publish_headers(subject, headers, part, reply)
+        for headers, part in _cut(data, max(1, max_payload - HEADERS_ROOM))
+    ]
 
 
 def publish_headers(subject: bytes, headers: bytes, data: bytes | memoryview = b"", reply: bytes = b"") -> bytes:

@@ -130,8 +130,7 @@ class Upkeep:
             away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
             record(FABRIC_RECONNECTED, logging.WARNING, fabric=self.fabric, server=server, outage_s=away_s)
         self.lost_at = None
-        for tell in self.on_found:
-            tell()
+        self._tell(self.on_found)
 
     def _lost(self, client: DirectClient) -> None:
         self.client = None
@@ -143,8 +142,14 @@ class Upkeep:
             record(FABRIC_DISCONNECTED, logging.WARNING, fabric=self.fabric, **fields)
         if unsent:
             self._counts.note("unsent_at_disconnect")
-        for tell in self.on_lost:
-            tell()
+        self._tell(self.on_lost)
+
+    def _tell(self, listeners: list[Callable[[], None]]) -> None:
+        for tell in listeners:
+            try:
+                tell()
+            except Exception as error:  # a bug of a listener must not end the attempts
+                self._counts.add("receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         try:

@@ -151,14 +151,16 @@ class ZmqFabric:
     def close(self) -> None:
         """Withdraw, send what is left for a moment, and close every socket. Safe to call twice."""
         self._closed = True
-        if self._discovery is not None:
-            self._discovery.close()
-        publishing = getattr(self, "_publishing", None)
-        if publishing is not None:
-            publishing.close()
-        # Draining and lingering take `linger_s` each at most.
-        if not self._io.close(2 * self._options.linger_s + 2.0):
-            record("FABRIC_ERROR", logging.ERROR, fabric=self.name, doing="close", reason="the I/O thread did not end")
+        try:
+            if self._discovery is not None:
+                self._discovery.close()
+        finally:
+            publishing = getattr(self, "_publishing", None)  # not there where opening failed
+            if publishing is not None:
+                publishing.close()
+            # Draining and lingering take `linger_s` each at most.
+            if not self._io.close(2 * self._options.linger_s + 2.0):
+                record("FABRIC_ERROR", logging.ERROR, fabric=self.name, doing="close", reason="its thread did not end")
 
     # opening, on the I/O thread
 

@@ -109,8 +109,11 @@ class FileRegistry:
             self._thread.join(2.0)
         with self._lock:
             own, self._own, self._changed = self._own, None, None
-            if own is not None:
-                self._path(own).unlink(missing_ok=True)
+            try:
+                if own is not None:
+                    self._path(own).unlink(missing_ok=True)
+            except OSError as error:  # it expires, then
+                self._counts.trouble("DISCOVERY_FAILED", "registry_failed", str(self.folder), str(error.strerror))
 
     def _run(self) -> None:
         pause, stamp, scanned = self._poll_s, 0, 0.0

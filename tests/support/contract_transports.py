@@ -11,10 +11,38 @@ from typing import Any
 
 import contract_hostile as hostile
 import zmq
-from contract_far import FarNode, FarProcess
 from contract_node import WAIT_S
 from contract_support import Attack, Mesh, free_port
 from nats_support import NatsServer
+
+
+class Command:
+    """A command of `zbus` that runs until it is ended, and says on its first line that it is ready."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_"))}
+        command = [sys.executable, "-m", "zbus.cli", *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert self._process.stdout is not None
+        assert json.loads(self._process.stdout.readline()), f"zbus {arguments[0]} did not start"
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self._process.kill()
+        self._gone()
+
+    def end(self) -> None:
+        """SIGTERM, as a service manager would."""
+        self._process.terminate()
+        self._gone()
+
+    def _gone(self) -> None:
+        try:
+            self._process.wait(WAIT_S)
+        finally:
+            self._process.kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
 
 
 class ZenohEmbedded(Mesh):
@@ -63,11 +91,7 @@ class ZenohRouter(Mesh):
 
     def start(self) -> None:
         self.port = free_port()
-        self._run()
-
-    def _run(self) -> None:
-        self._router = FarProcess()
-        FarNode(self._router, {"mode": "router", "listen": [f"tcp/127.0.0.1:{self.port}"]}, "zenoh")
+        self.restart_middle()
 
     def stop(self) -> None:
         self._router.end()
@@ -79,7 +103,7 @@ class ZenohRouter(Mesh):
         self._router.kill()
 
     def restart_middle(self) -> None:
-        self._run()
+        self._router = Command("router", "--listen", f"tcp/127.0.0.1:{self.port}")
 
     def inject(self, attack: Attack) -> None:
         hostile.plain_socket_garbage("127.0.0.1", self.port)
@@ -154,30 +178,19 @@ class ZmqBroker(Mesh):
 
     def start(self) -> None:
         self.xsub, self.xpub = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        self._run()
-
-    def _run(self) -> None:
-        command = [sys.executable, "-m", "zbus.cli", "broker", "--xsub", self.xsub, "--xpub", self.xpub]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_"))}
-        self._process = subprocess.Popen([*command, "--report-s", "0"], stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdout is not None
-        assert json.loads(self._process.stdout.readline())["ready"], "the broker did not start"
+        self.restart_middle()
 
     def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(WAIT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._broker.end()
 
     def settings(self) -> tuple[dict[str, Any], str]:
         return {}, f"zmq://broker?xsub={self.xsub}&xpub={self.xpub}&registry={self.directory / 'registry'}"
 
     def kill_middle(self) -> None:
-        self._process.kill()
-        self.stop()
+        self._broker.kill()
 
     def restart_middle(self) -> None:
-        self._run()
+        self._broker = Command("broker", "--xsub", self.xsub, "--xpub", self.xpub, "--report-s", "0")
 
     def inject(self, attack: Attack) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
