@@ -119,7 +119,9 @@ async def test_a_burst_lost_with_all_its_beacons_is_repaired_in_order(buses: Bus
 
         events = await take(subscription, 6_020)
 
-        assert [each.sequence for each in events if each.publisher_id == publisher.publisher_id] == list(range(10, 6020))
+        assert [each.sequence for each in events if each.publisher_id == publisher.publisher_id] == list(
+            range(10, 6020)
+        )
         assert [each.sequence for each in events if each.publisher_id == other.publisher_id] == list(range(10))
         await nothing_more(subscription)
     assert stats_of(b) | {"gaps": 1, "gaps_repaired": 1} == {
@@ -155,9 +157,7 @@ async def test_losses_all_the_time_change_nothing_that_a_reader_sees(buses: Buse
     assert stats_of(b)["gaps"] == stats_of(b)["gaps_repaired"] > 0
 
 
-async def test_a_publisher_without_a_log_has_its_gaps_reported(
-    buses: Buses, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_publisher_without_a_log_has_its_gaps_reported(buses: Buses, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "zbus")
     losses = Losses()
     a, b = await buses.open("a", log=False), await buses.open("b", log=False, losses=losses)

@@ -55,7 +55,9 @@ def test_a_server_killed_in_the_middle_is_an_error_in_bounded_time_and_its_succe
     assert told["took_s"] < 4.0
     server.start()
     server.call("serve", "calc/echo", "echo")
-    until(lambda: asker.call("request", "calc/echo", "again", 2.0).get("reply") == "again", 15, "the successor's answer")
+    until(
+        lambda: asker.call("request", "calc/echo", "again", 2.0).get("reply") == "again", 15, "the successor's answer"
+    )
 
 
 def test_an_asker_killed_in_the_middle_leaves_a_server_that_answers_others(mesh: Mesh) -> None:

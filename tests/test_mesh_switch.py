@@ -109,7 +109,10 @@ def test_a_reader_moves_forth_and_back_between_two_transports_under_load(two: tu
 async def old_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Buses, Buses]]:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
-    async with buses_on(Zmq, tmp_path / "old", monkeypatch) as old, buses_on(Nats, tmp_path / "new", monkeypatch) as new:
+    async with (
+        buses_on(Zmq, tmp_path / "old", monkeypatch) as old,
+        buses_on(Nats, tmp_path / "new", monkeypatch) as new,
+    ):
         yield old, new
 
 

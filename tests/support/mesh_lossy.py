@@ -105,9 +105,7 @@ class Buses:
 
 
 @asynccontextmanager
-async def buses_on(
-    kind: type[Wire], directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Buses]:
+async def buses_on(kind: type[Wire], directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Buses]:
     """A transport, and buses on it that close with the block."""
     wire = kind(directory)
     await asyncio.to_thread(wire.start)

@@ -388,7 +388,9 @@ class Mesh:
         self.directory, self.wire = directory, wire
         self.nodes: list[Node] = []
 
-    def node(self, name: str, *, wire: Wire | None = None, log: bool = True, start: bool = True, **settings: Any) -> Node:
+    def node(
+        self, name: str, *, wire: Wire | None = None, log: bool = True, start: bool = True, **settings: Any
+    ) -> Node:
         node = Node(self.directory, name, wire or self.wire, log=log, **settings)
         self.nodes.append(node)
         return node.start() if start else node
