@@ -13,23 +13,19 @@ from mesh_scenarios import (
     both_sides_restart,
     killed_before_the_first_event,
 )
-from mesh_support import WIRES, Wire
+from mesh_support import WIRES, Wire, ZenohPeers, Zmq
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.parametrize("kind", WIRES, ids=[each.name for each in WIRES]),
-]
+pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.parametrize("kind", WIRES, ids=[each.name for each in WIRES])
 def test_a_durable_reader_that_was_killed_gets_everything_once_it_is_back(tmp_path: Path, kind: type[Wire]) -> None:
     away_while_the_publisher_publishes(tmp_path, kind, events=5_000)
 
 
-def test_a_durable_reader_gets_everything_although_the_publisher_restarted_too(
-    tmp_path: Path, kind: type[Wire]
-) -> None:
-    both_sides_restart(tmp_path, kind, events=2_000)
+def test_a_durable_reader_gets_everything_although_the_publisher_restarted_too(tmp_path: Path) -> None:
+    both_sides_restart(tmp_path, Zmq, events=2_000)
 
 
-def test_a_durable_name_made_an_instant_before_a_kill_misses_nothing(tmp_path: Path, kind: type[Wire]) -> None:
-    killed_before_the_first_event(tmp_path, kind, events=200)
+def test_a_durable_name_made_an_instant_before_a_kill_misses_nothing(tmp_path: Path) -> None:
+    killed_before_the_first_event(tmp_path, ZenohPeers, events=200)

@@ -1,109 +1,38 @@
-"""`aclose()` ends within `close_timeout_s` and a second, whatever the network, the other nodes or handlers do."""
+"""`aclose()` ends within `close_timeout_s` and a second, whatever the network, the other nodes or handlers do.
+
+All transports have their turn in `tests/faults/test_mesh_faults.py`.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mesh_support import WIRES, WITH_MIDDLE, Mesh, Middle, Node, Wire, mesh_of, until
+from mesh_close import handler_hangs, middle_gone, question_under_way, receiver_frozen, repair_under_way
+from mesh_support import Nats, ZenohPeers, Zmq, mesh_of
 
 pytestmark = pytest.mark.timeout(120)
 
-TIMEOUT_S = 2.0
+
+def test_closing_ends_in_time_when_the_server_is_frozen(tmp_path: Path) -> None:
+    middle_gone(tmp_path, Nats, "frozen")
 
 
-@pytest.fixture(params=WIRES, ids=[each.name for each in WIRES])
-def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mesh]:
-    kind: type[Wire] = request.param
-    with mesh_of(tmp_path, kind) as found:
-        yield found
+def test_closing_ends_in_time_when_another_node_is_frozen_while_it_receives(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, ZenohPeers) as mesh:
+        receiver_frozen(mesh)
 
 
-def closes_in_time(*nodes: Node) -> None:
-    """All of them, at the same time."""
-    closing = [(node, node.begin("aclose")) for node in nodes]
-    took = {node.name: node.result(number, TIMEOUT_S + 20.0) for node, number in closing}
-    assert all(each <= TIMEOUT_S + 1.0 for each in took.values()), took
+def test_closing_ends_in_time_while_a_repair_waits_for_a_frozen_node(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, ZenohPeers) as mesh:
+        repair_under_way(mesh)
 
 
-@pytest.mark.parametrize("kind", WITH_MIDDLE, ids=[each.name for each in WITH_MIDDLE])
-@pytest.mark.parametrize("how", ["frozen", "killed"])
-def test_closing_ends_in_time_when_the_server_is_gone(tmp_path: Path, kind: type[Middle], how: str) -> None:
-    with mesh_of(tmp_path, kind) as mesh:
-        a, b = mesh.node("a", close_timeout_s=TIMEOUT_S), mesh.node("b", close_timeout_s=TIMEOUT_S)
-        without = mesh.node("without", log=False, close_timeout_s=TIMEOUT_S)
-        for node in (b, without):
-            node.call("subscribe", "s", ["shop/**"])
-        a.call("start_load", "shop", 3, 0.001)
-        without.call("start_load", "shop", 3, 0.001)
-        until(lambda: len(b.facts.seen("s")) > 100, what="the load")
-        mesh.wire.freeze() if how == "frozen" else mesh.wire.kill()
-        for node in (a, without):
-            node.call("publish", "shop/much", 20_000)
-        time.sleep(0.5)
-        for node in (a, without):
-            node.call("stop_load")
-        closes_in_time(a, b, without)
+def test_closing_ends_in_time_while_a_handler_does_not_let_itself_be_cancelled(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, Zmq) as mesh:
+        handler_hangs(mesh, "stubborn")
 
 
-def test_closing_ends_in_time_when_another_node_is_frozen_while_it_receives(mesh: Mesh) -> None:
-    a, b = mesh.node("a", close_timeout_s=TIMEOUT_S), mesh.node("b")
-    without = mesh.node("without", log=False, close_timeout_s=TIMEOUT_S)
-    b.call("subscribe", "s", ["shop/**"])
-    a.call("start_load", "shop", 3, 0.001)
-    without.call("start_load", "shop", 3, 0.001)
-    until(lambda: len(b.facts.seen("s")) > 100, what="the load")
-    for node in (a, without):
-        node.call("stop_load")
-    b.freeze()
-    for node in (a, without):
-        node.call("publish", "shop/much", 60_000)
-    closes_in_time(a, without)
-
-
-def test_closing_ends_in_time_while_a_repair_waits_for_a_frozen_node(mesh: Mesh) -> None:
-    a, b = mesh.node("a"), mesh.node("b", close_timeout_s=TIMEOUT_S)
-    c = mesh.node("c", close_timeout_s=TIMEOUT_S)
-    b.call("subscribe", "d", ["shop/**"], durable="d")
-    a.call("publish", "shop/orders", 10)
-    until(lambda: len(b.facts.seen("d")) == 10, what="the first events")
-    b.call("aclose")
-    b.kill()
-    for _ in range(3):
-        a.call("publish", "shop/orders", 10_000)
-    b.start()
-    for node in (b, c):
-        node.call("subscribe", "d2", ["shop/**"], durable="d", start="beginning")
-    until(lambda: len(b.facts.seen("d2")) > 10, what="the repair")
-    a.freeze()
-    time.sleep(0.3)
-    closes_in_time(b, c)
-
-
-@pytest.mark.parametrize("behaviour", ["hang", "stubborn"])
-def test_closing_ends_in_time_while_a_handler_hangs(mesh: Mesh, behaviour: str) -> None:
-    server, asker = mesh.node("server", close_timeout_s=TIMEOUT_S), mesh.node("asker", close_timeout_s=TIMEOUT_S)
-    server.call("serve", "calc/hang", behaviour)
-    server.call("serve", "calc/echo", "echo")
-    until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
-    asking = asker.begin("request", "calc/hang", "x", 20.0)
-    until(lambda: ["x"] in server.facts.of("asked"), 5, "the question's arrival")
-
-    closes_in_time(server)
-
-    told = asker.result(asking)
-    assert told["error"] in ("FabricError", "RequestTimeout"), told
-    closes_in_time(asker)
-
-
-def test_closing_ends_in_time_while_a_question_waits_for_a_frozen_node(mesh: Mesh) -> None:
-    server, asker = mesh.node("server"), mesh.node("asker", close_timeout_s=TIMEOUT_S)
-    server.call("serve", "calc/echo", "echo")
-    until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
-    server.freeze()
-    for _ in range(6):
-        asker.begin("request", "calc/echo", "x", 60.0)
-    time.sleep(0.3)
-    closes_in_time(asker)
+def test_closing_ends_in_time_while_a_question_waits_for_a_frozen_node(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, Zmq) as mesh:
+        question_under_way(mesh)

@@ -43,7 +43,7 @@ async def test_readers_that_come_and_go_disturb_nobody_else(buses: Buses, logged
                 await asyncio.sleep(0.001)
 
         publishing = asyncio.create_task(publish())
-        for expressions in (["shop/**"], ["**"], ["*/orders", "shop/*"], ["other"], ["shop/**", "**"]) * 3:
+        for expressions in (["shop/**"], ["**"], ["*/orders", "shop/*"], ["other"], ["shop/**", "**"]) * 2:
             async with b.subscribe(*expressions, queue_events=100_000) as passing:
                 if expressions != ["other"]:
                     came = [event.sequence for event in await take(passing, 20)]
@@ -67,15 +67,15 @@ async def test_large_events_are_repaired_too(buses: Buses) -> None:
         assert await take(subscription, 1)
         losses.of_events = lambda sequences: True
         payload = b"x" * 500_000
-        for _ in range(15):
-            await publisher.publish_many([payload] * 20)
-        await eventually(lambda: losses.events_lost >= 300)
+        for _ in range(5):
+            await publisher.publish_many([payload] * 10)
+        await eventually(lambda: losses.events_lost >= 50)
         losses.of_events = lambda sequences: False
         await publisher.publish(b"last")
 
-        events = await take(subscription, 301, 40)
+        events = await take(subscription, 51, 20)
 
-        assert [event.sequence for event in events] == list(range(1, 302))
+        assert [event.sequence for event in events] == list(range(1, 52))
         assert all(len(event.payload) == 500_000 for event in events[:-1])
 
 

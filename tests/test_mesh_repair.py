@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, wanted
-from mesh_support import WIRES, Wire, ZenohPeers
+from mesh_support import WIRES, ZenohPeers
 
 import zbus
 from zbus import origin
@@ -133,7 +133,7 @@ async def test_a_burst_lost_with_all_its_beacons_is_repaired_in_order(buses: Bus
     assert stats_of(b)["events_repaired"] >= 6_010
 
 
-@pytest.mark.parametrize("every", [2, 3, 7])
+@pytest.mark.parametrize("every", [2, 5])
 async def test_losses_all_the_time_change_nothing_that_a_reader_sees(buses: Buses, every: int) -> None:
     losses = Losses()
     a, b = await buses.open("a"), await buses.open("b", losses=losses)

@@ -1,77 +1,29 @@
-"""Questions from node to node: one reply, or an error that says what is true; the asker's end is seen at the far end."""
+"""Questions from node to node: one reply, or an error that says what is true; the asker's end is seen at the far end.
+
+All transports have their turn in `tests/faults/test_mesh_faults.py`, and in the contract suite.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mesh_support import WIRES, Mesh, Wire, mesh_of, until
+from mesh_request import asker_killed_in_the_middle, questions_and_their_ends, server_killed_in_the_middle
+from mesh_support import Nats, ZenohPeers, Zmq, mesh_of
 
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(params=WIRES, ids=[each.name for each in WIRES])
-def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mesh]:
-    kind: type[Wire] = request.param
-    with mesh_of(tmp_path, kind) as found:
-        yield found
+def test_questions_between_nodes_end_as_they_should(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, ZenohPeers) as mesh:
+        questions_and_their_ends(mesh)
 
 
-def test_questions_between_nodes_end_as_they_should(mesh: Mesh) -> None:
-    server, asker = mesh.node("server"), mesh.node("asker", log=False)
-    for key, behaviour in (("calc/echo", "echo"), ("calc/fail", "fail"), ("calc/hang", "hang")):
-        server.call("serve", key, behaviour)
-    until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
-
-    assert asker.call("request", "calc/echo", "once", 5.0)["reply"] == "once"
-    failed = asker.call("request", "calc/fail", "x", 5.0)
-    assert failed["error"] == "HandlerFailed" and "KeyError" in failed["text"] and "no such thing" in failed["text"]
-    nobody = asker.call("request", "calc/none", "x", 5.0)
-    assert nobody["error"] == "NobodyAnswers" and nobody["took_s"] < 2.0
-    slow = asker.call("request", "calc/hang", "too slow", 0.7)
-    assert slow["error"] == "RequestTimeout" and 0.6 < slow["took_s"] < 1.7
-    until(lambda: len(server.facts.of("cancelled")) == 1, 5, "the handler's cancellation after the asker's time")
-    assert asker.call("request_and_cancel", "calc/hang", "left alone", 0.5) is True
-    until(lambda: len(server.facts.of("cancelled")) == 2, 5, "the handler's cancellation")
-    asked = [line[0] for line in server.facts.of("asked")]
-    assert asked.count("once") == 1, "a question was handled more than once"
-    assert asker.call("request", "calc/echo", "still", 5.0)["reply"] == "still"
+def test_a_server_killed_in_the_middle_is_an_error_in_bounded_time_and_its_successor_answers(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, Zmq) as mesh:
+        server_killed_in_the_middle(mesh)
 
 
-def test_a_server_killed_in_the_middle_is_an_error_in_bounded_time_and_its_successor_answers(mesh: Mesh) -> None:
-    server, asker = mesh.node("server"), mesh.node("asker", log=False)
-    server.call("serve", "calc/hang", "hang")
-    server.call("serve", "calc/echo", "echo")
-    until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
-
-    asking = asker.begin("request", "calc/hang", "never answered", 3.0)
-    until(lambda: ["never", "answered"] in server.facts.of("asked"), 5, "the question's arrival")
-    server.kill()
-    told = asker.result(asking)
-
-    assert told["error"] in ("FabricError", "RequestTimeout"), told  # never: nobody was asked
-    assert told["took_s"] < 4.0
-    server.start()
-    server.call("serve", "calc/echo", "echo")
-    until(
-        lambda: asker.call("request", "calc/echo", "again", 2.0).get("reply") == "again", 15, "the successor's answer"
-    )
-
-
-def test_an_asker_killed_in_the_middle_leaves_a_server_that_answers_others(mesh: Mesh) -> None:
-    server, asker, other = mesh.node("server"), mesh.node("asker", log=False), mesh.node("other", log=False)
-    server.call("serve", "calc/hang", "hang")
-    server.call("serve", "calc/echo", "echo")
-    until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
-
-    for _ in range(8):  # more than there are threads for answers
-        asker.begin("request", "calc/hang", "gone", 30.0)
-    until(lambda: len(server.facts.of("asked")) >= 9, 5, "the questions' arrival")
-    asker.kill()
-
-    until(lambda: other.call("request", "calc/echo", "me", 2.0).get("reply") == "me", 10, "an answer for the other")
-    began = time.monotonic()
-    server.call("aclose", wait_s=10)
-    assert time.monotonic() - began < 6.0
+def test_an_asker_killed_in_the_middle_leaves_a_server_that_answers_others(tmp_path: Path) -> None:
+    with mesh_of(tmp_path, Nats) as mesh:
+        asker_killed_in_the_middle(mesh)

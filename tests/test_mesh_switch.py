@@ -1,29 +1,20 @@
-"""From one transport to another at run time: nothing is lost, nothing comes twice, and the order is kept."""
+"""From one transport to another at run time: nothing is lost, nothing comes twice, and the order is kept.
+
+All pairs of transports have their turn in `tests/faults/test_mesh_faults.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mesh_lossy import Buses, buses_on, nothing_more, take
-from mesh_support import (
-    Mesh,
-    Nats,
-    Node,
-    Wire,
-    ZenohRouter,
-    Zmq,
-    check_everything_came,
-    check_once_and_in_order,
-    mesh_of,
-    until,
-    until_seen,
-)
+from mesh_support import Nats, ZenohRouter, Zmq
+from mesh_switch import both_switch, forth_and_back, old_and_new_mesh
 
 import zbus
 from zbus import network as network_module
@@ -34,75 +25,15 @@ from zbus.ports import Fabric
 
 pytestmark = pytest.mark.timeout(120)
 
-MOVES: list[tuple[type[Wire], type[Wire]]] = [(ZenohRouter, Nats), (Nats, Zmq), (Zmq, ZenohRouter)]
-on_every_move = pytest.mark.parametrize("move", MOVES, ids=[f"{old.name}-to-{new.name}" for old, new in MOVES])
+
+def test_both_nodes_switch_under_load_at_different_moments(tmp_path: Path) -> None:
+    with old_and_new_mesh(tmp_path, ZenohRouter, Nats) as (mesh, new):
+        both_switch(mesh, new, "publisher-first")
 
 
-@pytest.fixture
-def two(tmp_path: Path, move: tuple[type[Wire], type[Wire]]) -> Iterator[tuple[Mesh, Wire]]:
-    """Nodes start on the first transport; the second one is there too."""
-    with ExitStack() as stack:
-        other = stack.enter_context(mesh_of(tmp_path / "new", move[1]))
-        yield stack.enter_context(mesh_of(tmp_path / "old", move[0])), other.wire
-
-
-def read_all(b: Node) -> None:
-    b.call("subscribe", "plain", ["shop/**"], queue_events=100_000)
-    b.call("subscribe", "spill", ["shop/**"], overflow="spill")
-    b.call("subscribe", "durable", ["shop/**"], durable="d")
-
-
-def check_all(a: Node, b: Node) -> None:
-    for name in ("plain", "spill", "durable"):
-        until_seen(b, name, lambda: a.facts.published(), 20)
-    time.sleep(0.5)
-    for name in ("plain", "spill", "durable"):
-        check_once_and_in_order(b.facts.seen(name))
-        check_everything_came(a.facts.published(), b.facts.seen(name))
-    stats = b.call("stats")
-    assert not stats.get("gaps_unrepaired"), stats
-
-
-@on_every_move
-@pytest.mark.parametrize("first", ["publisher-first", "reader-first"])
-def test_both_nodes_switch_under_load_at_different_moments(two: tuple[Mesh, Wire], first: str) -> None:
-    mesh, new = two
-    a, b = mesh.node("a"), mesh.node("b")
-    read_all(b)
-    a.call("start_load", "shop", 3, 0.001)
-    until(lambda: len(b.facts.seen("spill")) > 100, what="the load")
-    one, other = (a, b) if first == "publisher-first" else (b, a)
-    one.call("switch", new.url, 0.3)
-    seen = len(b.facts.seen("spill"))
-    time.sleep(0.5)
-    other.call("switch", new.url, 0.3)
-    until(lambda: len(b.facts.seen("spill")) > seen + 100, what="going on over the new transport")
-    a.call("stop_load")
-    check_all(a, b)
-    transports = [link["transport"] for link in b.call("diagnostics")["links"]]
-    assert len(transports) == 1 and transports[0].startswith(new.url.partition("://")[0])
-
-
-@on_every_move
-def test_a_reader_moves_forth_and_back_between_two_transports_under_load(two: tuple[Mesh, Wire]) -> None:
-    mesh, new = two
-    old = mesh.wire
-    both = [old.url, new.url]
-    a = mesh.node("a", transports=both)
-    b = mesh.node("b", transports=both, receive_on=[old.url.partition("?")[0]])
-    read_all(b)
-    a.call("start_load", "shop", 3, 0.001)
-    until(lambda: len(b.facts.seen("spill")) > 100, what="the load")
-    for url in (new.url, old.url, new.url, old.url):
-        b.call("receive_on", url.partition("?")[0])
-        seen = len(b.facts.seen("spill"))
-        until(lambda seen=seen: len(b.facts.seen("spill")) > seen + 100, what="going on")
-    b.call("receive_on")
-    seen = len(b.facts.seen("spill"))
-    until(lambda: len(b.facts.seen("spill")) > seen + 100, what="going on over both")
-    a.call("stop_load")
-    check_all(a, b)
-    assert b.call("stats")["duplicates_received"] > 0  # both brought them
+def test_a_reader_moves_forth_and_back_between_two_transports_under_load(tmp_path: Path) -> None:
+    with old_and_new_mesh(tmp_path, ZenohRouter, Nats) as (mesh, new):
+        forth_and_back(mesh, new)
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ class Bus:
         self._services: set[asyncio.Task[None]] = set()
         self._handlers: list[Callable[[], None]] = []
         self._unyielded = 0
+        self._switching = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
 
     # Opening and closing.
@@ -380,11 +381,12 @@ class Bus:
         self._check_open("switch the transport")
         if self.network is None:
             raise ConfigInvalid("transport", "a bus that is read-only has none")
-        old = list(self.network.links)
-        await self.link(url)
-        await asyncio.sleep(overlap_s if old else 0)
-        for link in old:
-            await self.network.remove(link, self.config.close_timeout_s / 2)
+        async with self._switching:
+            old = list(self.network.links)
+            await self.link(url)
+            await asyncio.sleep(overlap_s if old else 0)
+            for link in old:
+                await self.network.remove(link, self.config.close_timeout_s / 2)
 
     async def receive_on(self, *transports: str) -> None:
         """Of several transports, receive on these only, by name or URL; on all, if none is given.

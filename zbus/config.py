@@ -132,6 +132,19 @@ class BusConfig(BaseSettings):
             raise _Contradiction("mode", "a bus that is read-only is embedded")
         return self
 
+    def options_for(self, transport: str) -> dict[str, str]:
+        """The options of one transport: those named `nats.user` are for nats alone, those named `user` for any.
+
+        >>> BusConfig(options={"nats.token": "x", "zmq.realm": "y", "lease_s": "3"}).options_for("nats")
+        {'token': 'x', 'lease_s': '3'}
+        """
+        found = {}
+        for name, value in self.options.items():
+            whose, dot, rest = name.partition(".")
+            if not dot or whose == transport:
+                found[rest if dot else name] = value
+        return found
+
 
 class _Contradiction(ValueError):
     def __init__(self, field: str, reason: str) -> None:

@@ -33,6 +33,7 @@ INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES = 256  # then the loop has its turn
 ORIGINS_MAX = 10_000
 REPORT_S = 60.0
+GATE_S = 0.005
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
@@ -44,7 +45,7 @@ class Inbox:
         self.wants, self.count = network.wants, bus.count
         self._own, self._network = network.origin, network
         self._deliver, self._commits, self._passed = bus.delivery.unstored, bus.commits, bus.delivery.passed
-        self._payload_bytes_max = bus.payload_bytes_max
+        self._payload_bytes_max, self._gate = bus.payload_bytes_max, bus.gate
         self._loop = asyncio.get_running_loop()
         self._received: deque[Frame] = deque()
         self._bytes = self._overflowed = 0
@@ -104,6 +105,9 @@ class Inbox:
             pass  # the loop is closed, and with it the bus
 
     def _drain(self) -> None:
+        if self._gate.shut and not self._ended:  # readers that must not drop are full, or too much is unwritten
+            self._loop.call_later(GATE_S, self._drain)
+            return
         new: list[Envelope] = []
         done: list[Callable[[], None]] = []
         came_by = ""
@@ -239,6 +243,10 @@ class Inbox:
     ) -> LogPage:
         """Ask a node for a page of its log."""
         return await self._network.page(origin, after, from_ns, link, expressions)
+
+    async def room(self) -> None:
+        """Wait while readers that must not drop are full, or too much is unwritten."""
+        await self._gate.wait(lambda reasons: not self._ended)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember how far an origin is, once what came before is in our log."""

@@ -43,6 +43,9 @@ class Reception(Protocol):
     ) -> LogPage:
         """Ask a node for a page of its log; `link` is where it was last heard."""
 
+    async def room(self) -> None:
+        """Wait while readers that must not drop are full, or too much is unwritten."""
+
     def covered(self, origin: int, offset: int) -> None:
         """Nothing of `origin` up to `offset` is missing."""
 
@@ -62,6 +65,8 @@ class Origin:
         self.heard_at = time.monotonic()
         self._link = ""  # over which it was last heard
         self._covered = covered  # nothing up to here is missing; None: never heard of
+        self._covered_at = time.time_ns()
+        self._clock_ns = NEVER  # what the first event that came said the time was
         self._last: dict[str, int] = {}
         self._held: deque[tuple[Envelope, str]] = deque()
         self._held_lost = 0
@@ -99,6 +104,8 @@ class Origin:
                 break
             last[key] = envelope.offset
             new.append(envelope)
+        if new and self._clock_ns == NEVER:
+            self._clock_ns = new[0].published_at
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
@@ -173,6 +180,7 @@ class Origin:
 
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
+        self._covered_at = time.time_ns()
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         self._reception.covered(self.id, self._covered)
 
@@ -231,14 +239,15 @@ class Origin:
     async def _page(self) -> Sequence[Envelope]:
         """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
         after, wants = self._covered or 0, self._reception.wants
-        from_ns = wants.earliest if self._covered is None else 0
+        # A node that is new is asked by time: ours, or its own where that is behind, as the first event shows.
+        from_ns = min(wants.earliest, self._clock_ns) if self._covered is None else 0
         link = self._link
         page = await self._reception.page(self.id, after, from_ns, link)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         told: set[int] = set()
         new: list[Envelope] = []
         for envelope in page.envelopes:
-            if envelope.published_at < wants.of(envelope.key).since:
+            if self._is_past(envelope, wants.of(envelope.key).since):
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
@@ -250,6 +259,7 @@ class Origin:
             self._reception.count("gaps_unrepaired", 1)
             reason = "retention removed it at the publisher"
             record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+        await self._reception.room()
         stored = self._reception.accept(new, link, repaired=True)
         if stored is not None:
             await stored
@@ -259,12 +269,21 @@ class Origin:
         self._complete = page.covered >= page.head
         return new
 
+    def _is_past(self, envelope: Envelope, since: int) -> bool:
+        """Whether it is from before it was wanted. Its clock decides only where nothing else can: for a node, or an
+        expression, that is new.
+        """
+        if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
+            return False
+        return envelope.published_at < since
+
     async def _fetch(self, expressions: tuple[str, ...]) -> None:
         """Everything that the log has of some expressions; what we have of it is known by its identity."""
         after, link, wants = 0, self._link, self._reception.wants
         while True:
             page = await self._reception.page(self.id, after, 0, link, expressions)
             wanted = [each for each in page.envelopes if each.published_at >= wants.of(each.key).since]
+            await self._reception.room()
             stored = self._reception.accept(wanted, link, repaired=True)
             if stored is not None:
                 await stored

@@ -38,13 +38,14 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
     are written with commas.
     """
     place, options = _read_url(url)
-    mode = config.mode
-    connect = [*config.connect, *place]
-    if mode == "embedded" and connect:
+    mode, listen, connect = config.mode, list(config.listen), [*config.connect, *place]
+    if place and url not in (config.transport, *config.transports):
+        mode, listen, connect = "client", [], place  # another place than that of the configuration: a guest there
+    elif mode == "embedded" and connect:
         mode = "client"
     settings: dict[str, Any] = {
         "mode": "peer" if mode == "embedded" else mode,
-        "listen/endpoints": list(config.listen),
+        "listen/endpoints": listen,
         "connect/endpoints": connect,
         "connect/exit_on_failure": False,
         "connect/timeout_ms": -1 if mode != "client" else 5000,
@@ -53,7 +54,7 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
         "scouting/delay": 0,
         "transport/shared_memory/enabled": False,
     }
-    for name, value in (config.options | options).items():
+    for name, value in (config.options_for("zenoh") | options).items():
         if name not in _OPTIONS:
             raise ConfigInvalid("options", f"zenoh knows no {name!r}; it knows {', '.join(_OPTIONS)}")
         settings[_OPTIONS[name]] = json.loads(value) if value in ("true", "false") or value.isdigit() else value

@@ -37,7 +37,7 @@ _LONGEST_ID = "f" * 16
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoZmq:
     """Open what the URL asks for. Nothing listens before the first event is sent."""
-    return DynamoZmq(zmq_settings(url, config.options), config.payload_bytes_max)
+    return DynamoZmq(zmq_settings(url, config.options_for("zmq")), config.payload_bytes_max)
 
 
 class DynamoZmq:

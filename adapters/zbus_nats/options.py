@@ -131,7 +131,7 @@ class NatsOptions(BaseModel):
 
 def load_options(config: BusConfig, url: str) -> NatsOptions:
     """The options of one fabric; raise `ConfigInvalid` with the field and never its value."""
-    given: dict[str, Any] = dict(config.options)
+    given: dict[str, Any] = dict(config.options_for(url.partition("://")[0]))
     given.update(_from_url(url))
     if "servers" in given and isinstance(given["servers"], str):
         given["servers"] = tuple(_server(each) for each in given["servers"].split(","))

@@ -115,7 +115,7 @@ class ZmqOptions(BaseModel):
 
 def read_options(config: BusConfig, url: str) -> ZmqOptions:
     """The options of a URL such as `zmq://?registry=/run/zbus`, and of `config.options` where the URL says nothing."""
-    given = from_config(config, "zmq") | from_url(url)
+    given = config.options_for("zmq") | from_url(url)
     mode = urlsplit(url).netloc
     if mode not in ("", "direct", "broker"):
         raise ConfigInvalid("transport", "zmq:// is followed by nothing, by 'direct', or by 'broker', then options")
@@ -157,16 +157,6 @@ def from_url(url: str) -> dict[str, str]:
     if len(dict(pairs)) != len(pairs):
         raise ConfigInvalid("transport", "an option is given twice")
     return dict(pairs)
-
-
-def from_config(config: BusConfig, transport: str) -> dict[str, str]:
-    """The options of the configuration that are for this transport."""
-    found = {}
-    for name, value in config.options.items():
-        owner, dot, rest = name.rpartition(".")
-        if not dot or owner == transport:
-            found[rest] = value
-    return found
 
 
 def read_broker_variable(value: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from .counts import Counts
 from .io_thread import IoThread
 from .links import Links
 from .makers import Makers
-from .options import from_config, from_url, validated
+from .options import from_url, validated
 from .publishing import Publishing
 from .rawoptions import RawOptions
 from .rawtopics import key_from, topic_from, topic_prefix
@@ -44,7 +44,7 @@ NOBLOCK = int(zmq.NOBLOCK)
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
     """Open the fabric of a `zmq+raw://` URL. Blocks: call it off the loop."""
-    return RawFabric(validated(RawOptions, from_config(config, "zmq+raw") | from_url(url)))
+    return RawFabric(validated(RawOptions, config.options_for("zmq+raw") | from_url(url)))
 
 
 class RawFabric:

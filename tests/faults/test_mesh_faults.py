@@ -1,10 +1,15 @@
-"""The networked promises at full size: 50,000 events while a node is away, processes frozen for 15 s, servers killed."""
+"""The networked promises at full size and on every transport: 50,000 events while a node is away, processes frozen for
+15 s, servers killed, transports switched, and what else `tests/test_mesh_*.py` show on one transport each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mesh_close import handler_hangs, middle_gone, question_under_way, receiver_frozen, repair_under_way
+from mesh_record import recorder_beside_a_third_node, sink_killed_at_its_first_start, sink_restarts
+from mesh_request import asker_killed_in_the_middle, questions_and_their_ends, server_killed_in_the_middle
 from mesh_scenarios import (
     away_while_the_publisher_publishes,
     both_sides_restart,
@@ -17,11 +22,13 @@ from mesh_scenarios import (
     publisher_killed_and_replaced,
     reader_frozen,
 )
-from mesh_support import WIRES, WITH_MIDDLE, Middle, Wire
+from mesh_support import WIRES, WITH_MIDDLE, Mesh, Middle, Wire, mesh_of
+from mesh_switch import MOVES, both_switch, forth_and_back, old_and_new_mesh
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 on_every_wire = pytest.mark.parametrize("kind", WIRES, ids=[each.name for each in WIRES])
+on_every_move = pytest.mark.parametrize("move", MOVES, ids=[f"{old.name}-to-{new.name}" for old, new in MOVES])
 with_a_middle = pytest.mark.parametrize("kind", WITH_MIDDLE, ids=[each.name for each in WITH_MIDDLE])
 
 
@@ -80,3 +87,58 @@ def test_the_first_event_of_30_new_processes_reaches_a_running_reader_within_a_s
     tmp_path: Path, kind: type[Wire], logged: bool
 ) -> None:
     new_processes_are_found(tmp_path, kind, processes=30, logged=logged)
+
+
+@on_every_wire
+@pytest.mark.parametrize("story", [sink_restarts, sink_killed_at_its_first_start, recorder_beside_a_third_node])
+def test_what_is_recorded_is_there_once(tmp_path: Path, kind: type[Wire], story: Callable[..., None]) -> None:
+    story(tmp_path, kind)
+
+
+@on_every_wire
+@pytest.mark.parametrize(
+    "story",
+    [
+        questions_and_their_ends,
+        server_killed_in_the_middle,
+        asker_killed_in_the_middle,
+        receiver_frozen,
+        repair_under_way,
+        question_under_way,
+    ],
+)
+def test_questions_and_closing_end_as_they_should(
+    tmp_path: Path, kind: type[Wire], story: Callable[[Mesh], None]
+) -> None:
+    with mesh_of(tmp_path, kind) as mesh:
+        story(mesh)
+
+
+@on_every_wire
+@pytest.mark.parametrize("behaviour", ["hang", "stubborn"])
+def test_closing_ends_in_time_while_a_handler_hangs(tmp_path: Path, kind: type[Wire], behaviour: str) -> None:
+    with mesh_of(tmp_path, kind) as mesh:
+        handler_hangs(mesh, behaviour)
+
+
+@with_a_middle
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_closing_ends_in_time_when_the_server_is_gone(tmp_path: Path, kind: type[Middle], how: str) -> None:
+    middle_gone(tmp_path, kind, how)
+
+
+@on_every_move
+@pytest.mark.parametrize("first", ["publisher-first", "reader-first"])
+def test_both_nodes_switch_under_load_at_different_moments(
+    tmp_path: Path, move: tuple[type[Wire], type[Wire]], first: str
+) -> None:
+    with old_and_new_mesh(tmp_path, *move) as (mesh, new):
+        both_switch(mesh, new, first)
+
+
+@on_every_move
+def test_a_reader_moves_forth_and_back_between_two_transports_under_load(
+    tmp_path: Path, move: tuple[type[Wire], type[Wire]]
+) -> None:
+    with old_and_new_mesh(tmp_path, *move) as (mesh, new):
+        forth_and_back(mesh, new)

@@ -1,7 +1,8 @@
 """A node of the mesh tests: a process with one bus that does what it reads from stdin, a line of JSON a call.
 
-What it learns of events it writes to a file, each fact with one `write` after the fact that it states: `seen NAME PUBLISHER
-SEQUENCE OFFSET KEY SECONDS`, `acked OFFSET`, `published PUBLISHER SEQUENCE`, `gap …`. So what a killed process knew is in the file.
+What it learns of events it writes to a file, each fact with one `write` after the fact that it states: `seen NAME
+PUBLISHER SEQUENCE OFFSET KEY SECONDS`, `acked NAME OFFSET`, `published PUBLISHER SEQUENCE`, `gap …`. So what a killed
+process knew is in the file.
 """
 
 from __future__ import annotations

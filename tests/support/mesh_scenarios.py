@@ -38,7 +38,8 @@ def away_while_the_publisher_publishes(directory: Path, kind: type[Wire], events
         check_everything_came(a.facts.published(), b.facts.seen("d"))
         stats = b.call("stats")
         assert stats["events_repaired"] >= events - 1000, stats
-        assert stats["gaps_repaired"] >= 1 and "gaps_unrepaired" not in stats, stats
+        assert stats["gaps_repaired"] >= 1, stats
+        assert "gaps_unrepaired" not in stats, stats
 
 
 def both_sides_restart(directory: Path, kind: type[Wire], events: int) -> None:
@@ -80,7 +81,7 @@ def read_by_all_means(b: Node) -> None:
     b.call("subscribe", "gaps", ["@zbus/gap"])
 
 
-def check_readers(a: Node, b: Node, wait_s: float, known: tuple[str, ...] = ("gaps_unrepaired",)) -> dict[str, int]:
+def check_readers(a: Node, b: Node, wait_s: float) -> None:
     """Nothing acknowledged is lost to either reader, nothing comes twice, the order is kept, no gap is left."""
     for name in ("d", "s"):
         until_seen(b, name, lambda: a.facts.published(), wait_s)
@@ -89,10 +90,9 @@ def check_readers(a: Node, b: Node, wait_s: float, known: tuple[str, ...] = ("ga
     check_once_and_in_order(b.facts.seen("s"))
     check_once_and_in_order(b.facts.seen("d"))
     stats: dict[str, int] = b.call("stats")
-    assert not any(stats.get(name) for name in known), stats
+    assert not stats.get("gaps_unrepaired"), stats
     assert stats.get("gaps", 0) == stats.get("gaps_repaired", 0), stats
     assert not b.facts.of("gap")
-    return stats
 
 
 def middle_killed_under_load(directory: Path, kind: type[Middle], away_s: float, times: int) -> None:
@@ -111,8 +111,7 @@ def middle_killed_under_load(directory: Path, kind: type[Middle], away_s: float,
             seen = len(b.facts.seen("s"))
             until(lambda seen=seen: len(b.facts.seen("s")) > seen + 50, what="going on after the outage")
         a.call("stop_load")
-        stats = check_readers(a, b, 30)
-        assert stats.get("events_repaired", 0) + stats.get("duplicates_received", 0) >= 0
+        check_readers(a, b, 30)
 
 
 def publisher_killed_and_replaced(directory: Path, kind: type[Wire], times: int) -> None:

@@ -70,7 +70,8 @@ class Node:
 
     def begin(self, call: str, *arguments: Any, **named: Any) -> int:
         """Have the process do something; `result` waits for it."""
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._last += 1
         request = {"id": self._last, "call": call, "arguments": arguments, "named": named}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -119,7 +120,8 @@ class Node:
         return self._process.pid
 
     def _gone(self) -> None:
-        assert self._process is not None and self._reader is not None
+        assert self._process is not None
+        assert self._reader is not None
         self._process.wait(20)
         self._reader.join(20)
         for pipe in (self._process.stdin, self._process.stdout):
