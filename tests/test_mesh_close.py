@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mesh_close import handler_hangs, middle_gone, question_under_way, receiver_frozen, repair_under_way
+from mesh_close import handler_hangs, middle_gone, receiver_frozen, repair_under_way
 from mesh_support import Nats, ZenohPeers, Zmq, mesh_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,8 +31,3 @@ def test_closing_ends_in_time_while_a_repair_waits_for_a_frozen_node(tmp_path: P
 def test_closing_ends_in_time_while_a_handler_does_not_let_itself_be_cancelled(tmp_path: Path) -> None:
     with mesh_of(tmp_path, Zmq) as mesh:
         handler_hangs(mesh, "stubborn")
-
-
-def test_closing_ends_in_time_while_a_question_waits_for_a_frozen_node(tmp_path: Path) -> None:
-    with mesh_of(tmp_path, Zmq) as mesh:
-        question_under_way(mesh)

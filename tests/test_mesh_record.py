@@ -9,18 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mesh_record import recorder_beside_a_third_node, sink_killed_at_its_first_start, sink_restarts
-from mesh_support import Nats, ZenohPeers, Zmq
+from mesh_record import recorder_beside_a_third_node, sink_restarts
+from mesh_support import Nats, ZenohPeers
 
 pytestmark = pytest.mark.timeout(120)
 
 
 def test_a_sink_records_everything_once_and_nothing_twice_after_a_restart(tmp_path: Path) -> None:
     sink_restarts(tmp_path, ZenohPeers)
-
-
-def test_a_sink_killed_right_after_its_first_start_misses_nothing(tmp_path: Path) -> None:
-    sink_killed_at_its_first_start(tmp_path, Zmq)
 
 
 def test_a_recorder_keeps_what_it_was_asked_to_and_sends_none_of_it_on(tmp_path: Path) -> None:

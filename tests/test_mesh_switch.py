@@ -131,13 +131,12 @@ async def test_a_transport_that_is_slower_than_the_other_costs_no_event(
 
 
 async def test_a_transport_that_cannot_be_opened_leaves_the_old_one_in_use(old_and_new: tuple[Buses, Buses]) -> None:
-    old, new = old_and_new
+    old, _ = old_and_new
     a, b = await old.open("a"), await old.open("b", log=False)
     async with b.subscribe("shop/**") as subscription:
-        await asyncio.to_thread(new.wire.stop)
         with pytest.raises(zbus.ZbusError):
             async with asyncio.timeout(15):
-                await a.switch_transport("nats://127.0.0.1:1", overlap_s=0.1)
+                await a.switch_transport("zmq://?registry=/proc/no/such/folder", overlap_s=0.1)
         await (await a.publisher("shop/orders")).publish(b"still here")
         assert [event.payload for event in await take(subscription, 1, 5)] == [b"still here"]
     assert len(a.diagnostics()["links"]) == 1

@@ -57,9 +57,9 @@ async def test_a_durable_name_that_is_left_for_a_while_misses_nothing(buses: Bus
         await wanted(a, KEY)
         await publisher.publish(b"")
         assert [event.sequence for event in await take(durable, 1)] == [0]
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.6)
     await publisher.publish_many([b""] * 5)
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.6)
     async with b.subscribe(KEY, durable="d") as durable:
         events = await take(durable, 6, 4)
         assert [event.sequence for event in events if event.sequence] == [1, 2, 3, 4, 5]
@@ -72,7 +72,7 @@ async def test_a_reader_of_what_is_new_sees_nothing_from_before_it_came(buses: B
         await wanted(a, KEY)
         await publisher.publish(b"")
         assert await take(subscription, 1)
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.6)
     await publisher.publish_many([b"old"] * 5)
     await asyncio.sleep(0.3)
     async with b.subscribe(KEY, overflow="spill") as subscription:

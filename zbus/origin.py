@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from .wants import NEVER, Wants
 
 HELD_EVENTS_MAX = 8192
 TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
+TAIL_TURNS_MAX = 20  # and as many times as long, while other events keep coming
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 
@@ -67,6 +69,7 @@ class Origin:
         self._covered = covered  # nothing up to here is missing; None: never heard of
         self._covered_at = time.time_ns()
         self._clock_ns = NEVER  # what the first event that came said the time was
+        self._taken = 0
         self._last: dict[str, int] = {}
         self._held: deque[tuple[Envelope, str]] = deque()
         self._held_lost = 0
@@ -104,6 +107,7 @@ class Origin:
                 break
             last[key] = envelope.offset
             new.append(envelope)
+        self._taken += len(new)
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
         return new
@@ -126,7 +130,7 @@ class Origin:
         elif self._missing(beacon):
             self._pending = beacon
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(TAIL_S, self._check_tail)
+                self._await_tail(TAIL_TURNS_MAX)
         else:
             self._advance(beacon.head)
 
@@ -162,12 +166,20 @@ class Origin:
             if offset > max(covered, self._last.get(key, 0)) and wants.of(key).since != NEVER
         ]
 
-    def _check_tail(self) -> None:
+    def _await_tail(self, turns: int) -> None:
+        check = partial(self._check_tail, self._taken, turns)
+        self._timer = asyncio.get_running_loop().call_later(TAIL_S, check)
+
+    def _check_tail(self, taken: int, turns: int) -> None:
         self._timer = None
         beacon, self._pending = self._pending, None
         if beacon is None or self._repairing is not None:
             return
         missing = self._missing(beacon)
+        if missing and taken != self._taken and turns:  # much is under way: asking for it would only add to that
+            self._pending = beacon
+            self._await_tail(turns - 1)
+            return
         if not missing or (self._unsure and not self.has_log):
             self._advance(beacon.head)
         elif self.has_log:

@@ -260,14 +260,18 @@ class ZenohPeers(Wire):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._ports: dict[str, int] = {}
+        self._ports: dict[str, socket.socket] = {}
 
     def settings(self, name: str) -> dict[str, Any]:
         if name not in self._ports:
-            self._ports[name] = free_port()
-        listen = [f"tcp/127.0.0.1:{self._ports[name]}"]
-        earlier = list(self._ports)[: list(self._ports).index(name)]
-        return {"mode": "peer", "listen": listen, "connect": [f"tcp/127.0.0.1:{self._ports[each]}" for each in earlier]}
+            self._ports[name] = reserved_port()
+        endpoints = {each: f"tcp/127.0.0.1:{kept.getsockname()[1]}" for each, kept in self._ports.items()}
+        earlier = list(endpoints)[: list(endpoints).index(name)]
+        return {"mode": "peer", "listen": [endpoints[name]], "connect": [endpoints[each] for each in earlier]}
+
+    def stop(self) -> None:
+        for kept in self._ports.values():
+            kept.close()
 
 
 class Middle(Wire):
@@ -292,7 +296,8 @@ class ZenohRouter(Middle):
     name = "zenoh-router"
 
     def start(self) -> None:
-        self.port = free_port()
+        self._kept = reserved_port()
+        self.port = self._kept.getsockname()[1]
         self._router: Node | None = None
         self.revive()
 
@@ -318,6 +323,7 @@ class ZenohRouter(Middle):
     def stop(self) -> None:
         if self._router is not None:
             self._router.stop()
+        self._kept.close()
 
     def settings(self, name: str) -> dict[str, Any]:
         return {"transport": self.url}
@@ -413,13 +419,16 @@ def mesh_of(directory: Path, kind: type[Wire]) -> Iterator[Mesh]:
         wire.stop()
 
 
-def free_port() -> int:
-    """A free loopback port below those that the system gives to outgoing connections."""
+def reserved_port() -> socket.socket:
+    """A socket that keeps a loopback port for a process of ours: only one that listens at the same address may share it.
+
+    The port is below those that the system gives to outgoing connections.
+    """
     while True:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        kept = socket.socket()
+        try:
+            kept.bind(("127.0.0.1", random.randrange(15_000, 32_000)))
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return kept
+        except OSError:
+            kept.close()
