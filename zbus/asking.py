@@ -19,6 +19,7 @@ from .errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, Nobod
 from .ports import Fabric
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
+STREAM_S = 120.0  # the longest that one stream of replies may take
 CANCELS = "@zbus/cancel"  # where nodes hear that an asker no longer waits; the asker may not know yet who has taken it
 _head = struct.Struct(">BI")  # the kind of a reply, and its number
 _failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
@@ -139,9 +140,12 @@ class Asker:
     def __init__(self, fabrics: Callable[[], Sequence[Fabric]], run: Callable[..., asyncio.Future[object]]) -> None:
         self._fabrics, self._run = fabrics, run
 
-    async def ask(self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None) -> AsyncIterator[bytes]:
+    async def ask(
+        self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None, stream: bool = False
+    ) -> AsyncIterator[bytes]:
         """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
 
+        `timeout_s` is for all of it, or, for a `stream`, for each reply.
         Raises `NobodyAnswers`, `RequestTimeout`, `HandlerFailed`, or `FabricError` where replies are missing. Left
         before its end, or cancelled, the one who answers is told.
         """
@@ -152,7 +156,7 @@ class Asker:
             raise FabricLacks(names, "asking other nodes")
         for fabric in fabrics:
             last = fabric is fabrics[-1]
-            replies = self._ask(fabric, key, body, timeout_s)
+            replies = self._ask(fabric, key, body, timeout_s, stream)
             try:
                 async for reply in replies:
                     yield reply
@@ -163,18 +167,21 @@ class Asker:
             finally:
                 await replies.aclose()  # type: ignore[attr-defined]
 
-    async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+    async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
         answer = _Answer(key)
         asked = Asked(secrets.randbits(62), body)
         asking = None
         try:
-            async with asyncio.timeout(timeout_s):
+            total_s = STREAM_S if stream else timeout_s
+            async with asyncio.timeout(timeout_s) as deadline:
                 try:
-                    asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, timeout_s + 1.0)
+                    asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, total_s + 1.0)
                 except FabricError as error:
                     raise _NotAsked(str(error)) from error
                 async for reply in answer.bodies():
                     yield reply
+                    if stream:
+                        deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:

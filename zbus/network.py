@@ -230,7 +230,7 @@ class Network:
         """A page of another node's log, for what is wanted here; asked first where that node was heard."""
         keys = tuple(expressions or self.wants.expressions) or ("@zbus/none",)
         heard_on = next((each.fabric for each in self.links if each.label == link), None)
-        ask = partial(self.asker.ask, first=heard_on)
+        ask = partial(self.asker.ask, first=heard_on, stream=True)
         if not self.links:
             raise NobodyAnswers(log_key(origin))
         return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import zenoh
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
 CLOSE_S = 1.0
+LEAVING_S = 1.0
 
 
 def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
@@ -49,7 +50,11 @@ class ZenohFabric:
         self._publishers: dict[str, zenoh.Publisher] = {}
         self._subscribers: dict[str, Any] = {}
         self._queryables: dict[str, Any] = {}
+        self._leaving: dict[str, Any] = {}
+        self._sweeper: threading.Timer | None = None
+        self._wanted: list[str] = []
         self._rivals: dict[str, list[str]] = {}
+        self._owners: dict[tuple[str, str], bool] = {}
         self._receive: Receive = lambda frame, done: None
         self._asked: Callable[[Question], None] = lambda question: question.close()
         self._lock = threading.Lock()
@@ -68,21 +73,30 @@ class ZenohFabric:
             return bool(status.matching)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Declare a subscriber per expression that no other one includes; undeclare the rest."""
-        self._receive = receive
+        """Declare a subscriber per expression that no other one includes.
+
+        Those no longer wanted stay for a moment: undeclaring one drops what waits in it, and of that the new ones
+        may want some that was sent before they were declared.
+        """
         wanted = sorted(_widest(expressions))
         with _zenoh_errors("subscribe"), self._lock:
+            self._receive, self._wanted = receive, wanted
+            self._owners.clear()
             # Where two expressions meet, Zenoh brings an event twice: the first of them in this order has it.
             self._rivals = {
                 each: [other for other in wanted[:at] if zenoh.KeyExpr(other).intersects(zenoh.KeyExpr(each))]
                 for at, each in enumerate(wanted)
             }
             for expression in set(wanted) - self._subscribers.keys():
-                self._subscribers[expression] = self.session.declare_subscriber(
+                self._subscribers[expression] = self._leaving.pop(expression, None) or self.session.declare_subscriber(
                     expression, self._receiver(expression), allowed_origin=zenoh.Locality.REMOTE
                 )
             for expression in self._subscribers.keys() - set(wanted):
-                self._subscribers.pop(expression).undeclare()
+                self._leaving[expression] = self._subscribers.pop(expression)
+            if self._leaving and self._sweeper is None:
+                self._sweeper = threading.Timer(LEAVING_S, self._sweep)
+                self._sweeper.name, self._sweeper.daemon = "zbus-zenoh-sweep", True
+                self._sweeper.start()
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Declare a queryable per key."""
@@ -90,7 +104,7 @@ class ZenohFabric:
         with _zenoh_errors("answer questions"), self._lock:
             for key in set(keys) - self._queryables.keys():
                 self._queryables[key] = self.session.declare_queryable(
-                    key, lambda query: self._asked(_Query(query)), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                    key, self._answerer(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
                 )
             for key in self._queryables.keys() - set(keys):
                 self._queryables.pop(key).undeclare()
@@ -133,6 +147,8 @@ class ZenohFabric:
     def close(self) -> None:
         """Undeclare everything, and close the session unless the application lent it. Safe to call twice."""
         with _zenoh_errors("close"), self._lock:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
             if self.session.is_closed():
                 return
             if self._owned:
@@ -141,30 +157,44 @@ class ZenohFabric:
                 ending.start()
                 ending.join(CLOSE_S)
                 return
-            for kind in (self._subscribers, self._queryables, self._publishers):
+            for kind in (self._subscribers, self._leaving, self._queryables, self._publishers):
                 for declared in kind.values():
                     declared.undeclare()
                 kind.clear()
 
-    def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
-        owners: dict[str, bool] = {}
+    def _answerer(self, key: str) -> Callable[[zenoh.Query], None]:
+        return lambda query: self._asked(_Query(query, key))
 
+    def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         def received(sample: zenoh.Sample) -> None:
-            rivals = self._rivals.get(expression)
-            if rivals:
+            if self._rivals.get(expression, True):  # others may have it; or nobody wants this one any more
                 key = str(sample.key_expr)
-                mine = owners.get(key)
+                mine = self._owners.get((expression, key))
                 if mine is None:
-                    if len(owners) >= OWNERS_MAX:
-                        owners.clear()
-                    mine = owners[key] = not any(matches(rival, key) for rival in rivals)
+                    mine = self._is_mine(expression, key)
                 if not mine:
                     return
-            elif owners:
-                owners.clear()
             self._receive(sample.payload.to_bytes(), None)
 
         return received
+
+    def _is_mine(self, expression: str, key: str) -> bool:
+        rivals = self._rivals.get(expression)
+        if rivals is None:
+            mine = any(matches(wanted, key) for wanted in self._wanted)
+        else:
+            mine = not any(matches(rival, key) for rival in rivals)
+        if len(self._owners) >= OWNERS_MAX:
+            self._owners.clear()
+        self._owners[expression, key] = mine
+        return mine
+
+    def _sweep(self) -> None:
+        with self._lock:
+            leaving, self._leaving, self._sweeper = self._leaving, {}, None
+        with suppress(zenoh.ZError):  # closed meanwhile
+            for subscriber in leaving.values():
+                subscriber.undeclare()
 
     def _publisher(self, key: str) -> zenoh.Publisher:
         with self._lock:
@@ -172,8 +202,10 @@ class ZenohFabric:
             if publisher is None:
                 if len(self._publishers) >= PUBLISHERS_MAX:
                     self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
+                # Whoever lent us a session may listen in it; in one of our own, only others count.
+                where = zenoh.Locality.REMOTE if self._owned else zenoh.Locality.ANY
                 publisher = self._publishers[key] = self.session.declare_publisher(
-                    key, congestion_control=zenoh.CongestionControl.BLOCK
+                    key, congestion_control=zenoh.CongestionControl.BLOCK, allowed_destination=where
                 )
             return publisher
 
@@ -181,9 +213,9 @@ class ZenohFabric:
 class _Query:
     """A query of another node. Zenoh ends its replies when it is dropped."""
 
-    def __init__(self, query: zenoh.Query) -> None:
+    def __init__(self, query: zenoh.Query, key: str) -> None:
         self._query: zenoh.Query | None = query
-        self.key = str(query.key_expr)
+        self.key = key  # what is answered here; the query itself may hold wildcards
         self.payload = query.payload.to_bytes() if query.payload is not None else b""
 
     def reply(self, data: bytes) -> None:

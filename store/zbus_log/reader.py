@@ -22,6 +22,7 @@ from .rows import PAGE, SIZE, RowPage
 from .schema import BLOCK, SEALED_UNTIL, get_head, get_low_water
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
+LIMIT_MIN = 128
 WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
 SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
@@ -54,6 +55,7 @@ class Reader:
         self.path, self._engine = path, engine
         self._keys = KeyTable()
         self._windows: dict[tuple[str, ...], int] = {}
+        self._limit = LIMIT_MIN  # how many events of the present size a page can hold
 
     def head(self) -> int:
         """The last offset that is committed; 0 for an empty log."""
@@ -79,8 +81,8 @@ class Reader:
             if len(self._windows) > 1000:
                 self._windows.clear()
             # Look further where events are rare, less far where a window holds many pages.
-            full = page.count >= limit
-            self._windows[keys.expressions] = max(WINDOW_MIN, window // 2) if full else min(WINDOW_MAX, window * 2)
+            further = max(WINDOW_MIN, window // 2) if page.full else min(WINDOW_MAX, window * 2)
+            self._windows[keys.expressions] = further
             return page
 
     def narrow(self, span: Span) -> Span:
@@ -115,29 +117,33 @@ class Reader:
             "keys": keys,
         }
         page, size = PAGE.format(chosen=chosen), SIZE.format(chosen=chosen)
+        asked, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit
             if limit == 1:
                 values["bytes"] = 1 << 40  # one event is always served, however large it is
             row = connection.exec_driver_sql(page, values).one()
             numbers, bodies, used, count, last, head, low_water = row
-            if count or limit == 1 or connection.exec_driver_sql(size, values).scalar_one() <= PAGE_BYTES_MAX:
+            found = 0 if count or limit == 1 else connection.exec_driver_sql(size, values).scalar_one()
+            if found <= PAGE_BYTES_MAX:
                 break
-            limit = max(1, limit // 2)
+            limit = self._limit = max(1, limit * PAGE_BYTES_MAX // (2 * found))
+        if count >= limit and len(bodies or b"") * 4 < PAGE_BYTES_MAX:
+            self._limit = max(self._limit, min(asked, limit * 4))
         low_water = int(low_water)
         if span.after < low_water:
             raise LogTrimmed(span.after, low_water)
         names = self._keys.learn(connection, _ids(used))
         covered = last if count >= limit else max(span.after, min(until, head))
-        return _CountedPage(numbers, bodies or b"", covered, low_water, names, count)
+        return _CountedPage(numbers, bodies or b"", covered, low_water, names, count >= limit)
 
 
 class _CountedPage(RowPage):
     def __init__(
-        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, names: dict[int, str], count: int
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, names: dict[int, str], full: bool
     ) -> None:
         super().__init__(numbers, bodies, covered, low_water, names.get)
-        self.count = count
+        self.full = full
 
 
 def first_at(connection: Connection, time_ns: int, head: int) -> int:

@@ -420,7 +420,7 @@ def mesh_of(directory: Path, kind: type[Wire]) -> Iterator[Mesh]:
 
 
 def reserved_port() -> socket.socket:
-    """A socket that keeps a loopback port for a process of ours: only one that listens at the same address may share it.
+    """A socket that keeps a loopback port for a process of ours: only a listener may share it.
 
     The port is below those that the system gives to outgoing connections.
     """
