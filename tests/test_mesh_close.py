@@ -5,29 +5,30 @@ All transports have their turn in `tests/faults/test_mesh_faults.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mesh_close import handler_hangs, middle_gone, receiver_frozen, repair_under_way
-from mesh_support import Nats, ZenohPeers, Zmq, mesh_of
+from mesh_support import Mesh, Nats, Wire, ZenohPeers, Zmq, at_once, mesh_of
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_closing_ends_in_time_when_the_server_is_frozen(tmp_path: Path) -> None:
-    middle_gone(tmp_path, Nats, "frozen")
+def test_closing_ends_in_time_when_a_server_or_another_node_is_frozen(tmp_path: Path) -> None:
+    at_once(
+        lambda: middle_gone(tmp_path / "server", Nats, "frozen"),
+        lambda: _on(tmp_path / "receiver", ZenohPeers, receiver_frozen),
+    )
 
 
-def test_closing_ends_in_time_when_another_node_is_frozen_while_it_receives(tmp_path: Path) -> None:
-    with mesh_of(tmp_path, ZenohPeers) as mesh:
-        receiver_frozen(mesh)
+def test_closing_ends_in_time_while_a_repair_or_a_handler_goes_on(tmp_path: Path) -> None:
+    at_once(
+        lambda: _on(tmp_path / "repair", ZenohPeers, repair_under_way),
+        lambda: _on(tmp_path / "handler", Zmq, lambda mesh: handler_hangs(mesh, "stubborn")),
+    )
 
 
-def test_closing_ends_in_time_while_a_repair_waits_for_a_frozen_node(tmp_path: Path) -> None:
-    with mesh_of(tmp_path, ZenohPeers) as mesh:
-        repair_under_way(mesh)
-
-
-def test_closing_ends_in_time_while_a_handler_does_not_let_itself_be_cancelled(tmp_path: Path) -> None:
-    with mesh_of(tmp_path, Zmq) as mesh:
-        handler_hangs(mesh, "stubborn")
+def _on(directory: Path, kind: type[Wire], story: Callable[[Mesh], None]) -> None:
+    with mesh_of(directory, kind) as mesh:
+        story(mesh)

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from mesh_record import recorder_beside_a_third_node, sink_restarts
-from mesh_support import Nats, ZenohPeers
+from mesh_support import Nats, ZenohPeers, at_once
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_a_sink_records_everything_once_and_nothing_twice_after_a_restart(tmp_path: Path) -> None:
-    sink_restarts(tmp_path, ZenohPeers)
-
-
-def test_a_recorder_keeps_what_it_was_asked_to_and_sends_none_of_it_on(tmp_path: Path) -> None:
-    recorder_beside_a_third_node(tmp_path, Nats)
+def test_recorders_and_sinks_keep_each_event_once_and_send_none_of_it_on(tmp_path: Path) -> None:
+    at_once(
+        lambda: sink_restarts(tmp_path / "sink", ZenohPeers),
+        lambda: recorder_beside_a_third_node(tmp_path / "recorder", Nats),
+    )

@@ -64,6 +64,7 @@ class Network:
         self.inbox = Inbox(bus, self)
         self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
         self._declaring = ThreadPoolExecutor(1, "zbus-declare")
+        self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
 
     # Opening, switching, closing.
@@ -259,12 +260,21 @@ class Network:
         return found
 
     def _declare(self) -> asyncio.Future[Any]:
-        loop = asyncio.get_running_loop()
-        if not self.links:
-            done = loop.create_future()
-            done.set_result(None)
-            return done
-        links, expressions, keys = list(self.links), self.wants.expressions, self.answers.keys
+        """Tell the fabrics what is wanted and answered here: once for all that changes in one turn of the loop."""
+        if self._declared is None:
+            self._declared = self._loop.create_future()
+            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+            self._loop.call_soon(self._declare_now)
+        return self._declared
+
+    def _declare_now(self) -> None:
+        declared, self._declared = self._declared, None
+        assert declared is not None
+        links = list(self.links)
+        if not links:
+            declared.set_result(None)
+            return
+        expressions, keys = self.wants.expressions, self.answers.keys
 
         def declare() -> None:
             lacking: FabricLacks | None = None
@@ -278,9 +288,15 @@ class Network:
             if lacking is not None:
                 raise lacking
 
-        declaring = loop.run_in_executor(self._declaring, declare)
-        declaring.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
-        return declaring
+        def done(declaring: asyncio.Future[None]) -> None:
+            if not declared.done():
+                error = None if declaring.cancelled() else declaring.exception()
+                declared.set_exception(error) if error is not None else declared.set_result(None)
+
+        try:
+            self._loop.run_in_executor(self._declaring, declare).add_done_callback(done)
+        except RuntimeError:
+            declared.set_result(None)  # closing
 
     def _listen_on(self, link: Link, expressions: Sequence[str], keys: Sequence[str]) -> None:
         fabric = link.fabric

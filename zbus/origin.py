@@ -90,7 +90,7 @@ class Origin:
             self._hold(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
-            self._covered = envelopes[0].offset - 1  # what was before is not ours to miss
+            self._covered, self._unsure = 0, 2  # the first of each key: what was before is not ours to miss
         last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
         for at, envelope in enumerate(envelopes):

@@ -1,15 +1,15 @@
 """Zenoh as the fabric: frames between nodes, and in embedded mode a session with no network at all.
 
 Inside a node our own router delivers, so Zenoh needs few declarations: one publisher per key that
-was sent, and one subscriber per expression that no other one includes. Questions are Zenoh queries
+was sent, and a subscriber only for what no other one brings. Questions are Zenoh queries
 without consolidation, since every other mode drops all but one of the replies.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import zenoh
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
 CLOSE_S = 1.0
-LEAVING_S = 1.0
+REDUNDANT_MAX = 64
+FINE_MAX = 200
 
 
 def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
@@ -50,10 +51,9 @@ class ZenohFabric:
         self._publishers: dict[str, zenoh.Publisher] = {}
         self._subscribers: dict[str, Any] = {}
         self._queryables: dict[str, Any] = {}
-        self._leaving: dict[str, Any] = {}
-        self._sweeper: threading.Timer | None = None
         self._wanted: list[str] = []
-        self._rivals: dict[str, list[str]] = {}
+        self._alone: set[str] = set()  # subscribers whose events need no second look
+        self._older: dict[str, list[str]] = {}
         self._owners: dict[tuple[str, str], bool] = {}
         self._receive: Receive = lambda frame, done: None
         self._asked: Callable[[Question], None] = lambda question: question.close()
@@ -73,30 +73,37 @@ class ZenohFabric:
             return bool(status.matching)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Declare a subscriber per expression that no other one includes.
+        """Declare what no subscriber brings yet, and undeclare those of which nothing is wanted any more.
 
-        Those no longer wanted stay for a moment: undeclaring one drops what waits in it, and of that the new ones
-        may want some that was sent before they were declared.
+        A subscriber is not replaced by a wider one: undeclaring it would drop what waits in it, and the two would
+        bring the events of a key on different threads. So a key belongs to the oldest that matches it.
         """
-        wanted = sorted(_widest(expressions))
+        exact = list(expressions)
+        wanted = {each: zenoh.KeyExpr(each) for each in _coarse(exact)}
         with _zenoh_errors("subscribe"), self._lock:
-            self._receive, self._wanted = receive, wanted
-            self._owners.clear()
-            # Where two expressions meet, Zenoh brings an event twice: the first of them in this order has it.
-            self._rivals = {
-                each: [other for other in wanted[:at] if zenoh.KeyExpr(other).intersects(zenoh.KeyExpr(each))]
-                for at, each in enumerate(wanted)
+            known = {each: zenoh.KeyExpr(each) for each in self._subscribers}
+            gone = [
+                each for each, parsed in known.items() if not any(parsed.intersects(want) for want in wanted.values())
+            ]
+            redundant = [each for each in known if each not in gone and _is_included(each, known)]
+            if len(redundant) > REDUNDANT_MAX:  # each costs something with every event
+                gone += redundant
+            for each in gone:
+                self._subscribers.pop(each).undeclare()
+                del known[each]
+            new = [each for each in _widest(wanted) if not any(have.includes(wanted[each]) for have in known.values())]
+            ordered = [*known, *new]
+            self._receive, self._wanted, self._owners = receive, exact, {}
+            self._alone = {
+                each
+                for at, each in enumerate(ordered)
+                if each in wanted and not any(zenoh.KeyExpr(older).intersects(wanted[each]) for older in ordered[:at])
             }
-            for expression in set(wanted) - self._subscribers.keys():
-                self._subscribers[expression] = self._leaving.pop(expression, None) or self.session.declare_subscriber(
-                    expression, self._receiver(expression), allowed_origin=zenoh.Locality.REMOTE
+            self._older = {each: ordered[:at] for at, each in enumerate(ordered)}
+            for each in new:
+                self._subscribers[each] = self.session.declare_subscriber(
+                    each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
                 )
-            for expression in self._subscribers.keys() - set(wanted):
-                self._leaving[expression] = self._subscribers.pop(expression)
-            if self._leaving and self._sweeper is None:
-                self._sweeper = threading.Timer(LEAVING_S, self._sweep)
-                self._sweeper.name, self._sweeper.daemon = "zbus-zenoh-sweep", True
-                self._sweeper.start()
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
         """Declare a queryable per key."""
@@ -147,8 +154,6 @@ class ZenohFabric:
     def close(self) -> None:
         """Undeclare everything, and close the session unless the application lent it. Safe to call twice."""
         with _zenoh_errors("close"), self._lock:
-            if self._sweeper is not None:
-                self._sweeper.cancel()
             if self.session.is_closed():
                 return
             if self._owned:
@@ -157,7 +162,7 @@ class ZenohFabric:
                 ending.start()
                 ending.join(CLOSE_S)
                 return
-            for kind in (self._subscribers, self._leaving, self._queryables, self._publishers):
+            for kind in (self._subscribers, self._queryables, self._publishers):
                 for declared in kind.values():
                     declared.undeclare()
                 kind.clear()
@@ -167,7 +172,7 @@ class ZenohFabric:
 
     def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         def received(sample: zenoh.Sample) -> None:
-            if self._rivals.get(expression, True):  # others may have it; or nobody wants this one any more
+            if expression not in self._alone:
                 key = str(sample.key_expr)
                 mine = self._owners.get((expression, key))
                 if mine is None:
@@ -179,22 +184,13 @@ class ZenohFabric:
         return received
 
     def _is_mine(self, expression: str, key: str) -> bool:
-        rivals = self._rivals.get(expression)
-        if rivals is None:
-            mine = any(matches(wanted, key) for wanted in self._wanted)
-        else:
-            mine = not any(matches(rival, key) for rival in rivals)
-        if len(self._owners) >= OWNERS_MAX:
-            self._owners.clear()
-        self._owners[expression, key] = mine
+        """Whether an event on `key` is wanted, and no older subscriber brings it."""
+        owners, older = self._owners, self._older.get(expression, ())
+        mine = any(matches(each, key) for each in self._wanted) and not any(matches(each, key) for each in older)
+        if len(owners) >= OWNERS_MAX:
+            owners.clear()
+        owners[expression, key] = mine
         return mine
-
-    def _sweep(self) -> None:
-        with self._lock:
-            leaving, self._leaving, self._sweeper = self._leaving, {}, None
-        with suppress(zenoh.ZError):  # closed meanwhile
-            for subscriber in leaving.values():
-                subscriber.undeclare()
 
     def _publisher(self, key: str) -> zenoh.Publisher:
         with self._lock:
@@ -237,12 +233,22 @@ class _Get:
         self._cancel.cancel()  # type: ignore[no-untyped-call]
 
 
-def _widest(expressions: Sequence[str]) -> Iterator[str]:
-    """Those that no other one includes: an event then arrives once, not once per subscription."""
-    known = {each: zenoh.KeyExpr(each) for each in expressions}
-    for expression, parsed in known.items():
-        if not any(other.includes(parsed) for each, other in known.items() if each != expression):
-            yield expression
+def _coarse(expressions: Sequence[str]) -> list[str]:
+    """A few that include all of many: every subscriber costs something with every event, and we look again anyway."""
+    if len(expressions) <= FINE_MAX:
+        return list(expressions)
+    starts = {each.partition("/")[0] for each in expressions if "@" not in each}
+    wide = ["**"] if len(starts) > FINE_MAX or any("*" in start for start in starts) else [f"{s}/**" for s in starts]
+    return [*wide, *(each for each in expressions if "@" in each)]  # which no wildcard matches
+
+
+def _widest(known: Mapping[str, zenoh.KeyExpr]) -> Iterator[str]:
+    """Those that no other one includes."""
+    return (each for each in known if not _is_included(each, known))
+
+
+def _is_included(expression: str, known: Mapping[str, zenoh.KeyExpr]) -> bool:
+    return any(other.includes(known[expression]) for each, other in known.items() if each != expression)
 
 
 @contextmanager

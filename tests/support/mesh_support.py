@@ -19,6 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,15 @@ def until_seen(node: Node, name: str, published: Callable[[], dict[int, list[int
             return
         time.sleep(0.1)
     check_everything_came(published(), node.facts.seen(name))
+
+
+def at_once(*stories: Callable[[], None]) -> None:
+    """Tell several stories at the same time, since each of them mostly waits; all failures are raised together."""
+    with ThreadPoolExecutor(len(stories), "story") as threads:
+        told = [threads.submit(story) for story in stories]
+        failed = [error for each in told if (error := each.exception()) is not None]
+    if failed:
+        raise BaseExceptionGroup("some of the stories did not end well", failed)
 
 
 # The transports.
