@@ -31,9 +31,11 @@ from nats.aio.msg import Msg
 from on_zenoh import await_subscriber, bare_config
 
 COMMAND = Path(sys.executable).with_name("zbus")
-SUBJECT = "bench.orders.created"
+# Another key than ours: both sides use the same server and router at the same time.
+PLAIN_KEY, SUBJECT = "plain/orders/created", "plain.orders.created"
 TARGET_MS = 1000.0
 FIRST_S = 30.0
+STAMP_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,13 @@ def _router() -> Iterator[str]:
 
 
 def _received(payload: bytes) -> None:
+    if len(payload) != STAMP_BYTES:
+        raise RuntimeError("something else was received than what this benchmark sends")
     say(at_ns=time.monotonic_ns(), begin_ns=int.from_bytes(payload))
 
 
 def _now() -> bytes:
-    return time.monotonic_ns().to_bytes(8)
+    return time.monotonic_ns().to_bytes(STAMP_BYTES)
 
 
 # zbus.
@@ -183,7 +187,7 @@ async def nats_py_publisher(url: str) -> None:
 
 def zenoh_subscriber(**place: str) -> None:
     with zenoh.open(bare_config(**place)) as session:
-        session.declare_subscriber(KEY, lambda sample: _received(sample.payload.to_bytes()))
+        session.declare_subscriber(PLAIN_KEY, lambda sample: _received(sample.payload.to_bytes()))
         say(ready=True)
         told()
 
@@ -192,7 +196,7 @@ def zenoh_publisher(**place: str) -> None:
     opening = time.monotonic_ns()
     with zenoh.open(bare_config(**place)) as session:
         begin = _now()
-        made = session.declare_publisher(KEY)
+        made = session.declare_publisher(PLAIN_KEY)
         await_subscriber(made)
         made.put(begin)
         say(opening_ns=opening)

@@ -28,8 +28,12 @@ async def buses(
 on_every_wire = pytest.mark.parametrize("buses", WIRES, ids=[each.name for each in WIRES], indirect=True)
 
 
-@on_every_wire
-@pytest.mark.parametrize("logged", [True, False], ids=["with-a-log", "without-a-log"])
+@pytest.mark.parametrize(
+    ("buses", "logged"),
+    [(ZenohPeers, True), (ZenohPeers, False), (Nats, False), (Zmq, True)],
+    ids=["zenoh-with-a-log", "zenoh-without", "nats-without", "zmq-with-a-log"],
+    indirect=["buses"],
+)
 async def test_readers_that_come_and_go_disturb_nobody_else(buses: Buses, logged: bool) -> None:
     a, b = await buses.open("a", log=logged), await buses.open("b", log=False)
     publisher = await a.publisher(KEY)
