@@ -17,7 +17,7 @@ from .delivery import Delivery
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
-from .headers import NO_HEADERS, decode_headers, encode_headers
+from .headers import encode_headers
 from .keys import KeySet, check_key
 from .payload import encode_payload
 from .ports import Log, Row
@@ -260,7 +260,7 @@ class Bus:
             return []
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        await self.deliver_unlogged(rows)
+        await self.deliver_many_unlogged(rows)
         return [0] * len(rows)
 
     def namespace(self, name: str) -> Scope:
@@ -488,18 +488,23 @@ class Bus:
             )
         )
 
-    async def deliver_unlogged(self, rows: Sequence[Row]) -> None:
-        """Deliver events that no log keeps, letting readers run when queues fill."""
+    def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
+        """Deliver events that no log keeps; whether readers should have their turn now."""
         if self.read_only and self.log is not None:
             raise LogReadOnly(self.log.path)
+        self.delivery.unlogged(rows)
+        if self.network is not None and self.network.links:
+            self.network.send_unlogged(rows)
+        self._unyielded += len(rows)
+        if self.crowded or self._unyielded >= UNYIELDED_MAX:
+            self.crowded, self._unyielded = False, 0
+            return True
+        return False
+
+    async def deliver_many_unlogged(self, rows: Sequence[Row]) -> None:
+        """The same for many, with turns for readers in between."""
         for at in range(0, len(rows), UNYIELDED_MAX):
-            part = rows[at : at + UNYIELDED_MAX]
-            self.delivery.unstored([Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in part])
-            if self.network is not None:
-                self.network.send_unlogged(part)
-            self._unyielded += len(part)
-            if self.crowded or self._unyielded >= UNYIELDED_MAX:
-                self.crowded, self._unyielded = False, 0
+            if self.deliver_unlogged(rows[at : at + UNYIELDED_MAX]):
                 await asyncio.sleep(0)
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:

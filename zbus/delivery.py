@@ -74,6 +74,19 @@ class Delivery:
         self._remember(rows, offsets)
         return rows, offsets
 
+    def unlogged(self, rows: Sequence[Row]) -> None:
+        """Deliver what was published where there is no log. An event is made only if somebody here wants it."""
+        routes, wanted = self.router.routes, self._wanted
+        for row in rows:
+            targets = routes(row[3])
+            if targets:
+                event = Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS)
+                for target in targets:
+                    wanted[target].append(event)
+        for target, offered in wanted.items():
+            target.offer(offered)
+        wanted.clear()
+
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
         routes, wanted = self.router.routes, self._wanted

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .network import Network
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
-TURN_FRAMES = 256  # then the loop has its turn
+TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
 ORIGINS_MAX = 10_000
 REPORT_S = 60.0
 GATE_S = 0.005
@@ -112,8 +112,12 @@ class Inbox:
         done: list[Callable[[], None]] = []
         came_by = ""
         with self._lock:
-            frames = [self._received.popleft() for _ in range(min(TURN_FRAMES, len(self._received)))]
-            self._bytes -= sum(len(frame[0]) for frame in frames)
+            frames: list[Frame] = []
+            size = 0
+            while self._received and len(frames) < TURN_FRAMES and size < TURN_BYTES:
+                frames.append(self._received.popleft())
+                size += len(frames[-1][0])
+            self._bytes -= size
             self._armed = bool(self._received) and not self._ended
             lost, self._overflowed = self._overflowed, 0
         if self._ended:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from .beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
-from .codec import encode, join
 from .errors import LogTrimmed, ZbusError
 from .event import Event
-from .headers import NO_HEADERS, Foreign, decode_headers
+from .framing import Framing
+from .headers import NO_HEADERS, decode_headers
 from .keys import KeySet
 from .logservice import Forward
 from .ports import Fabric, Log, Row, Span
@@ -25,10 +25,7 @@ from .records import EVENT_DROPPED, EVENT_RETRY, record
 
 BACKLOG_EVENTS_MAX = 65_536
 CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything
-PAGE_EVENTS = 512
-FRAME_EVENTS_MAX = 128
-FRAME_BYTES_MAX = 64 * 1024
-KEYS_MAX = 100_000
+PAGE_EVENTS = 2048
 BEACON_S = 1.0  # how often while idle, and the longest while busy
 QUIET_S = 0.05  # how soon after the last event
 GRACE_S = 1.0  # without a log, how long the first events wait for somebody who wants them
@@ -49,7 +46,7 @@ class Outbox:
         forward: Forward | None = None,
     ) -> None:
         """`room` is called, on the outbox's thread, when it is crowded no longer."""
-        self._fabric, self._origin, self._log, self._count, self._forward = fabric, origin, log, count, forward
+        self._fabric, self._origin, self._log, self._count = fabric, origin, log, count
         self._room, self._failing, self._was_crowded = room, False, False
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
         self._backlog_events = 0
@@ -58,8 +55,7 @@ class Outbox:
         self.sent = start  # everything up to here was handed to the fabric
         self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
         self._behind = log is not None  # until the log has nothing after `start`
-        self._floor = start  # of keys not in `_last`, the last event is not after this
-        self._last: dict[str, int] = {}
+        self._framing = Framing(origin, start, forward)
         self._newest: dict[str, Newest] = {}  # since the last beacon
         self._since = start
         self._beacon_at = self._sent_at = 0.0
@@ -199,51 +195,22 @@ class Outbox:
         self._count("dropped_by_retention", low_water - self.sent)
         reason = "retention removed events before they were sent"
         record(EVENT_DROPPED, logging.WARNING, reason=reason, first=self.sent + 1, last=low_water)
-        self._last.clear()
-        self._floor = self.sent = low_water
+        self.sent = low_water
+        self._framing.restart(low_water)
 
     def _send(self, events: Sequence[Event]) -> None:
-        """Send events in order; those of one key that follow each other share a frame."""
-        frames: list[tuple[str, bytes]] = []
-        run: list[bytes] = []
-        run_key, size, last, newest = "", 0, dict[str, int](), dict[str, Newest]()
-        crossed, crossed_at = 0, 0
-        for event in events:
-            key = event.key
-            via: tuple[int, ...] = ()
-            if type(event.headers) is Foreign:
-                passed = self._forward(event, event.headers) if self._forward is not None else None
-                if passed is None:
-                    continue
-                via = passed
-                crossed, crossed_at = crossed + 1, event.published_at
-            before = last.get(key)
-            if before is None:
-                before = self._last.get(key, self._floor)
-            encoded = encode(event, self._origin, before, via)
-            last[key] = event.offset
-            newest[key] = (event.offset, event.publisher_id, event.sequence)
-            size += len(encoded)
-            if run and (key != run_key or len(run) >= FRAME_EVENTS_MAX or size > FRAME_BYTES_MAX):
-                frames.append((run_key, join(run)))
-                run, size = [], len(encoded)
-            run.append(encoded)
-            run_key = key
-        if run:
-            frames.append((run_key, join(run)))
-        if frames:
-            self._fabric.send(frames)
-            self._last.update(last)
-            self._newest.update(newest)
+        """Send events in order."""
+        made = self._framing.make(events)
+        if made.frames:
+            self._fabric.send(made.frames)
+            self._newest.update(made.newest)
             self._sent_at = time.monotonic()
-        if crossed:
-            self.crossed += crossed
-            self.crossed_lag_ns = max(0, time.time_ns() - crossed_at)
+        if made.crossed:
+            self.crossed += made.crossed
+            self.crossed_lag_ns = max(0, time.time_ns() - made.crossed_at)
         if events:
             self.sent = max(self.sent, events[-1].offset)
-        if len(self._last) > KEYS_MAX:
-            self._last.clear()
-            self._floor = self.sent
+        self._framing.sent(made, self.sent)
 
     def _beacon_due(self) -> float:
         """When to say how far it is: now and then, soon after the last event, and when there is much to say."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,6 @@ from .payload import encode_payload
 from .scope import Scope
 
 if TYPE_CHECKING:
-    import asyncio
-
     from .bus import Bus
     from .ports import Row
 
@@ -84,7 +83,8 @@ class EventPublisher:
         row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
         if bus.commits is not None:
             return await bus.commits.add(row)
-        await bus.deliver_unlogged((row,))
+        if bus.deliver_unlogged((row,)):
+            await asyncio.sleep(0)
         return 0
 
     async def publish_many(
@@ -109,7 +109,7 @@ class EventPublisher:
                 if not bus.is_open:
                     raise BusClosed("publish")
                 if bus.commits is None:
-                    await bus.deliver_unlogged(rows)
+                    await bus.deliver_many_unlogged(rows)
                     offsets += [0] * len(rows)
                     continue
                 waiting.append(bus.commits.add_many(rows))
