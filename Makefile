@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/zbus demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not nightly"
+	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

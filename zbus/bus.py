@@ -40,7 +40,7 @@ H = TypeVar("H", bound=Handler)
 A = TypeVar("A", bound=Answer)
 
 READ_THREADS = 2
-UNYIELDED_MAX = 128  # events delivered without a log before readers have their turn
+UNYIELDED_MAX = 512  # events delivered without a log before readers have their turn
 
 
 def open(  # noqa: A001 - zbus.open reads best

@@ -109,12 +109,14 @@ def open_frame(frame: bytes) -> list[Envelope]:
     kind = frame[0] if frame else None
     try:
         if kind == ONE:
-            envelopes = [_decode_one(memoryview(frame)[1:])]
-        elif kind == MANY:
-            envelopes = _decode_many(memoryview(frame)[1:])
-        else:
+            envelope = _decode_one(memoryview(frame)[1:])
+            if envelope.key not in _known_keys:
+                check_received(envelope.key)
+            return [envelope]
+        if kind != MANY:
             found = "nothing" if kind is None else kind
             raise EventInvalid(f"not an envelope of version {ONE}: it starts with {found}")
+        envelopes = _decode_many(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
     for key in {envelope.key for envelope in envelopes} - _known_keys:

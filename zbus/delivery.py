@@ -77,8 +77,10 @@ class Delivery:
     def unlogged(self, rows: Sequence[Row]) -> None:
         """Deliver what was published where there is no log. An event is made only if somebody here wants it."""
         routes, wanted = self.router.routes, self._wanted
+        key, targets = rows[0][3], routes(rows[0][3])
         for row in rows:
-            targets = routes(row[3])
+            if row[3] != key:
+                key, targets = row[3], routes(row[3])
             if targets:
                 event = Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS)
                 for target in targets:
@@ -94,8 +96,11 @@ class Delivery:
             for target in routes(events[0].key):
                 target.offer(events)
             return
+        key, targets = "", routes(events[0].key)
         for event in events:
-            for target in routes(event.key):
+            if event.key != key:
+                key, targets = event.key, routes(event.key)
+            for target in targets:
                 wanted[target].append(event)
         for target, offered in wanted.items():
             target.offer(offered)

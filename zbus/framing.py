@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from .beacon import Newest
 from .codec import Fields, encode_run
 from .event import Event
-from .headers import Foreign
+from .headers import NO_HEADERS, Foreign, decode_headers
 from .logservice import Forward
 
 FRAME_EVENTS_MAX = 512
 FRAME_BYTES_MAX = 128 * 1024
 ENVELOPE_BYTES = 64  # about, besides key and payload
 KEYS_MAX = 100_000
+
+# A row of the log, with its headers encoded or not, and its offset.
+Sendable = tuple[tuple[int, int, int, str, bytes, bytes | dict[str, str] | None], int]
 
 
 @dataclass(slots=True)
@@ -44,30 +47,34 @@ class Framing:
         self._last.clear()
         self._floor = floor
 
-    def make(self, events: Iterable[Event]) -> Frames:
-        """The frames of some events, in order; those of other nodes as the bridge says."""
+    def make(self, rows: Iterable[Sendable]) -> Frames:
+        """The frames of some rows and their offsets, in order; those of other nodes as the bridge says."""
         made = Frames()
         run: list[Fields] = []
         run_key, topic, size, before, origin = "", "", 0, 0, self._origin
-        for event in events:
-            key, headers = event.key, event.headers
-            via: tuple[int, ...] = ()
+        via: tuple[int, ...] = ()
+        for (publisher_id, sequence, published_at, key, payload, encoded), offset in rows:
+            headers = NO_HEADERS if encoded is None else decode_headers(encoded)
             if type(headers) is Foreign:
+                event = Event(publisher_id, sequence, published_at, key, payload, headers, offset)
                 passed = self._forward(event, headers) if self._forward is not None else None
                 if passed is None:
                     continue
                 via = passed
-                made.crossed, made.crossed_at = made.crossed + 1, event.published_at
-            size += len(event.payload) + ENVELOPE_BYTES
+                made.crossed, made.crossed_at = made.crossed + 1, published_at
+            elif via:
+                via = ()
+            size += len(payload) + ENVELOPE_BYTES
             if key != run_key or len(run) >= FRAME_EVENTS_MAX or size > FRAME_BYTES_MAX:
                 self._finish(made, run_key, run, before)
-                run, size = [], len(event.payload) + ENVELOPE_BYTES
+                run, size = [], len(payload) + ENVELOPE_BYTES
                 if key != run_key:
-                    run_key, topic = key, event.topic
+                    run_key, topic = key, key.rpartition("/")[2]
                     before = made.last.get(key) or self._last.get(key, self._floor)
-            fields = (event.publisher_id, event.sequence, event.published_at, topic, event.payload, key, headers)
-            run.append((*fields, event.offset, origin, before, via))
-            before = event.offset
+            run.append(
+                (publisher_id, sequence, published_at, topic, payload, key, headers, offset, origin, before, via)
+            )
+            before = offset
         self._finish(made, run_key, run, before)
         return made
 

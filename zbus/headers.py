@@ -84,12 +84,13 @@ def encode_foreign(headers: Foreign) -> bytes:
     return _encode((headers.origin, headers.offset, headers.via, headers.link, dict(headers)))
 
 
-def decode_headers(encoded: bytes | Foreign | None) -> Mapping[str, str]:
-    """The headers of a stored event, or of one that crosses a bridge without a log; none is the common case."""
-    if isinstance(encoded, Foreign):
-        return encoded
-    if not encoded:
+def decode_headers(encoded: bytes | dict[str, str] | None) -> Mapping[str, str]:
+    """The headers of a stored event, unless they are decoded already; none is the common case."""
+    if not encoded and type(encoded) is not Foreign:
         return NO_HEADERS
+    if isinstance(encoded, dict):
+        return encoded
+    assert encoded is not None
     if encoded[0] == _SOURCE:
         origin, offset, via, link, headers = _decode_source(encoded)
         return Foreign(headers, origin, offset, via, link)

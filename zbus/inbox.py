@@ -24,6 +24,7 @@ from .origin import Origin
 from .ports import Receive, Row
 from .records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
 from .seen import Seen
+from .wants import NOTHING
 
 if TYPE_CHECKING:
     from .bus import Bus
@@ -213,6 +214,7 @@ class Inbox:
         stored: list[Envelope] = []
         crossing: list[Row] | None = [] if self._network.forward is not None else None
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
+        key, want = "", NOTHING
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
                 self.count("loops_stopped", 1)
@@ -222,7 +224,8 @@ class Inbox:
                 self._report(EVENT_INVALID, link, reason="its payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
-            want = wanted(envelope.key)
+            if envelope.key != key:
+                key, want = envelope.key, wanted(envelope.key)
             if want.recorded:
                 rows.append(_row(envelope, link))
                 stored.append(envelope)

@@ -93,11 +93,11 @@ class Origin:
             self._covered, self._unsure = 0, 2  # the first of each key: what was before is not ours to miss
         last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
+        key, seen = "", 0
         for at, envelope in enumerate(envelopes):
-            key = envelope.key
-            seen = last.get(key, covered)
-            if seen < covered:
-                seen = covered
+            if envelope.key != key:
+                key = envelope.key
+                seen = max(last.get(key, covered), covered)
             if envelope.offset <= seen:
                 self._reception.count("duplicates_received", 1)
                 continue
@@ -105,7 +105,7 @@ class Origin:
                 self._hold(envelopes[at:], link)
                 self._repair()
                 break
-            last[key] = envelope.offset
+            last[key] = seen = envelope.offset
             new.append(envelope)
         self._taken += len(new)
         if new and self._clock_ns == NEVER:

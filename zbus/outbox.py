@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from .beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from .errors import LogTrimmed, ZbusError
 from .event import Event
-from .framing import Framing
-from .headers import NO_HEADERS, decode_headers
+from .framing import Framing, Sendable
 from .keys import KeySet
 from .logservice import Forward
 from .ports import Fabric, Log, Row, Span
@@ -28,7 +27,7 @@ CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long 
 PAGE_EVENTS = 2048
 BEACON_S = 1.0  # how often while idle, and the longest while busy
 QUIET_S = 0.05  # how soon after the last event
-GRACE_S = 1.0  # without a log, how long the first events wait for somebody who wants them
+GRACE_S = 2.0  # without a log, how long the first events wait for somebody who wants them
 RETRY_S = (0.05, 2.0)
 
 
@@ -149,14 +148,7 @@ class Outbox:
                 taken.append(self._backlog.popleft())
                 events += len(taken[-1][0])
         try:
-            self._send(
-                [
-                    Event(*row[:5], decode_headers(row[5]) if row[5] is not None else NO_HEADERS, offset)
-                    for rows, offsets in taken
-                    for row, offset in zip(rows, offsets, strict=True)
-                    if offset > self.sent
-                ]
-            )
+            self._send([pair for rows, offsets in taken for pair in zip(rows, offsets, strict=True)])
         except ZbusError:
             if self._log is None:  # nothing else has them
                 with self._wake:
@@ -184,7 +176,7 @@ class Outbox:
         if error is not None:
             raise error
         self._count("corrupt_skipped", skipped)
-        self._send(events)
+        self._send([_sendable(event) for event in events])
         self.sent = max(self.sent, page.covered)
         if not events:
             with self._wake:
@@ -198,9 +190,11 @@ class Outbox:
         self.sent = low_water
         self._framing.restart(low_water)
 
-    def _send(self, events: Sequence[Event]) -> None:
-        """Send events in order."""
-        made = self._framing.make(events)
+    def _send(self, rows: Sequence[Sendable]) -> None:
+        """Send rows in order, each with its offset."""
+        if rows and rows[0][1] <= self.sent:  # the log was faster
+            rows = [pair for pair in rows if pair[1] > self.sent]
+        made = self._framing.make(rows)
         if made.frames:
             self._fabric.send(made.frames)
             self._newest.update(made.newest)
@@ -208,8 +202,8 @@ class Outbox:
         if made.crossed:
             self.crossed += made.crossed
             self.crossed_lag_ns = max(0, time.time_ns() - made.crossed_at)
-        if events:
-            self.sent = max(self.sent, events[-1].offset)
+        if rows:
+            self.sent = max(self.sent, rows[-1][1])
         self._framing.sent(made, self.sent)
 
     def _beacon_due(self) -> float:
@@ -240,6 +234,11 @@ class Outbox:
         deadline = time.monotonic() + GRACE_S
         while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
             time.sleep(0.005)
+
+
+def _sendable(event: Event) -> Sendable:
+    headers = event.headers if isinstance(event.headers, dict) else dict(event.headers)
+    return (event.publisher_id, event.sequence, event.published_at, event.key, event.payload, headers), event.offset
 
 
 _EVERYTHING = KeySet.all()

@@ -23,6 +23,9 @@ class Wanted(NamedTuple):
     recorded: bool
 
 
+NOTHING = Wanted(NEVER, NEVER, False)
+
+
 class Wants:
     """Expressions with how many use them, since when, and whether they are to be recorded."""
 

@@ -49,6 +49,7 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
         "connect/endpoints": connect,
         "connect/exit_on_failure": False,
         "connect/timeout_ms": -1 if mode != "client" else 5000,
+        "connect/retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 2},
         "scouting/multicast/enabled": False,
         "scouting/gossip/enabled": False,
         "scouting/delay": 0,
