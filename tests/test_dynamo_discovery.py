@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_support import wait_until
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError
 from zbus_dynamo import filestore, records
 from zbus_dynamo.filestore import FileStore, default_root
 from zbus_dynamo.records import Channel, file_name, read, record_key, write
 from zbus_dynamo.registry import Registry
 from zbus_dynamo.scopes import Place
-from zbus_dynamo.tally import Tally
 
 COMPONENT = Channel(Place(("ns", "c"), "kv-events"), 0x1F, "tcp://10.0.0.1:5555")
 NAMESPACE = Channel(Place(("ns",), "kv.events"), 7, "tcp://host-1:1")
@@ -227,8 +227,8 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbish(tmp_path: Path) -> None:
-    tally, told = Tally("test"), list[dict[str, Channel]]()
-    registry, far = Registry(FileStore(tmp_path), tally, told.append), FileStore(tmp_path)
+    counts, told = Counts("test"), list[dict[str, Channel]]()
+    registry, far = Registry(FileStore(tmp_path), counts, told.append), FileStore(tmp_path)
     try:
         (far.directory / "rubbish").write_bytes(b"\xff\x00")
         (far.directory / "huge").write_bytes(b"x" * (records.RECORD_BYTES_MAX + 1))
@@ -239,7 +239,7 @@ def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbi
         wait_until(lambda: told and list(told[-1].values()) == [COMPONENT])
         far.delete(record_key(COMPONENT))
         wait_until(lambda: told[-1] == {})
-        wait_until(lambda: tally.counts().get("record_invalid") == 5)
+        wait_until(lambda: counts.snapshot().get("record_invalid") == 5)
         assert registry.diagnostics()["records_unreadable"] >= 3
     finally:
         registry.close()
@@ -247,7 +247,7 @@ def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbi
 
 def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at_the_end(tmp_path: Path) -> None:
     told, registered = list[dict[str, Channel]](), threading.Event()
-    registry, far = Registry(FileStore(tmp_path), Tally("test"), told.append), FileStore(tmp_path)
+    registry, far = Registry(FileStore(tmp_path), Counts("test"), told.append), FileStore(tmp_path)
     try:
         registry.register(COMPONENT, registered.set)
         assert registered.wait(10)
@@ -261,13 +261,13 @@ def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at
 
 
 def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path) -> None:
-    tally, told = Tally("test"), list[dict[str, Channel]]()
-    registry = Registry(FileStore(tmp_path / "kv"), tally, told.append)
+    counts, told = Counts("test"), list[dict[str, Channel]]()
+    registry = Registry(FileStore(tmp_path / "kv"), counts, told.append)
     try:
         (tmp_path / "kv").rename(tmp_path / "away")
         registered = threading.Event()
         registry.register(COMPONENT, registered.set)
-        wait_until(lambda: tally.counts().get("registry_failed"))
+        wait_until(lambda: counts.snapshot().get("registry_failed"))
         assert not registered.is_set()
         (tmp_path / "away").rename(tmp_path / "kv")
         assert registered.wait(10)

@@ -8,10 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zbus import codec
+from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.event import Event
+from zbus.records import FABRIC_INPUT_REFUSED
 from zbus_dynamo import envelope, frames
-from zbus_dynamo.tally import Tally
 from zbus_dynamo.translate import outgoing
 
 GOLDEN = bytes.fromhex(
@@ -162,35 +163,35 @@ def test_no_frames_at_all_crash_the_decoder_of_messages(message: list[bytes]) ->
 
 
 def test_an_event_with_headers_goes_without_them_and_that_is_counted() -> None:
-    tally = Tally("test")
+    counts = Counts("test")
     plain = codec.encode(Event(1, 0, 0, "ns/c/t", b"a", {"content-type": "text/plain"}))
     traced = codec.encode(Event(1, 1, 0, "ns/c/t", b"b", {"traceparent": "00-1"}))
 
-    sent = list(outgoing([("ns/c/t", plain), ("ns/c/t", traced)], tally))
+    sent = list(outgoing([("ns/c/t", plain), ("ns/c/t", traced)], counts))
 
     assert [envelope.decode(each.body).payload for each in sent] == [b"a", b"b"]
-    assert tally.counts() == {"headers_left_out": 1}
+    assert counts.snapshot() == {"headers_left_out": 1}
 
 
 def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() -> None:
-    tally = Tally("test")
+    counts = Counts("test")
     given = [(key, codec.encode(Event(1, n, 0, key, b""))) for n, key in enumerate(("a/b/c/d/e", "alone", "ns/t"))]
 
-    assert [each.place.key for each in outgoing(given, tally)] == ["ns/t"]
-    assert tally.counts() == {"refused_key": 2}
+    assert [each.place.key for each in outgoing(given, counts)] == ["ns/t"]
+    assert counts.snapshot() == {"refused_key": 2}
 
 
 def test_a_frame_of_many_events_becomes_as_many_envelopes_in_order() -> None:
     many = codec.join([codec.encode(Event(9, n, 0, "ns/t", b"%d" % n)) for n in range(5)])
 
-    assert [each.sequence for each in outgoing([("ns/t", many)], Tally("test"))] == [0, 1, 2, 3, 4]
+    assert [each.sequence for each in outgoing([("ns/t", many)], Counts("test"))] == [0, 1, 2, 3, 4]
 
 
 def test_a_flood_of_one_kind_is_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    tally = Tally("test")
+    counts = Counts("test")
 
     for _ in range(500):
-        tally.add("invalid_received", "tcp://127.0.0.1:1", "rubbish")
+        counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")
 
-    assert tally.counts() == {"invalid_received": 500}
+    assert counts.snapshot() == {"invalid_received": 500}
     assert len([each for each in caplog.records if "invalid_received" in each.getMessage()]) == 1

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zbus.counts import Counts
 from zbus_nats import parts
-from zbus_nats.counts import Counts
 from zbus_nats.parts import HEADERS_ROOM, Assembler, publish
 
 MAX_PAYLOAD = 1_000

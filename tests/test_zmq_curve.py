@@ -17,8 +17,8 @@ import zmq
 from zmq_support import Collector, Replies, broker_process, raw_socket, until
 
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
-from zbus_zmq.counts import Counts
 from zbus_zmq.curve import Keys, make_keys
 from zbus_zmq.fabric import open_fabric
 

@@ -130,7 +130,7 @@ def test_rubbish_is_told_once_a_minute_however_much_there_is(
             rogue.send_multipart([b"rubbish"])
         assert until(lambda: here.diagnostics()["counts"].get("topic") == 100)
 
-    assert sum("EVENT_INVALID" in record.getMessage() for record in caplog.records) == 1
+    assert sum("FABRIC_INPUT_REFUSED" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Rogues) -> None:

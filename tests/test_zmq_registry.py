@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from zmq_support import children, until
 
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
-from zbus_zmq.counts import Counts
 from zbus_zmq.discovery import Node, Nodes
 from zbus_zmq.lease import decode_lease, encode_lease, take_lease
 from zbus_zmq.options import read_options

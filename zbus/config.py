@@ -132,6 +132,13 @@ class BusConfig(BaseSettings):
             raise _Contradiction("mode", "a bus that is read-only is embedded")
         return self
 
+    @property
+    def networked(self) -> bool:
+        """Whether other nodes can be reached, by the mode or by the transport."""
+        return self.mode != "embedded" or any(
+            each not in ("zenoh", "zenoh://") for each in self.transports or (self.transport,)
+        )
+
     def options_for(self, transport: str) -> dict[str, str]:
         """The options of one transport: those named `nats.user` are for nats alone, those named `user` for any.
 

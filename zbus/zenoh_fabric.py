@@ -147,6 +147,7 @@ class ZenohFabric:
             "fabric": self.name,
             "networked": self.networked,
             "zid": str(self.session.zid()),
+            "linked": 0 if self.session.is_closed() else len([*_info(self.session)]),
             "zenoh_publishers": len(self._publishers),
             "zenoh_subscribers": len(self._subscribers),
         }
@@ -231,6 +232,12 @@ class _Get:
 
     def close(self) -> None:
         self._cancel.cancel()  # type: ignore[no-untyped-call]
+
+
+def _info(session: zenoh.Session) -> Iterator[Any]:
+    """The nodes that this session is linked to: none is what a refused password looks like."""
+    yield from session.info.routers_zid()
+    yield from session.info.peers_zid()
 
 
 def _coarse(expressions: Sequence[str]) -> list[str]:

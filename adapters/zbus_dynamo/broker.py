@@ -11,9 +11,11 @@ from typing import Any
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.ports import Receive
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .frames import pack, unpack
 from .link import Link
@@ -21,7 +23,6 @@ from .scopes import Place, place_of_subject, prefixes
 from .sender import Sender
 from .settings import ZmqSettings
 from .sockets import make_socket, received
-from .tally import Tally
 from .translate import Outgoing, incoming
 from .window import Window
 from .zmq_loop import ZmqLoop
@@ -34,10 +35,10 @@ OWN_MAX = 100_000
 class Brokered:
     """A `Side` of the loop: one socket towards the publishers' side of all brokers, one towards the other."""
 
-    def __init__(self, loop: ZmqLoop, tally: Tally, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._loop, self._tally, self._settings = loop, tally, settings
+    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings, payload_bytes_max: int) -> None:
+        self._loop, self._counts, self._settings = loop, counts, settings
         self._payload_bytes_max = payload_bytes_max
-        self._sender = Sender(loop, tally, "zmq broker")
+        self._sender = Sender(loop, counts, "zmq broker")
         self._sent = Link(loop, self._sender.socket)
         self._socket: Any = make_socket(loop.context, zmq.SUB, 2 * payload_bytes_max + 64 * 1024)
         self._heard = Link(loop, self._socket)
@@ -119,7 +120,7 @@ class Brokered:
             try:
                 frame = self._accept(message)
             except EventInvalid as error:
-                self._tally.add("invalid_received", "broker", str(error))
+                self._counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", "broker", detail=str(error)[:500])
                 continue
             if frame is not None and self._receive is not None:
                 self._receive(frame, None)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
 from zbus.keys import KeySet
 from zbus.ports import Receive
@@ -23,7 +24,6 @@ from .registry import Registry
 from .scopes import Place
 from .settings import ZmqSettings
 from .sources import Sources
-from .tally import Tally
 from .translate import Outgoing
 from .zmq_loop import ZmqLoop
 
@@ -39,15 +39,15 @@ class Direct:
 
     connected = True  # there is nobody in between
 
-    def __init__(self, loop: ZmqLoop, tally: Tally, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._loop, self._tally, self._settings = loop, tally, settings
-        self._sources = Sources(loop, tally, payload_bytes_max)
+    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings, payload_bytes_max: int) -> None:
+        self._loop, self._counts, self._settings = loop, counts, settings
+        self._sources = Sources(loop, counts, payload_bytes_max)
         self.lanes: list[Lane] = []
         self.publishers: dict[tuple[Place, int], Publisher] = {}  # the longest unused one first
         self._waiting: set[Publisher] = set()
         self._refused: tuple[float, FabricError] | None = None  # no new socket until then, and why
         self._given_up: list[int] = []  # the sizes of events that will never leave
-        self._registry = Registry(FileStore(settings.store), tally, self._found)
+        self._registry = Registry(FileStore(settings.store), counts, self._found)
 
     def take(self, events: Sequence[Outgoing]) -> None:
         """Queue events with their publishers, which register themselves at their first one."""
@@ -55,7 +55,7 @@ class Direct:
             try:
                 publisher = self.publishers.pop((place, publisher_id), None) or self._join(place, publisher_id)
             except FabricError as error:  # as when the process has too many files open
-                self._tally.add("dropped_no_socket", place.key, str(error), EVENT_DROPPED)
+                self._counts.tell(EVENT_DROPPED, "dropped_no_socket", place.key, detail=str(error)[:500])
                 self._given_up.append(len(body))
                 continue
             self.publishers[place, publisher_id] = publisher
@@ -148,7 +148,7 @@ class Direct:
         if self._refused is not None and time.monotonic() < self._refused[0]:
             raise self._refused[1]
         try:
-            self.lanes.append(Lane(self._loop, self._tally, self._settings))
+            self.lanes.append(Lane(self._loop, self._counts, self._settings))
         except FabricError as error:
             self._refused = time.monotonic() + RETRY_S, error
             raise
@@ -160,7 +160,7 @@ class Direct:
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)
-        self._tally.add("publishers_retired", known[0].key, "too many publishers in this process", RETIRED)
+        self._counts.tell(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
 
     def _release(self, publisher: Publisher) -> None:
         self._waiting.discard(publisher)

@@ -11,11 +11,12 @@ from collections import deque
 
 import zmq
 
+from zbus.counts import Counts
+
 from .records import Channel
 from .sender import Sender
 from .settings import ZmqSettings
 from .sockets import zmq_errors
-from .tally import Tally
 from .zmq_loop import ZmqLoop
 
 # A new publisher's first events wait for subscribers to see its record and to connect: so long in any case, and
@@ -26,9 +27,9 @@ HOLD_S, HOLD_MAX_S = 0.3, 2.0
 class Lane:
     """One listening socket, with at most one publisher of each topic."""
 
-    def __init__(self, loop: ZmqLoop, tally: Tally, settings: ZmqSettings) -> None:
+    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings) -> None:
         with zmq_errors("make a socket"):
-            self.sender = Sender(loop, tally, "zmq")
+            self.sender = Sender(loop, counts, "zmq")
         self.publishers: dict[str, Publisher] = {}  # by topic
         with zmq_errors(f"listen on {settings.host}"):
             try:

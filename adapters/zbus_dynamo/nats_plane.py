@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricLacks
 from zbus.keys import KeySet
-from zbus.records import EVENT_DROPPED
+from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
 from .scopes import check_expressions, place_of_key, place_of_subject, subjects
-from .tally import Tally
 from .translate import incoming, outgoing
 from .window import Window
 
@@ -43,7 +43,7 @@ class DynamoNats:
 
     def __init__(self, connection: Connection, payload_bytes_max: int) -> None:
         self._connection, self._payload_bytes_max = connection, payload_bytes_max
-        self._tally = Tally(self.name)
+        self._counts = Counts(self.name)
         self._sids: dict[str, int] = {}  # by subject
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
@@ -53,11 +53,11 @@ class DynamoNats:
         """Hand over events. What this wire cannot carry is left out, counted and reported."""
         commands: list[bytes] = []
         limit = self._connection.max_payload
-        for event in outgoing(frames, self._tally):
+        for event in outgoing(frames, self._counts):
             body = event.body
             if limit and len(body) > limit:
                 reason = f"{len(body):,} bytes are over the {limit:,} that the server takes, and the wire has no parts"
-                self._tally.add("too_large", event.place.key, reason, EVENT_DROPPED)
+                self._counts.tell(EVENT_DROPPED, "too_large", event.place.key, detail=reason[:500])
                 continue
             commands.append(b"PUB %b %d\r\n%b\r\n" % (event.place.subject.encode(), len(body), body))
         self._connection.send(commands)
@@ -100,7 +100,7 @@ class DynamoNats:
     def diagnostics(self) -> dict[str, Any]:
         """The connection, and what went wrong."""
         found = self._connection.diagnostics()
-        counts = found.pop("counts") | self._tally.counts()
+        counts = found.pop("counts") | self._counts.snapshot()
         return {"fabric": self.name, "networked": True, "subjects": sorted(self._sids), **found, "counts": counts}
 
     def close(self) -> None:
@@ -116,7 +116,9 @@ class DynamoNats:
             found = envelope.decode(payload)
             frame = incoming(found, place, wanted, self._payload_bytes_max)
         except (EventInvalid, UnicodeDecodeError) as error:
-            self._tally.add("invalid_received", subject.decode(errors="replace"), str(error))
+            self._counts.tell(
+                FABRIC_INPUT_REFUSED, "invalid_received", subject.decode(errors="replace"), detail=str(error)[:500]
+            )
             return
         window = self._window
         if frame is not None and (window is None or window.first(found.publisher_id, found.sequence, place.key)):

@@ -11,15 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError
+from zbus.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
 
 from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
 from .records import Channel, read, record_key, write
-from .tally import Tally
 
 POLL_S = 0.05
 RETRY_MAX_S = 2.0
-FAILED = "FABRIC_DISCOVERY_FAILED"
 
 Changed = Callable[[dict[str, Channel]], None]
 
@@ -27,8 +27,8 @@ Changed = Callable[[dict[str, Channel]], None]
 class Registry:
     """Calls `changed` with every channel of other processes, by file name, whenever there is a new one or one less."""
 
-    def __init__(self, store: FileStore, tally: Tally, changed: Changed) -> None:
-        self._store, self._tally, self._changed = store, tally, changed
+    def __init__(self, store: FileStore, counts: Counts, changed: Changed) -> None:
+        self._store, self._counts, self._changed = store, counts, changed
         self._orders: deque[tuple[Channel, Callable[[], None] | None]] = deque()
         self._files: dict[str, int] = {}
         self._channels: dict[str, Channel] = {}
@@ -55,7 +55,7 @@ class Registry:
         try:
             self._store.close()
         except FabricError as error:  # they die by themselves, of age
-            self._tally.add("registry_failed", "close", str(error), FAILED)
+            self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:
         """How much there is in the store."""
@@ -81,7 +81,7 @@ class Registry:
                     self._keep_alive()
                 pause = POLL_S
             except Exception as error:  # whatever lies in the store, the watch goes on
-                self._tally.add("registry_failed", "store", str(error), FAILED)
+                self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
                 pause = min(RETRY_MAX_S, pause * 2)
             with self._wake:
                 if not self._ended and not (self._orders and pause == POLL_S):
@@ -99,7 +99,7 @@ class Registry:
 
     def _keep_alive(self) -> None:
         for name in self._store.touch():
-            self._tally.add("record_written_again", name, "somebody removed it", FAILED)
+            self._counts.tell(FABRIC_DISCOVERY_FAILED, "record_written_again", name, detail="somebody removed it")
         self._store.reap()
 
     def _look(self) -> None:
@@ -107,7 +107,12 @@ class Registry:
         if found == self._files:
             return
         if len(found) >= ENTRIES_MAX:
-            self._tally.add("records_over_limit", "store", f"only {ENTRIES_MAX:,} records are looked at", FAILED)
+            self._counts.tell(
+                FABRIC_DISCOVERY_FAILED,
+                "records_over_limit",
+                "store",
+                detail=f"only {ENTRIES_MAX:,} records are looked at",
+            )
         channels = {}
         for name, inode in found.items():
             if name in owned:
@@ -125,10 +130,10 @@ class Registry:
         value = self._store.read(name)
         if value is None:
             if self._store.unreadable != unreadable:
-                self._tally.add("record_invalid", name, "not a readable file")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "record_invalid", name, detail="not a readable file")
             return None
         try:
             return read(value)
         except EventInvalid as error:
-            self._tally.add("record_invalid", name, str(error))
+            self._counts.tell(FABRIC_INPUT_REFUSED, "record_invalid", name, detail=str(error)[:500])
             return None

@@ -13,10 +13,10 @@ from typing import Any
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.records import EVENT_DROPPED
 
 from .sockets import make_socket, received, send_now
-from .tally import Tally
 from .zmq_loop import ZmqLoop
 
 PATIENCE_S = 1.0  # how long a full subscriber may hold up the others
@@ -26,12 +26,12 @@ LOSSY_S = 5.0  # and how long it is not waited for again
 class Sender:
     """Lives on the loop's thread; `subscriptions` may be read anywhere."""
 
-    def __init__(self, loop: ZmqLoop, tally: Tally, name: str) -> None:
+    def __init__(self, loop: ZmqLoop, counts: Counts, name: str) -> None:
         self.socket: Any = make_socket(loop.context, zmq.XPUB)
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.subscriptions: frozenset[bytes] = frozenset()
         self.queue: deque[tuple[list[bytes], int]] = deque()  # frames, and the size that was accounted for
-        self._loop, self._tally, self._name = loop, tally, name
+        self._loop, self._counts, self._name = loop, counts, name
         self._full_since: float | None = None
         self._lossy_until = 0.0
         loop.watch(self.socket, self._heard)
@@ -73,7 +73,7 @@ class Sender:
             send_now(self.socket, frames)
         finally:
             self.socket.setsockopt(zmq.XPUB_NODROP, 1)
-        self._tally.add("dropped_slow_subscriber", self._name, "a subscriber does not keep up", EVENT_DROPPED)
+        self._counts.tell(EVENT_DROPPED, "dropped_slow_subscriber", self._name, detail="a subscriber does not keep up")
         return True
 
     def _heard(self) -> None:

@@ -12,16 +12,17 @@ from typing import Any
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.ports import Receive
+from zbus.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
 
 from .frames import unpack
 from .link import Link
 from .records import Channel
 from .scopes import Place
 from .sockets import make_socket, received
-from .tally import Tally
 from .translate import incoming
 from .zmq_loop import ZmqLoop
 
@@ -56,8 +57,8 @@ class Source:
 class Sources:
     """Connects, subscribes, receives, and lets go of the dead. On the loop's thread, but for `linked`."""
 
-    def __init__(self, loop: ZmqLoop, tally: Tally, payload_bytes_max: int) -> None:
-        self._loop, self._tally, self._payload_bytes_max = loop, tally, payload_bytes_max
+    def __init__(self, loop: ZmqLoop, counts: Counts, payload_bytes_max: int) -> None:
+        self._loop, self._counts, self._payload_bytes_max = loop, counts, payload_bytes_max
         self._channels: dict[str, Channel] = {}
         self._gone: dict[str, float] = {}
         self._wanted: KeySet | None = None
@@ -120,7 +121,7 @@ class Sources:
             except zmq.ZMQError as error:
                 self._drop(endpoint)
                 self._again_at = time.monotonic() + RETRY_S
-                self._tally.add("connect_failed", endpoint, str(error), "FABRIC_DISCOVERY_FAILED")
+                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
 
     def _connect(self, endpoint: str, topics: Topics) -> None:
         source = self.by_endpoint.get(endpoint) or self._new(endpoint)
@@ -156,7 +157,7 @@ class Sources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._tally.add("invalid_received", source.endpoint, str(error))
+                self._counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zbus import codec
+from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.headers import CONTENT_TYPE
 from zbus.keys import KeySet
@@ -17,7 +18,6 @@ from zbus.records import EVENT_DROPPED
 from . import envelope
 from .envelope import Envelope
 from .scopes import Place, place_of_key
-from .tally import Tally
 
 EVENT_CHANGED = "EVENT_CHANGED"
 
@@ -31,18 +31,18 @@ class Outgoing(NamedTuple):
     body: bytes
 
 
-def outgoing(frames: Sequence[tuple[str, bytes]], tally: Tally) -> Iterator[Outgoing]:
+def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Outgoing]:
     """The events of these frames, in order, as Dynamo writes them."""
     for key, frame in frames:
         try:
             place = place_of_key(key)
             events = codec.open_frame(frame)
         except EventInvalid as error:
-            tally.add("refused_key", key, str(error), EVENT_DROPPED)
+            counts.tell(EVENT_DROPPED, "refused_key", key, detail=str(error)[:500])
             continue
         for event in events:
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
-                tally.add("headers_left_out", key, "the dynamo wire carries none; sent without", EVENT_CHANGED)
+                counts.tell(EVENT_CHANGED, "headers_left_out", key, detail="the dynamo wire carries none; sent without")
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
             yield Outgoing(place, event.publisher_id, event.sequence, body)
 

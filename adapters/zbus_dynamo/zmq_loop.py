@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from zbus.errors import FabricError
-from zbus.records import EVENT_DROPPED, record
+from zbus.records import EVENT_DROPPED, FABRIC_ERROR, record
 
 from .sockets import LINGER_MS
 from .translate import Outgoing
@@ -156,7 +156,7 @@ class ZmqLoop:
                         handler()
                 again_at = self._flush(self._side)
             except Exception as error:  # the thread must outlive whatever a message or a socket does
-                record("FABRIC_ERROR", logging.ERROR, error, fabric="dynamo", doing="work on the ZMQ sockets")
+                record(FABRIC_ERROR, logging.ERROR, error, fabric="dynamo", doing="work on the ZMQ sockets")
                 again_at = time.monotonic() + 0.05
         if self._events:
             reason = f"closed before they could be sent within {FLUSH_S:g} s"

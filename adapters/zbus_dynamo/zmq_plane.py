@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError, FabricLacks, KeyInvalid
 from zbus.keys import KeySet
 from zbus.records import EVENT_DROPPED
@@ -20,7 +21,6 @@ from .records import file_name
 from .scopes import Place, check_expressions, place_of_key
 from .settings import ZmqSettings, zmq_settings
 from .sockets import zmq_errors
-from .tally import Tally
 from .translate import Outgoing, outgoing
 from .zmq_loop import ZmqLoop
 
@@ -50,13 +50,13 @@ class DynamoZmq:
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
         self._settings = settings
-        self._tally = Tally(self.name)
+        self._counts = Counts(self.name)
         self._loop = ZmqLoop()
         self._side: Direct | Brokered
         kind = Brokered if settings.xsub else Direct
         try:
             with zmq_errors("open its sockets"):
-                self._side = kind(self._loop, self._tally, settings, payload_bytes_max)
+                self._side = kind(self._loop, self._counts, settings, payload_bytes_max)
         except FabricError:
             self._loop.context.destroy(0)
             self._loop.close()
@@ -67,7 +67,7 @@ class DynamoZmq:
         """Hand over events. What this wire cannot carry is left out, counted and reported."""
         if not self._side.connected:
             self._await_broker()
-        self._loop.hand_over([event for event in outgoing(frames, self._tally) if self._fits(event)])
+        self._loop.hand_over([event for event in outgoing(frames, self._counts) if self._fits(event)])
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Receive what these match. Those that match nothing on this wire are named, the others are in force."""
@@ -101,7 +101,7 @@ class DynamoZmq:
     def diagnostics(self) -> dict[str, Any]:
         """What there is, and what went wrong."""
         found = {"fabric": self.name, "networked": True, "queued_events": self._loop.queued}
-        return found | self._side.diagnostics() | {"counts": self._tally.counts()}
+        return found | self._side.diagnostics() | {"counts": self._counts.snapshot()}
 
     def close(self) -> None:
         """Send what is left, close, and take our records back, in bounded time. Safe to call twice."""
@@ -118,7 +118,7 @@ class DynamoZmq:
         if self._settings.xsub or _record_fits(event.place):
             return True
         reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
-        self._tally.add("refused_key", event.place.key, reason, EVENT_DROPPED)
+        self._counts.tell(EVENT_DROPPED, "refused_key", event.place.key, detail=reason[:500])
         return False
 
 

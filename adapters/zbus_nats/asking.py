@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from zbus.errors import FabricError
 from zbus.ports import Heard, Question
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .connection import Connection, Subscribed
 from .parts import PART_HEADER, Assembler, publish, publish_headers
@@ -84,7 +85,7 @@ class NatsQuestion:
                 self._connection.send([command])
             except FabricError:
                 # Whoever asked over this server is told by its own connection, or by its timeout.
-                self._connection.counts.add("end_unsent", self.key)
+                self._connection.counts.tell(FABRIC_INPUT_REFUSED, "end_unsent", self.key)
 
 
 class Asks:
@@ -167,7 +168,7 @@ class Asks:
             end = _END.search(headers)
             if end or headers.startswith(_NOBODY):
                 if end and int(end[1]) != asked.replies:
-                    self._counts.add("replies_missing", subject.decode(errors="replace"))
+                    self._counts.tell(FABRIC_INPUT_REFUSED, "replies_missing", subject.decode(errors="replace"))
                 self._finish(asked)
                 return
             upload = _UPLOAD.search(headers)
@@ -183,7 +184,7 @@ class Asks:
 
     def _upload(self, asked: Asked, inbox: bytes) -> None:
         if not _INBOX.fullmatch(inbox):
-            self._counts.add("upload_refused", inbox.decode(errors="replace"))
+            self._counts.tell(FABRIC_INPUT_REFUSED, "upload_refused", inbox.decode(errors="replace"))
             return
         try:
             self._connection.send(publish(inbox, asked.payload, self._connection.max_payload))
@@ -195,22 +196,22 @@ class Asks:
         try:
             key = decode_subject(source.removeprefix(ASK_PREFIX))
         except SubjectInvalid:
-            self._counts.add("question_malformed", source)
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_malformed", source)
             return
         if not _INBOX.fullmatch(reply):  # replies must not be a way to publish with our rights
-            self._counts.add("question_without_inbox", source)
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_without_inbox", source)
             return
         large = None if headers is None else _LARGE.search(headers)
         if large:
             self._announced(key, reply, int(large[1]))
         elif headers is not None and PART_HEADER in headers:
-            self._counts.add("question_in_parts", source)
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_in_parts", source)
         else:
             self._hand_over(NatsQuestion(self._connection, key, data, reply))
 
     def _announced(self, key: str, reply: bytes, size: int) -> None:
         if size > self._bytes_max or len(self._uploads) >= UPLOADS_MAX:
-            self._counts.add("question_too_large", key, size_bytes=size)
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_too_large", key, size_bytes=size)
             self._hand_over_nothing(reply)
             return
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
@@ -227,7 +228,7 @@ class Asks:
 
     def _expire(self, inbox: bytes) -> None:
         if self._uploads.pop(inbox, None) is not None:
-            self._counts.add("question_incomplete", inbox.decode())
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_incomplete", inbox.decode())
 
     def _hand_over(self, question: NatsQuestion) -> None:
         asked = self._asked
@@ -235,7 +236,7 @@ class Asks:
             if asked is not None:
                 asked(question)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            self._counts.add("receiver_failed", question.key, error=repr(error)[:200])
+            self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", question.key, error=repr(error)[:200])
 
     def _hand_over_nothing(self, reply: bytes) -> None:
         NatsQuestion(self._connection, "", b"", reply).close()
@@ -252,7 +253,7 @@ class Asks:
         try:
             asked.heard(data)
         except Exception as error:
-            self._counts.add("receiver_failed", "heard", error=repr(error)[:200])
+            self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "heard", error=repr(error)[:200])
 
     def _lost(self) -> None:
         self._assembler.clear()

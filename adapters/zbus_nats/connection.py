@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import nats.errors
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
+from zbus.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
 
 from .client import DirectClient
-from .counts import FABRIC_DISCONNECTED, Counts
 from .options import NatsOptions
 from .outgoing import Outgoing
 from .turn import Phase
@@ -165,7 +166,7 @@ class Connection:
             if not self._upkeep.opened.done():
                 self._upkeep.opened.set_exception(error)
             else:
-                self.counts.add("connection_failed", self.fabric, FABRIC_DISCONNECTED, error=repr(error)[:200])
+                self.counts.tell(FABRIC_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
         finally:
             left = asyncio.all_tasks(self._loop)
             for task in left:
@@ -200,7 +201,9 @@ class Connection:
                 await unless_gone(client, client.flush(FLUSH_S))
         except VENDOR_ERRORS as error:
             # A connection that is gone is replaced, and the next one begins with the table.
-            self.counts.add("subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options))
+            self.counts.tell(
+                FABRIC_INPUT_REFUSED, "subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options)
+            )
         finally:
             self._remove(remove)
             phase(Phase.DONE)

@@ -26,7 +26,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import FabricError
-from zbus.records import record
+from zbus.records import FABRIC_INPUT_REFUSED, record
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone
@@ -137,7 +137,9 @@ class Consumer:
                 attempt = 0
                 await self._watch()
             except (FabricError, *VENDOR_ERRORS) as error:
-                self._counts.add("consumer_setup_failed", self.stream, error=describe(error, self._options))
+                self._counts.tell(
+                    FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
+                )
             pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
             attempt += 1
             await asyncio.sleep(pause)
@@ -233,7 +235,7 @@ class Consumer:
             return
         place = read_place(reply)
         if place is None:
-            self._counts.add("acknowledgement_malformed", self.stream)
+            self._counts.tell(FABRIC_INPUT_REFUSED, "acknowledgement_malformed", self.stream)
             return
         if not self.healthy:
             return  # it comes again, in its place

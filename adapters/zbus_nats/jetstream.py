@@ -18,6 +18,7 @@ from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports import Heard, Question, Receive
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .connection import Connection
 from .consumer import Consumer
@@ -79,7 +80,9 @@ class JetStreamFabric:
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
             if len(headers) + len(event.payload) > max_payload:
-                counts.add("too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload)
+                counts.tell(
+                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                )
                 continue
             messages.append((subject.encode(), headers, event.payload))
         self._publishing.send(messages)
@@ -145,7 +148,7 @@ class JetStreamFabric:
                 raise SubjectInvalid("not a key")
             key = PLAIN.decode(delivery.subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            counts.add("subject_malformed", source)
+            counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", source)
             delivery.done()
             return
         if keys is None or receive is None:
@@ -158,7 +161,7 @@ class JetStreamFabric:
         try:
             receive(self._frame(delivery, key), delivery.done)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            counts.add("receiver_failed", source, error=repr(error)[:200])
+            counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", source, error=repr(error)[:200])
             self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:

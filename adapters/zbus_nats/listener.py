@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from zbus.keys import KeySet
 from zbus.ports import Receive
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .client import Sink
 from .connection import Connection, Subscribed
@@ -100,7 +101,9 @@ class Listener:
             try:
                 chosen.receive(frame, None)
             except Exception as error:  # a bug of the receiver must not end the reading of the socket
-                self._counts.add("receiver_failed", subject.decode(errors="replace"), error=repr(error)[:200])
+                self._counts.tell(
+                    FABRIC_INPUT_REFUSED, "receiver_failed", subject.decode(errors="replace"), error=repr(error)[:200]
+                )
 
         return sink
 
@@ -111,7 +114,7 @@ class Listener:
         try:
             key = self._spelling.decode(subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            self._counts.add("subject_malformed", subject.decode(errors="replace"))
+            self._counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", subject.decode(errors="replace"))
             return False
         wanted = chosen.keys is not None and key in chosen.keys
         if len(chosen.known) >= SUBJECTS_KNOWN_MAX:

@@ -11,7 +11,8 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from .counts import Counts
+from zbus.counts import Counts
+from zbus.records import FABRIC_INPUT_REFUSED
 
 PART_HEADER = b"Zbus-Part"
 PARTS_MAX = 100_000
@@ -133,4 +134,4 @@ class Assembler:
             self._refuse("frame_incomplete", place[0])
 
     def _refuse(self, reason: str, subject: bytes) -> None:
-        self._counts.add(reason, subject.decode(errors="replace"))
+        self._counts.tell(FABRIC_INPUT_REFUSED, reason, subject.decode(errors="replace"))

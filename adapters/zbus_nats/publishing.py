@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from zbus.errors import FabricError
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .connection import Connection, Subscribed
 from .parts import publish_headers
@@ -72,7 +73,9 @@ class Publishing:
             answer = json.loads(data)
             error = answer.get("error")
         except (ValueError, AttributeError):
-            self._connection.counts.add("acknowledgement_malformed", subject.decode(errors="replace"))
+            self._connection.counts.tell(
+                FABRIC_INPUT_REFUSED, "acknowledgement_malformed", subject.decode(errors="replace")
+            )
             batch.fail("an answer that is none")
             return
         if error:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.codec import encode, unpack
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
 from zbus.event import Event
 from zbus.ports import Heard, Question, Receive
+from zbus.records import FABRIC_INPUT_REFUSED
 
 from .connection import Connection
-from .counts import Counts
 from .listener import Listener
 from .options import NatsOptions, load_options
 from .parts import publish_headers
@@ -102,7 +103,9 @@ class RawFabric:
                 continue
             command_headers = write_headers(event, counts)
             if len(command_headers) + len(event.payload) > max_payload:
-                counts.add("too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload)
+                counts.tell(
+                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                )
                 continue
             commands.append(publish_headers(subject.encode(), command_headers, event.payload))
         if commands:
@@ -157,7 +160,7 @@ def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counts) -> list[tu
         try:
             found += [(event, plain_subject(event.key)) for event in unpack(frame)]
         except EventInvalid as error:
-            counts.add("frame_refused", key, error=str(error)[:200])
+            counts.tell(FABRIC_INPUT_REFUSED, "frame_refused", key, error=str(error)[:200])
     return found
 
 

@@ -17,11 +17,19 @@ from typing import Any, NamedTuple
 
 import nats.errors
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus.records import record
+from zbus.records import (
+    FABRIC_CONNECT_FAILED,
+    FABRIC_CONNECTED,
+    FABRIC_DENIED,
+    FABRIC_DISCONNECTED,
+    FABRIC_INPUT_REFUSED,
+    FABRIC_RECONNECTED,
+    record,
+)
 
 from .client import SIDS_FROM, DirectClient, Sink
-from .counts import FABRIC_CONNECTED, FABRIC_DENIED, FABRIC_DISCONNECTED, FABRIC_RECONNECTED, Counts
 from .login import login
 from .options import NatsOptions
 from .outgoing import Outgoing
@@ -88,7 +96,7 @@ class Upkeep:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
         self._cause = error
         if "permissions violation" in str(error).lower():
-            self._counts.add("denied", describe(error, self.options), FABRIC_DENIED)
+            self._counts.tell(FABRIC_DENIED, "denied", describe(error, self.options))
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
         """One connection, from its start to its end; why it could not be made, if so."""
@@ -103,7 +111,7 @@ class Upkeep:
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
             if self.opened.done():
-                self._counts.add("connect_failed", server, FABRIC_DISCONNECTED, error=self.last_error)
+                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
             return cause or error
         closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
         try:
@@ -149,7 +157,7 @@ class Upkeep:
             try:
                 tell()
             except Exception as error:  # a bug of a listener must not end the attempts
-                self._counts.add("receiver_failed", "connection", error=repr(error)[:200])
+                self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         try:

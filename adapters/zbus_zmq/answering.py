@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
 from zbus.ports import Question
+from zbus.records import FABRIC_INPUT_REFUSED
 
-from .counts import Counts
 from .io_thread import IoThread
 
 BURST = 1000
@@ -63,7 +64,7 @@ class Answering:
             elif len(parts) == 2 and parts[0] == b"C" and len(parts[1]) == ID_BYTES:
                 self.end((route, parts[1]))
             else:
-                self._counts.invalid("question_invalid", "an asker")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", "an asker")
 
     def end(self, name: tuple[bytes, bytes]) -> None:
         """A question is over, whoever ended it."""
@@ -93,7 +94,7 @@ class Answering:
                     self._io.later(RETRY_S, self._flush_waiting)
                 return
             except zmq.ZMQError as error:
-                self._counts.trouble("ANSWER_FAILED", "asker_gone", "an asker", str(error))
+                self._counts.tell("ANSWER_FAILED", "asker_gone", "an asker", detail=str(error))
                 self.end(name)
                 return
             question.sent()
@@ -109,7 +110,7 @@ class Answering:
         try:
             key = raw_key.decode()
         except UnicodeDecodeError:
-            self._counts.invalid("question_invalid", "an asker")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", "an asker")
             return
         name = route, ident
         if self._asked is None or key not in self._keys or name in self._open or len(self._open) >= QUESTIONS_MAX:
@@ -120,11 +121,11 @@ class Answering:
         self._asked(question)
 
     def _refuse(self, route: bytes, ident: bytes) -> None:
-        self._counts.add("question_refused")
+        self._counts.note("question_refused")
         try:
             self._socket.send_multipart([route, b"N", ident], zmq.NOBLOCK)
         except zmq.ZMQError:  # full or gone: it will hear of it by its timeout
-            self._counts.add("refusal_dropped")
+            self._counts.note("refusal_dropped")
 
 
 class IncomingQuestion:

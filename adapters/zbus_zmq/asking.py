@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.ports import Heard
+from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 
-from .counts import Counts
 from .discovery import Node, Nodes
 from .io_thread import IoThread
 from .links import Links
@@ -90,7 +91,7 @@ class Asking:
     def ask(self, asked: Asked) -> None:
         """Ask one of those who answer for the key, or end at once."""
         if len(self._open) >= ASKED_MAX:
-            self._counts.dropped("too_many_questions", asked.key)
+            self._counts.tell(EVENT_DROPPED, "too_many_questions", asked.key)
             asked.end()
             return
         self._open[asked.ident] = asked
@@ -109,9 +110,9 @@ class Asking:
                 return
             asked = self._open.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
-                self._counts.invalid("reply_invalid", "an answerer")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", "an answerer")
             elif asked is None or asked.node is None or asked.node.node.encode() != parts[0]:
-                self._counts.add("reply_late")
+                self._counts.note("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
                 self._try_next(asked)
             elif parts[1] == b"R" and len(parts) == 5 and int.from_bytes(parts[3]) == asked.replies:
@@ -119,7 +120,7 @@ class Asking:
             elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == asked.replies:
                 self._end(asked)
             else:
-                self._counts.invalid("reply_out_of_order", "an answerer")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", "an answerer")
                 self._end(asked)
 
     def happened(self, event: int, endpoint: str) -> None:
@@ -164,7 +165,7 @@ class Asking:
             parts = [route, b"Q", asked.ident, asked.key.encode(), asked.payload]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError as error:  # full, or not there
-            self._counts.trouble("ASK_FAILED", "ask_failed", node.questions, str(error))
+            self._counts.tell("ASK_FAILED", "ask_failed", node.questions, detail=str(error))
             return False
         asked.node = node
         return True
@@ -174,7 +175,7 @@ class Asking:
             try:
                 self._socket.send_multipart([asked.node.node.encode(), b"C", asked.ident], zmq.NOBLOCK)
             except zmq.ZMQError:  # the answerer finds out when it replies
-                self._counts.add("cancel_dropped")
+                self._counts.note("cancel_dropped")
 
     def _end(self, asked: Asked) -> None:
         self._open.pop(asked.ident, None)

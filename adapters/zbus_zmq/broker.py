@@ -14,7 +14,9 @@ from typing import Any
 
 import zmq
 
-from .counts import Counts
+from zbus.counts import Counts
+from zbus.records import FABRIC_INPUT_REFUSED
+
 from .curve import attach_doorman, open_keys
 from .io_thread import IoThread
 from .options import ZmqOptions
@@ -151,7 +153,7 @@ class Broker:
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX
             if len(parts) != 1 or message[:1] not in (b"\0", b"\1") or (full and not known):
-                self._counts.invalid("subscription_invalid", "a subscriber")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
                 continue
             (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
             if self._pacer.stuck and (found := node_of(message[1:])) is not None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import zmq
 
-from .counts import Counts
+from zbus.counts import Counts
+from zbus.records import FABRIC_CONNECT_FAILED
+
 from .curve import Keys
 from .io_thread import IoThread
 from .links import Links, watch_events
@@ -44,6 +46,6 @@ class Brokers:
 def note_event(event: int, endpoint: str, counts: Counts) -> None:
     """Count what befell a connection, where it is bad."""
     if event == zmq.EVENT_DISCONNECTED:
-        counts.add("disconnected")
+        counts.note("disconnected")
     elif event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-        counts.trouble("CONNECT_FAILED", "handshake_refused", endpoint)
+        counts.tell(FABRIC_CONNECT_FAILED, "handshake_refused", endpoint)

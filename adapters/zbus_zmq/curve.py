@@ -15,9 +15,10 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 from zmq.utils.z85 import decode, encode
 
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
+from zbus.records import FABRIC_INPUT_REFUSED
 
-from .counts import Counts
 from .options import ZmqOptions
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -63,7 +64,7 @@ class Keys:
         except OSError as error:
             # Without the folder nobody is let in: that is the safe side.
             self._allowed, self._stamp = frozenset(), -1
-            self._counts.trouble("CURVE_FAILED", "curve_folder_unreadable", str(self._folder), error.strerror or "")
+            self._counts.tell("CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or "")
             return
         self._allowed, self._stamp = frozenset(found - {b""}), stamp
 
@@ -135,11 +136,11 @@ class Doorman:
     def _is_known(self, version: bytes, rest: list[bytes]) -> bool:
         # domain, address, routing id, mechanism, credentials
         if version != b"1.0" or len(rest) != 5 or rest[3] != b"CURVE" or len(rest[4]) != 32:
-            self._counts.invalid("curve_refused", "a request that is not for CURVE")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "curve_refused", "a request that is not for CURVE")
             return False
         if self._keys.permits(encode(rest[4])):
             return True
-        self._counts.invalid("curve_refused", rest[1].decode("ascii", "replace"))
+        self._counts.tell(FABRIC_INPUT_REFUSED, "curve_refused", rest[1].decode("ascii", "replace"))
         return False
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
+    from zbus.counts import Counts
 
-    from .counts import Counts
     from .options import ZmqOptions
 
 NODE_ID_BYTES = 8

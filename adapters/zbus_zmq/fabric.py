@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
 from zbus.ports import Asking as AskingPort
 from zbus.ports import Heard, Question, Receive
-from zbus.records import record
+from zbus.records import FABRIC_ERROR, record
 
 from .answering import Answering
 from .asking import Asked, Asking
 from .brokers import Brokers, note_event
-from .counts import Counts
 from .curve import attach_doorman, open_keys, read_public
 from .discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
 from .io_thread import IoThread
@@ -160,7 +160,7 @@ class ZmqFabric:
                 publishing.close()
             # Draining and lingering take `linger_s` each at most.
             if not self._io.close(2 * self._options.linger_s + 2.0):
-                record("FABRIC_ERROR", logging.ERROR, fabric=self.name, doing="close", reason="its thread did not end")
+                record(FABRIC_ERROR, logging.ERROR, fabric=self.name, doing="close", reason="its thread did not end")
 
     # opening, on the I/O thread
 

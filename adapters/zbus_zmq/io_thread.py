@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
+from zbus.records import FABRIC_ERROR
 
-from .counts import Counts
 from .failures import zmq_errors
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class IoThread:
         try:
             step()
         except Exception as error:
-            self._counts.trouble("FABRIC_ERROR", "io_failed", getattr(step, "__qualname__", "step"), repr(error))
+            self._counts.tell(FABRIC_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
 
     def _let_go(self) -> None:
         self._ending = True

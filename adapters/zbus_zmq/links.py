@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zbus.records import record
+from zbus.counts import Counts
+from zbus.records import FABRIC_CONNECT_FAILED, record
 
-from .counts import Counts
 from .curve import Keys, is_public_key
 from .io_thread import IoThread
 
@@ -63,11 +63,11 @@ class Links:
         """Connect now; whether libzmq took it."""
         if self._keys is not None:
             if key is None or not is_public_key(key) or not self._keys.permits(key.encode()):
-                self._counts.trouble("CONNECT_FAILED", "peer_key_refused", endpoint)
+                self._counts.tell(FABRIC_CONNECT_FAILED, "peer_key_refused", endpoint)
                 return False
             self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
         elif key is not None:
-            self._counts.trouble("CONNECT_FAILED", "peer_needs_curve", endpoint)
+            self._counts.tell(FABRIC_CONNECT_FAILED, "peer_needs_curve", endpoint)
             return False
         try:
             if not endpoint.startswith("tcp://"):
@@ -77,7 +77,7 @@ class Links:
             self._socket.set(zmq.IPV6, "[" in endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._counts.trouble("CONNECT_FAILED", "connect_failed", endpoint, str(error))
+            self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
             return False
         self._made[endpoint] = key
         self._failed.pop(endpoint, None)

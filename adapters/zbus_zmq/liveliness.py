@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import zenoh
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
+from zbus.records import FABRIC_DISCOVERY_FAILED
 
-from .counts import Counts
 from .discovery import Changed, Discovery, Node, Nodes
 from .options import ZmqOptions
 from .tokens import assemble, session_config, tails_of
@@ -154,7 +155,7 @@ class LivelinessDiscovery:
 
     def _fail(self, error: Exception) -> None:
         self._problem = str(error)
-        self._counts.trouble("DISCOVERY_FAILED", "liveliness_failed", self._root, str(error))
+        self._counts.tell(FABRIC_DISCOVERY_FAILED, "liveliness_failed", self._root, detail=str(error))
         self._wake.set()
 
     def _wanted(self) -> set[str]:
@@ -191,7 +192,7 @@ class LivelinessDiscovery:
             for name, tails in self._seen.items():
                 node, invalid = assemble(name, tails)
                 if invalid:
-                    self._counts.trouble("DISCOVERY_FAILED", "liveliness_token_invalid", name)
+                    self._counts.tell(FABRIC_DISCOVERY_FAILED, "liveliness_token_invalid", name)
                 if node is not None:
                     found[name] = node
             return found

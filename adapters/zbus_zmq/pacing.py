@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
-from .counts import Counts
+from zbus.counts import Counts
+from zbus.records import EVENT_DROPPED
+
 from .io_thread import IoThread
 
 PROBE_S = 0.25
@@ -60,14 +62,14 @@ class PacedSender:
             self._send(parts)
         finally:
             self._socket.set(zmq.XPUB_NODROP, 1)
-        self._counts.dropped("subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
+        self._counts.tell(EVENT_DROPPED, "subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
         return True
 
     def moved(self, messages: int) -> None:
         """So many messages have gone since the last call, one of them perhaps after it had been refused."""
         self._full_since = None
         if self.stuck:
-            self._counts.add("past_stuck_subscriber", messages)
+            self._counts.note("past_stuck_subscriber", messages)
 
     def released(self, node: str) -> None:
         """A node has shown that it receives, or is gone."""

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.errors import FabricError
+from zbus.records import EVENT_DROPPED
 
-from .counts import Counts
 from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender, quick_send
@@ -141,7 +142,7 @@ class Publishing:
             if self._held:
                 time.sleep(RETRY_S)  # nobody else needs this thread any more
         if self._frames:
-            self._counts.dropped("closed_before_sent", "publishing", self._frames)
+            self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._frames)
 
     def _wait_for_room(self, frames: int, size: int) -> None:
         """With the lock held: until there is room and somebody to send to, or raise."""
@@ -203,7 +204,7 @@ class Publishing:
             key, frame = batch[index]
             topic = topics.get(key) or self._topic(key)
             if len(frame) > self._frame_bytes_max:
-                self._counts.dropped("frame_too_large", key)
+                self._counts.tell(EVENT_DROPPED, "frame_too_large", key)
                 continue
             parts = (topic, frame) if shape is None else shape(topic, frame)
             try:

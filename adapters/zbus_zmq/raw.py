@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from zbus.codec import encode, unpack
+from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports import Asking, Heard, Question, Receive
-from zbus.records import record
+from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
 
-from .counts import Counts
 from .io_thread import IoThread
 from .links import Links
 from .makers import Makers
@@ -78,13 +78,13 @@ class RawFabric:
             try:
                 events = unpack(frame)
             except EventInvalid:
-                self._counts.invalid("frame_not_events", key)
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_not_events", key)
                 continue
             for event in events:
                 if self._makers.made(event.publisher_id):
-                    self._counts.add("own_not_sent_back")
+                    self._counts.note("own_not_sent_back")
                 elif not self._topic(event.key):
-                    self._counts.dropped("key_without_topic", event.key)
+                    self._counts.tell(EVENT_DROPPED, "key_without_topic", event.key)
                 else:
                     plain.append((event.key, event.payload))
         if plain:
@@ -170,7 +170,7 @@ class RawFabric:
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
             if len(parts) != 2:
-                self._counts.invalid("frame_count", "a publisher")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
                 continue
             key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0])
             if key is not None and self._receive is not None:
@@ -181,7 +181,7 @@ class RawFabric:
         """The key of a topic, where somebody here wants it."""
         key = key_from(topic, self._options.separator)
         if key is None:
-            self._counts.invalid("topic", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", "a publisher")
             return None
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()

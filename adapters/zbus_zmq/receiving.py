@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
+from zbus.counts import Counts
 from zbus.keys import KeySet
 from zbus.ports import Receive
+from zbus.records import FABRIC_INPUT_REFUSED
 
-from .counts import Counts
 from .io_thread import IoThread
 from .pacing import PROBE
 from .topics import MARK, key_of, mark_of, node_of, prefix_of, widest
@@ -108,12 +109,12 @@ class Receiving:
                 self._take_unfamiliar(head)
                 continue
             if not head.more:
-                self._counts.invalid("frame_count", "a publisher")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
                 continue
             body = recv(NOBLOCK, False)
             if body.more:
                 self._rest(body)
-                self._counts.invalid("frame_count", "a publisher")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
             elif wanted:
                 receive(body.bytes, None)
 
@@ -127,7 +128,7 @@ class Receiving:
                 continue
             parts = self._rest(head)
             if len(parts) != 2 or len(parts[0]) != STAMP_BYTES:
-                self._counts.invalid("frame_count" if len(parts) != 2 else "stamp", "a broker")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count" if len(parts) != 2 else "stamp", "a broker")
             elif wanted and self._is_new(parts[0]):
                 receive(parts[1], None)
 
@@ -139,15 +140,15 @@ class Receiving:
             return
         key = key_of(topic)
         if key is None:
-            self._counts.invalid("topic", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", "a publisher")
             return
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()
         wanted = self._known[topic] = self._keys is not None and key in self._keys
         if len(parts) != (2 if self._stamped else 1):
-            self._counts.invalid("frame_count", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
         elif self._stamped and len(parts[0]) != STAMP_BYTES:
-            self._counts.invalid("stamp", "a broker")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "stamp", "a broker")
         elif wanted and self._receive is not None and (not self._stamped or self._is_new(parts[0])):
             self._receive(parts[-1], None)
 
@@ -155,7 +156,7 @@ class Receiving:
         found = node_of(mark)
         valid = found is not None and found[0] == self._node and parts and len(parts[0]) <= 64 and parts[1:] in NOTES
         if found is None or not valid or not (parts[0] == b"" or parts[0].isalnum()):
-            self._counts.invalid("mark", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "mark", "a publisher")
             return
         if parts[1:] == [PROBE] and found[1] == self._turn:
             self._renew_mark()  # somebody asks whether we receive again
@@ -172,7 +173,7 @@ class Receiving:
         if sender == self._own:
             return False
         if number <= self._heard.get(sender, -1):
-            self._counts.add("duplicate")
+            self._counts.note("duplicate")
             return False
         if len(self._heard) >= SENDERS_MAX and sender not in self._heard:
             del self._heard[next(iter(self._heard))]

@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid, FabricError
+from zbus.records import FABRIC_DISCOVERY_FAILED
 
-from .counts import Counts
 from .discovery import Changed, Discovery, Node, Nodes
 from .lease import LEASE_BYTES_MAX, Lease, decode_lease, encode_lease, take_lease
 from .options import ZmqOptions
@@ -113,7 +114,9 @@ class FileRegistry:
                 if own is not None:
                     self._path(own).unlink(missing_ok=True)
             except OSError as error:  # it expires, then
-                self._counts.trouble("DISCOVERY_FAILED", "registry_failed", str(self.folder), str(error.strerror))
+                self._counts.tell(
+                    FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
+                )
 
     def _run(self) -> None:
         pause, stamp, scanned = self._poll_s, 0, 0.0
@@ -132,7 +135,7 @@ class FileRegistry:
                 pause, self._problem = self._poll_s, ""
             except OSError as error:
                 self._problem = f"{type(error).__name__}: {error.strerror}"
-                self._counts.trouble("DISCOVERY_FAILED", "registry_failed", str(self.folder), self._problem)
+                self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
                 pause = min(PAUSE_MAX_S, pause * 2)
 
     def _beat(self) -> None:
@@ -165,14 +168,14 @@ class FileRegistry:
                 known = version, decode_lease(Path(entry.path).read_bytes())
                 self._known[entry.name] = known
                 if known[1] is None:
-                    self._counts.trouble("DISCOVERY_FAILED", "registry_record_invalid", entry.name)
+                    self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
         except FileNotFoundError:
             return None  # it left while we looked
         return known[1]
 
     def _reap(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
-        self._counts.add("registry_reaped")
+        self._counts.note("registry_reaped")
 
     def _write(self, lease: Lease) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

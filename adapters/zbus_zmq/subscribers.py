@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from .counts import Counts
+from zbus.counts import Counts
+from zbus.records import FABRIC_INPUT_REFUSED
+
 from .topics import MARK, mark_of, node_of
 
 BURST = 1000
@@ -50,7 +52,7 @@ class Subscribers:
             except zmq.Again:
                 break
             if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
-                self._counts.invalid("subscription_invalid", "a subscriber")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
             elif self._node and message[1:2] == bytes([MARK]):
                 if self._take_mark(message[1:], message[0] == 1):
                     arrived.append(message[1:])
@@ -66,7 +68,7 @@ class Subscribers:
         """Note a mark, or that it is gone; whether it is to be acknowledged."""
         found = node_of(mark)
         if found is None or len(self._turns) >= KEPT_MAX:
-            self._counts.invalid("subscription_invalid", "a subscriber")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
             return False
         node, turn = found
         turns = self._turns.setdefault(node, set())
@@ -84,4 +86,4 @@ class Subscribers:
         try:
             self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
         except zmq.Again:
-            self._counts.add("acknowledgement_dropped")
+            self._counts.note("acknowledgement_dropped")

@@ -12,7 +12,7 @@ from zbus.errors import ConfigInvalid
 from zbus.keys import check_key
 
 from .loop import run
-from .options import LogOption
+from .options import LogOption, TransportOption
 from .output import encode_json, write
 from .stdin import read_all, read_lines
 
@@ -24,6 +24,7 @@ def pub(
         typer.Argument(metavar="PAYLOAD|-", help="The payload; '-' or nothing reads it from stdin."),
     ] = None,
     log: LogOption = None,
+    transport: TransportOption = None,
     header: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A header of the event; may be given several times."),
@@ -40,9 +41,10 @@ def pub(
         raise typer.BadParameter("give one, or pipe it in", param_hint="PAYLOAD")
     check_key(key)
     headers = dict(_header(each) for each in header or ())
-    bus = zbus.open(log)
-    if bus.config.log is None and bus.config.mode == "embedded":
-        raise ConfigInvalid("log", "without one nobody would ever see the event: give --log PATH, or set ZBUS_LOG")
+    bus = zbus.open(log, **({"transport": transport} if transport else {}))
+    if bus.config.log is None and not bus.config.networked:
+        reason = "without one nobody would ever see the event: give --log PATH (or ZBUS_LOG), or --transport URL"
+        raise ConfigInvalid("log", reason)
     if lines:
         run(_publish_lines(bus, key, headers))
     else:

@@ -13,7 +13,7 @@ from zbus.errors import ConfigInvalid
 
 from .failures import ERROR
 from .loop import run
-from .options import LogOption
+from .options import LogOption, TransportOption
 from .output import ends_with_its_reader, note
 from .printer import EventPrinter, print_live
 from .reading import open_to_read
@@ -26,6 +26,7 @@ def sub(
         typer.Argument(metavar="EXPR", help="Key expressions, such as 'shop/*/created' or 'audit/**'."),
     ],
     log: LogOption = None,
+    transport: TransportOption = None,
     start: Annotated[
         Any,
         typer.Option(
@@ -47,11 +48,15 @@ def sub(
 ) -> None:
     """Print events as they are published: a JSON line for each when piped, readable lines on a terminal.
 
-    It reads the log of another process (or one that nobody owns) and never writes to it.
+    It reads the log of another process (or one that nobody owns) and never writes to it; or, with a
+    transport, what other nodes publish.
     """
+    if log is not None and transport is not None:
+        raise typer.BadParameter("read a log, or hear a transport: give one of them", param_hint="--transport")
     printer = EventPrinter()
+    bus = _open(log, transport)
     try:
-        run(_sub(printer, expressions, log, start, durable, count, timeout))
+        run(_sub(printer, bus, expressions, start, durable, count, timeout))
     except KeyboardInterrupt:
         return  # this is how one ends it
     except TimeoutError:
@@ -60,18 +65,25 @@ def sub(
             raise typer.Exit(ERROR) from None
 
 
+def _open(log: Path | None, transport: str | None) -> zbus.Bus:
+    if log is not None:
+        return open_to_read(log)
+    bus = zbus.open(**({"transport": transport} if transport else {}))
+    if bus.config.log is None and not bus.config.networked:
+        reason = "without one there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
+        raise ConfigInvalid("log", reason)
+    return bus
+
+
 async def _sub(
     printer: EventPrinter,
+    bus: zbus.Bus,
     expressions: list[str],
-    log: Path | None,
     start: Any,
     durable: str | None,
     count: int | None,
     timeout_s: float | None,
 ) -> None:
-    bus = zbus.open() if log is None else open_to_read(log)
-    if bus.config.log is None and bus.config.mode == "embedded":
-        raise ConfigInvalid("log", "without one there is nothing to read: give --log PATH, or set ZBUS_LOG")
     async with bus, bus.subscribe(*expressions, start=start, durable=durable) as subscriber:
         with ends_with_its_reader():
             async with asyncio.timeout(timeout_s):

@@ -1,0 +1,95 @@
+"""Everything is counted by reason; the log hears of each source once a minute; a flood is bounded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from zbus import counts as counting
+from zbus.counts import SOURCES_MAX, Counts
+from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Any:
+    """What was written so far, as fields."""
+    caplog.set_level(logging.WARNING, "zbus")
+    return lambda: [each.zbus for each in caplog.records if each.name == "zbus"]
+
+
+def test_everything_is_counted_by_reason_and_shown_in_order(told: Any) -> None:
+    counts = Counts("test")
+    counts.note("late")
+    counts.note("late", 4)
+    counts.tell(EVENT_DROPPED, "full", "a", 3)
+    counts.tell(EVENT_DROPPED, "full", "a", 2)
+    assert list(counts.snapshot().items()) == [("full", 5), ("late", 5)]
+    assert [each["reason"] for each in told()] == ["full"]
+
+
+def test_a_record_names_the_fabric_the_reason_the_source_and_the_total(told: Any) -> None:
+    counts = Counts("test")
+    counts.note("topic", 6)
+    counts.tell(FABRIC_INPUT_REFUSED, "topic", "x" * 1_000, detail="no key")
+    expected = {"record": FABRIC_INPUT_REFUSED, "fabric": "test", "reason": "topic", "source": "x" * 200}
+    assert told() == [expected | {"count_total": 7, "detail": "no key"}]
+
+
+def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
+    counts = Counts("test")
+    for _ in range(500):
+        counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
+        counts.tell(FABRIC_INPUT_REFUSED, "topic", "b")
+        counts.tell(FABRIC_INPUT_REFUSED, "mark", "a")
+    assert [(each["reason"], each["source"]) for each in told()] == [("topic", "a"), ("topic", "b"), ("mark", "a")]
+    assert counts.snapshot() == {"mark": 500, "topic": 1_000}
+
+
+def test_a_source_is_told_again_when_its_time_is_over(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "TELL_EVERY_S", 0.3)
+    counts, deadline = Counts("test"), time.monotonic() + 10
+    begun = time.monotonic()
+    while len(told()) < 2 and time.monotonic() < deadline:
+        counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
+    assert time.monotonic() - begun >= 0.3
+    assert [each["count_total"] for each in told()] == [1, counts.snapshot()["topic"]]
+
+
+def test_a_flood_of_sources_is_counted_and_only_so_many_are_told(told: Any) -> None:
+    counts = Counts("test")
+    for number in range(SOURCES_MAX + 500):
+        counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
+    assert counts.snapshot() == {"topic": SOURCES_MAX + 500}
+    assert [each["source"] for each in told()] == [f"source {number}" for number in range(SOURCES_MAX)]
+
+
+def test_after_a_flood_new_sources_are_told_again(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = Counts("test")
+    for number in range(SOURCES_MAX):
+        counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
+    counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
+    assert len(told()) == SOURCES_MAX
+    monkeypatch.setattr(counting, "TELL_EVERY_S", 0.0)  # as if the minute were over
+    counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
+    assert told()[-1]["source"] == "a late one"
+
+
+def test_threads_lose_no_count_and_tell_once(told: Any) -> None:
+    counts = Counts("test")
+
+    def work() -> None:
+        for _ in range(2_000):
+            counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
+            counts.note("late")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert counts.snapshot() == {"late": 8_000, "topic": 8_000}
+    assert len(told()) == 1

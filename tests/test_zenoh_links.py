@@ -1,0 +1,107 @@
+"""How Zenoh nodes are linked: TLS both ways, passwords, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from nats_credentials import certificates
+
+import zbus
+
+
+@pytest.fixture
+def place() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def tls(folder: Path) -> dict[str, str]:
+    return {
+        "tls_ca": str(folder / "ca.pem"),
+        "tls_listen_cert": str(folder / "server.pem"),
+        "tls_listen_key": str(folder / "server.key"),
+        "tls_cert": str(folder / "client.pem"),
+        "tls_key": str(folder / "client.key"),
+        "tls_mutual": "true",
+    }
+
+
+def links(bus: zbus.Bus) -> int:
+    assert bus.network is not None
+    return int(bus.network.links[0].fabric.diagnostics()["linked"])
+
+
+async def linked(bus: zbus.Bus) -> None:
+    async with asyncio.timeout(15):
+        while not links(bus):
+            await asyncio.sleep(0.02)
+
+
+async def test_events_cross_over_mutual_tls(tmp_path: Path, place: str) -> None:
+    options = tls(certificates(tmp_path))
+    async with (
+        zbus.open(mode="peer", listen=[f"tls/{place}"], options=options) as there,
+        there.subscribe("a/**") as subscription,
+        zbus.open(tmp_path / "log.db", mode="peer", connect=[f"tls/{place}"], options=options) as here,
+    ):
+        await (await here.publisher("a/b")).publish(b"secret")
+
+        assert (await asyncio.wait_for(anext(subscription), 20)).payload == b"secret"
+
+
+async def test_a_certificate_of_another_authority_is_not_let_in(tmp_path: Path, place: str) -> None:
+    ours, others = tls(certificates(tmp_path / "ours")), tls(certificates(tmp_path / "others"))
+    async with (
+        zbus.open(mode="peer", listen=[f"tls/{place}"], options=ours) as there,
+        there.subscribe("a/**") as subscription,
+        zbus.open(mode="peer", connect=[f"tls/{place}"], options=others) as stranger,
+        zbus.open(mode="peer", connect=[f"tls/{place}"], options=ours) as friend,
+    ):
+        await linked(friend)
+        await (await stranger.publisher("a/b")).publish(b"from a stranger")
+        await (await friend.publisher("a/b")).publish(b"from a friend")
+
+        assert (await asyncio.wait_for(anext(subscription), 20)).payload == b"from a friend"
+        assert links(stranger) == 0
+        assert subscription.queued == 0
+
+
+async def test_a_wrong_password_is_not_let_in_and_the_right_one_is(tmp_path: Path, place: str) -> None:
+    users = tmp_path / "users"
+    users.write_text("node:right\n")
+    door = {"user": "node", "password": "right", "users_file": str(users)}
+    async with zbus.open(mode="peer", listen=[f"tcp/{place}"], options=door) as there, there.subscribe("a/**") as heard:
+        async with (
+            zbus.open(mode="peer", connect=[f"tcp/{place}"], options={"user": "node", "password": "wrong"}) as stranger,
+            zbus.open(mode="peer", connect=[f"tcp/{place}"], options={"user": "node", "password": "right"}) as friend,
+        ):
+            await linked(friend)
+            await (await stranger.publisher("a/b")).publish(b"from a stranger")
+            await (await friend.publisher("a/b")).publish(b"from a friend")
+
+            assert (await asyncio.wait_for(anext(heard), 20)).payload == b"from a friend"
+            assert links(stranger) == 0
+            assert heard.queued == 0
+
+
+def test_an_option_that_zenoh_does_not_know_is_refused_without_its_value() -> None:
+    from zbus.config import BusConfig
+    from zbus.zenoh_config import zenoh_config
+
+    with pytest.raises(zbus.ConfigInvalid, match="pasword") as caught:
+        zenoh_config(BusConfig(options={"pasword": "hush"}), "zenoh")
+
+    assert "hush" not in str(caught.value)
+
+
+def test_a_password_in_the_url_is_refused_without_showing_it() -> None:
+    from zbus.config import BusConfig
+    from zbus.zenoh_config import zenoh_config
+
+    with pytest.raises(zbus.ConfigInvalid, match="options") as caught:
+        zenoh_config(BusConfig(), "zenoh://node:hush@127.0.0.1:7447")
+
+    assert "hush" not in str(caught.value)
