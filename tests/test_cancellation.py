@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import zbus
@@ -120,6 +120,7 @@ async def scenario(folder: str, plan: list[tuple[str, int, bool]]) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
+@example([(operation, 1, False) for operation in OPERATIONS])  # each of them in the middle, for sure
 def test_cancelling_any_await_at_any_point_leaves_the_bus_usable(plan: list[tuple[str, int, bool]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(scenario(folder, plan))

@@ -319,7 +319,7 @@ def test_a_torn_slot_of_the_head_record_leaves_the_older_one(path: Path, tmp_pat
     path = tmp_path / "killed.db"
     record = Path(f"{path}-head")
     data = bytearray(record.read_bytes())
-    newest = max(_SLOTS_AT, key=lambda at: _SLOT.unpack_from(data, at)[4])
+    newest = max(_SLOTS_AT, key=lambda at: _SLOT.unpack_from(data, at)[3])
     data[newest + 20] ^= 0xFF
     record.write_bytes(data)
 

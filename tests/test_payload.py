@@ -58,7 +58,9 @@ def few_bytes_allocated(allowed_bytes: int) -> Iterator[None]:
 # Out and in again.
 
 
-@pytest.mark.parametrize("payload", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=lambda payload: type(payload).__name__)
+@pytest.mark.parametrize(
+    "payload", [b"\x00\xff", bytearray(b"\x00\xff"), memoryview(b"\x00\xff")], ids=["bytes", "bytearray", "memoryview"]
+)
 def test_bytes_travel_as_they_are_without_a_content_type(payload: Any) -> None:
     event = event_of(payload)
 
