@@ -260,7 +260,9 @@ class Bus:
             return []
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        await self.deliver_many_unlogged(rows)
+        for row in rows:
+            if self.deliver_unlogged((row,)):
+                await asyncio.sleep(0)
         return [0] * len(rows)
 
     def namespace(self, name: str) -> Scope:
@@ -489,11 +491,11 @@ class Bus:
         )
 
     def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
-        """Deliver events that no log keeps; whether readers should have their turn now."""
-        if self.read_only and self.log is not None:
-            raise LogReadOnly(self.log.path)
+        """Deliver events of one key that no log keeps; whether readers should have their turn now."""
+        if self.network is None:
+            raise LogReadOnly(self.need_log("publish").path)
         self.delivery.unlogged(rows)
-        if self.network is not None and self.network.links:
+        if self.network.links:
             self.network.send_unlogged(rows)
         self._unyielded += len(rows)
         if self.crowded or self._unyielded >= UNYIELDED_MAX:

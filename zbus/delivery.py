@@ -75,19 +75,12 @@ class Delivery:
         return rows, offsets
 
     def unlogged(self, rows: Sequence[Row]) -> None:
-        """Deliver what was published where there is no log. An event is made only if somebody here wants it."""
-        routes, wanted = self.router.routes, self._wanted
-        key, targets = rows[0][3], routes(rows[0][3])
-        for row in rows:
-            if row[3] != key:
-                key, targets = row[3], routes(row[3])
-            if targets:
-                event = Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS)
-                for target in targets:
-                    wanted[target].append(event)
-        for target, offered in wanted.items():
-            target.offer(offered)
-        wanted.clear()
+        """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
+        targets = self.router.routes(rows[0][3])
+        if targets:
+            events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
+            for target in targets:
+                target.offer(events)
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
