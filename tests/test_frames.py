@@ -85,7 +85,6 @@ def test_nothing_that_arrives_stops_what_follows(frames: list[bytes]) -> None:
             async with asyncio.timeout(10):
                 while (await anext(subscription)).payload != b"after it all":
                     pass
-            assert bus.network.inbox.waiting == 0
             assert "receive_errors" not in bus.stats()
 
     asyncio.run(receive())

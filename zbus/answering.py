@@ -53,10 +53,6 @@ class Answers:
         """Let a function answer, with any number of replies, on a thread."""
         self._sources[key] = source
 
-    def remove(self, key: str) -> None:
-        """Answer for a key no longer."""
-        self._handlers.pop(key, None)
-
     def handler(self, key: str) -> Handler | None:
         """Who answers here for a key."""
         return self._handlers.get(key)

@@ -75,11 +75,6 @@ class Inbox:
 
         return receive
 
-    @property
-    def waiting(self) -> int:
-        """How many frames wait for the loop."""
-        return len(self._received)
-
     def wants_changed(self) -> None:
         """Other expressions are wanted from now on."""
         for origin in self._origins.values():

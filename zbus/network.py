@@ -24,7 +24,7 @@ from .inbox import Inbox
 from .logservice import LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
 from .ports import Fabric, Row
-from .records import record
+from .records import FABRIC_ERROR, record
 from .wants import Wants
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Network:
                 except FabricLacks as error:
                     lacking = error  # for whoever asked for it, once the others know
                 except FabricError as error:
-                    record("FABRIC_ERROR", logging.ERROR, error, doing="declare", transport=link.label)
+                    record(FABRIC_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
             if lacking is not None:
                 raise lacking
 
@@ -365,4 +365,4 @@ def _try(close: Callable[[], None]) -> None:
     try:
         close()
     except FabricError as error:
-        record("FABRIC_ERROR", logging.WARNING, reason=str(error), doing="close")
+        record(FABRIC_ERROR, logging.WARNING, reason=str(error), doing="close")

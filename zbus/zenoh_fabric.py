@@ -235,7 +235,7 @@ class _Get:
 
 
 def _info(session: zenoh.Session) -> Iterator[Any]:
-    """The nodes that this session is linked to: none is what a refused password looks like."""
+    """The nodes that a session is linked to: none is what a refused password looks like."""
     yield from session.info.routers_zid()
     yield from session.info.peers_zid()
 
