@@ -103,6 +103,11 @@ class IoThread:
         self._handlers[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
 
+    def read(self, socket: Any) -> None:
+        """Call the handler of `socket` now, if it has one: afterwards no message of it is half taken."""
+        if handler := self._handlers.get(socket):
+            self._guarded(handler)
+
     def forget(self, socket: Any) -> None:
         """Undo `on_readable`."""
         if self._handlers.pop(socket, None) is not None:

@@ -87,6 +87,9 @@ class Links:
     def drop(self, endpoint: str) -> None:
         """Disconnect, and forget what waits to be sent there."""
         self._made.pop(endpoint, None)
+        # To tell that a socket is readable, libzmq takes the first part of a message out of its connection. Were
+        # that gone when the other parts are read, it would abort the process (libzmq's issue 3485).
+        self._io.read(self._socket)
         try:
             self._socket.disconnect(endpoint)
         except zmq.ZMQError as error:  # libzmq let go of it already

@@ -1,0 +1,55 @@
+"""Connections of one socket: what becomes of a message that is half taken when its connection is dropped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# libzmq aborts the process where this goes wrong, so it has one of its own.
+DROP = """
+import sys, zmq
+from zbus.counts import Counts
+from zbus_zmq.io_thread import IoThread
+from zbus_zmq.links import Links
+
+kind = sys.argv[1]
+counts = Counts("test")
+io, heard = IoThread("test", counts), []
+with zmq.Context() as context, context.socket(zmq.ROUTER if kind == "ROUTER" else zmq.XPUB) as peer:
+    peer.set(zmq.RCVTIMEO, 10_000)
+    endpoint = f"tcp://127.0.0.1:{peer.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def start():
+        socket = io.context.socket(getattr(zmq, kind))
+        socket.set(zmq.LINGER, 0)
+        links = Links(io, socket, None, counts)
+        assert links.connect(endpoint, None, b"peer" if kind == "ROUTER" else None)
+        if kind == "ROUTER":
+            socket.send_multipart([b"peer", b"hello"])
+        else:
+            socket.subscribe(b"")
+        return socket, links
+
+    socket, links = io.call("start", start)
+    first = peer.recv_multipart()
+    parts = [b"topic", b"one", b"two"]
+    peer.send_multipart(first[:1] + parts if kind == "ROUTER" else parts)
+
+    def drop():
+        io.on_readable(socket, lambda: heard.append(socket.recv_multipart(zmq.NOBLOCK)))
+        assert socket.poll(10_000)  # libzmq has the first part now
+        links.drop(endpoint)
+
+    io.call("drop", drop)
+    print(heard[0][-3:] == parts, io.call("go on", lambda: "alive"))
+    io.close(5.0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["ROUTER", "SUB"])
+def test_a_connection_dropped_while_a_message_waits_costs_neither_the_message_nor_the_process(kind: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", DROP, kind], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True alive\n", "")
