@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 
 from .asking import ACCEPTED, DATA, END, FAILED, Asked, decode_asked, encode_failure, encode_reply
 from .errors import EventInvalid, FabricError, ZbusError
@@ -93,7 +94,8 @@ class Answers:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def cancel_all(self) -> set[asyncio.Task[None]]:
-        """Cancel every handler; returns those to wait for."""
+        """Cancel every handler, for good: a question that is still on its way finds none. Returns those to wait for."""
+        self._handlers = {}
         tasks = set(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -133,7 +135,7 @@ class Answers:
             record(EVENT_INVALID, logging.WARNING, reason=str(error), key=question.key)
             handler = None
         if handler is None or asked.id in self._cancelled:
-            self._threads.submit(question.close)
+            self._leave(question)
             return
         task = self._loop.create_task(self._answer(question, asked, handler))
         self._tasks[asked.id] = task
@@ -145,13 +147,18 @@ class Answers:
         try:
             replies = [encode_reply(DATA, 0, await handler(asked.body)), encode_reply(END, 1)]
         except asyncio.CancelledError:
-            self._threads.submit(question.close)
+            self._leave(question)
             raise
         except Exception as error:
             self._count("handler_errors", 1)
             record("HANDLER_FAILED", logging.ERROR, error, key=question.key)
             replies = [encode_reply(FAILED, 0, encode_failure(error))]
         await self._send(question, replies, last=True)
+
+    def _leave(self, question: Question) -> None:
+        """End a question with no reply; once the threads have ended, the fabric has ended it."""
+        with suppress(RuntimeError):
+            self._threads.submit(question.close)
 
     async def _send(self, question: Question, replies: list[bytes], last: bool) -> None:
         def send() -> None:
