@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test check bench faults lock clean
+.PHONY: help demo demo-pipeline test java check bench faults lock clean
 
 help:
 	@echo "make demo    an embedded bus at work, 20 s at most"
+	@echo "make demo-pipeline    Spark's jobs over a log of 200,000 events; leaves a report in zbus-pipeline-demo/"
 	@echo "make test    the whole test suite, under 10 minutes"
 	@echo "make check   lint, types and import direction"
 	@echo "make bench   the benchmarks, each beside its peer; writes benchmarks/results/"
@@ -27,7 +28,20 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/zbus demo
 
-test: $(READY)
+demo-pipeline: $(READY) java
+	rm -rf zbus-pipeline-demo
+	$(BIN)/zbus pipeline demo zbus-pipeline-demo
+
+# What Spark runs on: Debian's, if there is none and this user may install it.
+JAVA_PACKAGE := openjdk-17-jre-headless
+java: $(READY)
+	@$(BIN)/python -c 'from zbus.cli.java import *; raise SystemExit((java_version() or 0) < JAVA_VERSION_MIN)' || { \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+		command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; } && \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(JAVA_PACKAGE); } || \
+		{ echo "Spark needs Java 17 or later: sudo apt-get install -y $(JAVA_PACKAGE)" >&2; exit 1; }
+
+test: $(READY) java
 	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
 
 check: $(READY)
@@ -48,4 +62,4 @@ lock: $(READY)
 		--no-header --no-annotate --upgrade --quiet -o requirements.lock
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) zbus-pipeline-demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

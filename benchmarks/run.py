@@ -33,6 +33,11 @@ BENCHMARKS = (
     "raw_bridge",
     "zmq_publishers",
     "found_after_start",
+    "spark_scan",
+    "spark_rollup",
+    "spark_sink",
+    "spark_offload",
+    "spark_beside",
 )
 
 

@@ -7,10 +7,31 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
+SPARK = ("test_spark_", "test_cli_pipeline")  # what these share is a Spark session
 LEFT_BEHIND_S = 5.0  # how long threads and tasks have to end by themselves after a test
+
+
+class Scheduling(LoadFileScheduling):
+    """Each file in one process, and all that need Spark in the same one: it takes seconds and half a gigabyte."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if Path(file).name.startswith(SPARK) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+    items.sort(key=lambda item: not item.path.name.startswith(SPARK))
 
 
 @pytest.fixture

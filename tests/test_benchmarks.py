@@ -31,6 +31,11 @@ TARGETS = {
     "raw_bridge": [0.5],
     "zmq_publishers": [4.0, 4.0],
     "found_after_start": [1000.0, 1000.0, 1000.0, 1000.0],
+    "spark_scan": [1.5, 0.35, 0.25],
+    "spark_rollup": [2.0],
+    "spark_sink": [0.4],
+    "spark_offload": [0.5],
+    "spark_beside": [2.0],
 }
 
 

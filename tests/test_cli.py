@@ -20,6 +20,7 @@ import typer
 
 import zbus
 from zbus.cli.app import app
+from zbus.cli.java import JAVA_INSTALL
 from zbus.cli.values import parse_age, parse_position, parse_size, parse_start
 
 WAIT_S = 30.0
@@ -289,6 +290,8 @@ def test_doctor_reports_versions_the_disk_and_what_is_missing(tmp_path: Path) ->
     assert found["sqlite"]["version"]
     assert 0 < found["fsync"]["us_p50"] <= found["fsync"]["us_p99"]
     assert found["open_files"]["soft"] != 0
+    assert found["java"]["ok"]
+    assert found["java"]["version"] >= 17
     assert {"nats", "zmq", "web", "spark"} <= found["extras"].keys()
     for extra, parts in found["extras"].items():
         assert parts["install"] == f"pip install 'zbus-mesh[{extra}]'"
@@ -302,6 +305,34 @@ def test_doctor_prints_the_exact_line_that_installs_what_is_missing(tmp_path: Pa
 
     for parts in found["extras"].values():
         assert (parts["install"] in table) == bool(parts["missing"])
+
+
+JAVAS = {
+    "no Java": ("", None, "missing"),
+    "a Java that is too old": ('openjdk version "11.0.2" 2019-01-15', 11, "11, too old"),
+    "a Java of the old way to count": ('java version "1.8.0_292"', 8, "8, too old"),
+    "something else": ("hello", None, "missing"),
+}
+
+
+@pytest.mark.parametrize("case", JAVAS)
+def test_doctor_tells_what_installs_the_java_that_spark_needs(tmp_path: Path, case: str) -> None:
+    told, version, shown = JAVAS[case]
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    if told:
+        java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+        java.chmod(0o755)
+    home = {"JAVA_HOME": str(tmp_path / "home")}
+
+    done = run("doctor", tmp_path, "--json", **home)
+    table = run("doctor", tmp_path, **home).stdout.decode()
+
+    assert done.returncode == 0  # only the extra spark needs it
+    assert json.loads(done.stdout)["java"] == {"version": version, "ok": False, "install": JAVA_INSTALL}
+    (line,) = [line for line in table.splitlines() if "Java" in line]
+    assert shown in line
+    assert JAVA_INSTALL in line
 
 
 def test_doctor_finds_a_wrong_configuration(tmp_path: Path) -> None:
@@ -459,8 +490,9 @@ ALL = dict(commands())
 def test_all_commands_are_there() -> None:
     own = {f"zbus {name}" for name in ("pub", "sub", "demo", "bench", "doctor", "log")}
     of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "retain")}
+    jobs = {f"zbus pipeline {name}" for name in ("rollup", "gaps", "coverage", "sessions", "demo")}
 
-    assert {"zbus"} | own | of_the_log <= set(ALL)
+    assert {"zbus"} | own | of_the_log | jobs <= set(ALL)
 
 
 @pytest.mark.parametrize("path", ALL)

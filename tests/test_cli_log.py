@@ -306,11 +306,25 @@ def test_retention_by_age_and_size_removes_the_oldest(log_path: Path) -> None:
     assert figures["events"] == 400 - by_size["removed"]
 
 
-def test_a_log_that_is_owned_is_not_trimmed_from_outside(log_path: Path) -> None:
+def test_a_log_that_a_bus_owns_is_trimmed_by_that_bus(log_path: Path) -> None:
     with zbus.blocking.open(log_path) as bus:
-        bus.publisher("a/b").publish(b"x")
-        done = run("retain", log_path, "--events", 0)
+        bus.publisher("a/b").publish_many([b"x"] * 50)
+        done = run("retain", log_path, "--events", 20)
+        assert bus.publisher("a/b").publish(b"x") == 51
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"process {os.getpid()}" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "removed 30 events; what is left starts after offset 30" in done.stderr
+    assert [event["offset"] for event in lines("replay", log_path)] == list(range(31, 52))
+
+
+def test_retention_up_to_an_offset_stops_at_a_durable_name(log_path: Path) -> None:
+    fill(log_path, 20)
+    acknowledge(log_path, "billing", 6)
+
+    (held,) = lines("retain", log_path, "--upto", 10, "--json")
+    (passed,) = lines("retain", log_path, "--upto", 10, "--past-cursors", "--json")
+    (beyond,) = lines("retain", log_path, "--upto", 1000, "--past-cursors", "--json")
+
+    assert held == {"low_water": 6, "removed": 6, "held_by": "billing"}
+    assert passed == {"low_water": 10, "removed": 4, "held_by": None}
+    assert beyond == {"low_water": 20, "removed": 10, "held_by": None}

@@ -78,7 +78,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
-        "log": "memory",
+        "log": "app.db",
+        "cold": "app.db-cold",
         "read_only": "false",
         "durability": "os",
         "transport": "zenoh",
@@ -216,6 +217,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"retain_events": 1}, "retain_events", "there is no log"),
     ({"accept_loss": True}, "accept_loss", "there is no log"),
     ({"log": "memory", "read_only": True}, "read_only", "belongs to this bus alone"),
+    ({"cold": "tier"}, "cold", "there is no log"),
+    ({"log": "memory", "cold": "tier"}, "cold", "has no cold tier"),
     ({"log": "app.db", "read_only": True, **PEER}, "mode", "read-only is embedded"),
 ]
 INVALID: list[tuple[dict[str, Any], str, str]] = [
@@ -232,6 +235,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"log": "app.db", "retain_events": 0}, "retain_events", "greater than or equal to 1"),
     ({"log": 5}, "log", "string"),
     ({"log": ""}, "log", "path"),
+    ({"log": "app.db", "cold": ""}, "cold", "path"),
     ({"record": ["a/b*"], "log": "x.db"}, "record", "whole segments"),
     ({"record": ["shop/**"]}, "record", "there is no log"),
     ({"record": ["**"], "log": "x.db", "read_only": True}, "record", "only read"),

@@ -7,7 +7,7 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 | python           | run in a fresh process; it must exit with 0 |
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
 | bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
-| toml             | loaded as a `BusConfig` |
+| toml             | loaded as a `BusConfig`, or as a pipeline where it has a source |
 | mermaid          | starts with a diagram that mermaid knows |
 """
 
@@ -35,12 +35,14 @@ import zbus
 import zbus_dynamo
 import zbus_log
 import zbus_nats
+import zbus_spark
 import zbus_zmq
 from zbus.config import load_config
+from zbus_spark.jobs import declared
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_S = 60
+RUN_S = 110
 PLACES: dict[str, str] = {}  # the usual places, and where they are in this run
 MERMAID = (
     *("flowchart", "graph", "sequenceDiagram", "stateDiagram", "stateDiagram-v2", "classDiagram", "erDiagram"),
@@ -102,7 +104,7 @@ def check(block: Block, folder: Path) -> None:
     elif block.language == "toml":
         path = folder / "block.toml"
         path.write_text(block.text)
-        load_config(path)
+        declared.load(path) if "[source]" in block.text else load_config(path)
     elif block.language == "mermaid":
         first = (block.text.split() or [""])[0]
         if first not in MERMAID:
@@ -324,7 +326,7 @@ def test_the_harness_runs_the_commands_of_zbus_and_compares_what_they_print(tmp_
 
 def modules() -> list[ModuleType]:
     found = []
-    for package in (zbus, zbus_log, zbus_nats, zbus_zmq, zbus_dynamo):
+    for package in (zbus, zbus_log, zbus_spark, zbus_nats, zbus_zmq, zbus_dynamo):
         names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
         found += [importlib.import_module(name) for name in names if not name.endswith("__main__")]
         found.append(package)

@@ -78,6 +78,24 @@ async def test_closing_stores_what_was_published_and_flushes_what_is_queued(log_
     assert [event.offset async for event in subscription] == list(range(1, 501))
 
 
+async def test_closing_ends_the_wait_of_a_publisher_for_a_full_reader(log_path: Path) -> None:
+    bus = zbus.open(log_path)
+    await bus.start()
+    full = bus.subscribe("**", queue_events=2, overflow="block")
+    publisher = await bus.publisher("a/b")
+    await publisher.publish_many([b"1", b"2"])
+    waiting = asyncio.create_task(publisher.publish(b"3"))
+    await asyncio.sleep(0)
+    assert bus.gate.shut
+
+    await bus.aclose()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(zbus.BusClosed):
+            await waiting
+    assert [event.offset async for event in full] == [1, 2]
+
+
 async def test_closing_twice_and_closing_what_never_opened_are_harmless(log_path: Path) -> None:
     never = zbus.open(log_path)
     await never.aclose()

@@ -145,10 +145,27 @@ def test_a_log_shrinks_to_a_size_also_where_the_newest_events_are_the_largest(pa
     assert offsets(log)
 
 
+def test_everything_up_to_an_offset_goes_and_no_more_than_there_is(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+
+    assert log.retain(Rules(upto=40)) == (40, 40, None)
+    assert log.retain(Rules(upto=40)) == (40, 0, None)
+    assert log.retain(Rules(upto=7)) == (40, 0, None)
+    assert offsets(log) == list(range(41, 101))
+    assert log.retain(Rules(upto=10_000)) == (100, 60, None)
+    assert append(log, [row(100)]) == [101]
+
+
+def test_a_rule_is_one_also_where_it_names_an_offset_alone() -> None:
+    assert Rules(upto=0)
+    assert not Rules()
+    assert not Rules(past_cursors=True)
+
+
 def test_the_strictest_rule_counts(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
 
-    assert log.retain(Rules(age_s=3600, events=30, size_bytes=1 << 40)).low_water == 70
+    assert log.retain(Rules(age_s=3600, events=30, size_bytes=1 << 40, upto=60)).low_water == 70
 
 
 def test_a_rule_that_is_met_removes_nothing(log: SqliteLog) -> None:
@@ -195,6 +212,15 @@ def test_retention_stops_at_a_durable_cursor_and_says_which(log: SqliteLog) -> N
 
     assert trimmed == (30, 30, "slow")
     assert offsets(log) == list(range(31, 101))
+
+
+def test_retention_up_to_an_offset_stops_at_a_durable_cursor_too(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(100)])
+    log.cursors.claim("slow", ["**"], 30)
+
+    assert log.retain(Rules(upto=20)) == (20, 20, None)
+    assert log.retain(Rules(upto=80)) == (30, 10, "slow")
+    assert log.retain(Rules(upto=80, past_cursors=True)) == (80, 50, None)
 
 
 def test_retention_that_no_cursor_stands_in_the_way_of_names_none(log: SqliteLog) -> None:

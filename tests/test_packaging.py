@@ -21,6 +21,7 @@ import zbus
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PARTS = ("zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_zmq")
 DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
 
 
@@ -42,13 +43,13 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -
     # hatch drops a misspelt package in silence, so the names are compared.
     top_level = {name.partition("/")[0] for name in wheel.namelist()}
 
-    assert top_level == {"zbus", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_zmq", DIST_INFO}
+    assert top_level == {"zbus", *PARTS, "pyspark_zbus", DIST_INFO}
 
 
 def test_the_wheel_holds_every_module_and_says_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
     expected = {
         f"{package.name}/{path.relative_to(package).as_posix()}"
-        for package in (ROOT / "zbus", *(ROOT / "store").glob("zbus_*"), *(ROOT / "adapters").glob("zbus_*"))
+        for package in (ROOT / "zbus", *(ROOT / "store").glob("*zbus*"), *(ROOT / "adapters").glob("zbus_*"))
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -56,7 +57,7 @@ def test_the_wheel_holds_every_module_and_says_that_it_is_typed(wheel: zipfile.Z
     packed = {name for name in wheel.namelist() if not name.startswith(DIST_INFO)}
 
     assert packed == expected
-    assert {f"{package}/py.typed" for package in ("zbus", "zbus_log", "zbus_nats", "zbus_zmq", "zbus_dynamo")} <= packed
+    assert {f"{package}/py.typed" for package in ("zbus", *PARTS)} <= packed
 
 
 def test_the_wheel_carries_the_licence(wheel: zipfile.ZipFile) -> None:

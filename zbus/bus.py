@@ -18,6 +18,7 @@ from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAns
 from .event import Event
 from .gate import Gate
 from .headers import encode_headers
+from .intake import Intake
 from .keys import KeySet, check_key
 from .payload import encode_payload
 from .ports import Log, Row
@@ -125,6 +126,8 @@ class Bus:
         self.is_open = True
         for start in self._handlers:
             start()
+        if self.log is not None and self.commits is not None:
+            self.log.take_errands(Intake(self).take)
         record(BUS_STARTED, **self.diagnostics())
 
     async def aclose(self) -> None:
@@ -178,6 +181,8 @@ class Bus:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         diagnostics = self.diagnostics() | {"counts": dict(self._counts)}
+        for subscription in self._subscriptions:
+            self.gate.open(subscription)  # a publisher that waits for it is told that the bus is closed
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:

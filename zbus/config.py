@@ -37,6 +37,7 @@ class BusConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
     log: str | None = Field(None, description="path of the log, 'memory' for one that ends with the bus, or none")
+    cold: str | None = Field(None, description="folder of the cold tier; default: <log>-cold where there is one")
     read_only: bool = Field(False, description="read a log that another process owns")
     durability: Literal["fsync", "os"] = Field("fsync", description="'os' survives a crash, not a power cut")
     transport: str = Field("zenoh", repr=False, description="'zenoh', or the name or URL of another transport")
@@ -69,6 +70,13 @@ class BusConfig(BaseSettings):
     def _log_named(cls, value: str | None) -> str | None:
         if value == "":
             raise ValueError("an empty path names no log; leave it out for a bus without one")
+        return value
+
+    @field_validator("cold")
+    @classmethod
+    def _cold_named(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("an empty path names no folder; leave it out for the one beside the log")
         return value
 
     @field_validator("transport", mode="before")
@@ -123,11 +131,13 @@ class BusConfig(BaseSettings):
         if self.read_only and self.record != "own":
             raise _Contradiction("record", "a log that is only read records nothing")
         if self.log is None:
-            for field in ("read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
+            for field in ("cold", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
                 if getattr(self, field):
                     raise _Contradiction(field, "there is no log: set log to a path")
         if self.log == "memory" and self.read_only:
             raise _Contradiction("read_only", "a log in memory belongs to this bus alone")
+        if self.log == "memory" and self.cold is not None:
+            raise _Contradiction("cold", "a log in memory ends with the bus, and has no cold tier")
         if self.read_only and self.mode != "embedded":
             raise _Contradiction("mode", "a bus that is read-only is embedded")
         return self

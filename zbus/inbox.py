@@ -19,6 +19,7 @@ from .codec import BEACON, CANCEL, Envelope, open_frame
 from .errors import EventInvalid, LogError
 from .event import Event
 from .headers import Foreign, encode_foreign
+from .heard import Heard
 from .logservice import LogPage
 from .origin import Origin
 from .ports import Receive, Row
@@ -56,6 +57,7 @@ class Inbox:
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.heard = Heard()
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
     def receiver(self, link: str, dense: bool) -> Receive:
@@ -84,6 +86,10 @@ class Inbox:
         """These are wanted from the past too: ask every node that was heard already."""
         for origin in self._origins.values():
             origin.fetch_past(expressions)
+
+    def other_logs(self) -> tuple[int, ...]:
+        """The logs of other nodes that were heard since this one runs. Any thread."""
+        return tuple(each for each in list(self._origins) if each & 1)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Take nothing more and stop repairing; returns what is to be waited for."""
@@ -144,6 +150,7 @@ class Inbox:
         if kind == BEACON:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
+                self.heard.hear(beacon, self.wants)
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:

@@ -21,7 +21,7 @@ from .asking import CANCELS, Asker
 from .beacon import BEACONS
 from .errors import FabricError, FabricLacks, NobodyAnswers
 from .inbox import Inbox
-from .logservice import LogPage, LogService, ask_page, log_key
+from .logservice import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
 from .ports import Fabric, Row
 from .records import FABRIC_ERROR, record
@@ -60,6 +60,7 @@ class Network:
         self._position = 0  # without a log, the number of the last event
         self._unsent: list[Row] = []  # of this turn of the loop
         self._stored: dict[str, int] = {}
+        self._unstored: dict[str, int] = {}  # what beacons told
         self._since: dict[str, int] = {}
         self.inbox = Inbox(bus, self)
         self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
@@ -78,19 +79,23 @@ class Network:
         for cursor in await self._run(self._log.cursors.list):
             recorded += cursor.keys
         self._stored = await self._run(self._log.positions.load)
-        for name, value in self._stored.items():
+        for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
             if kind == "from":
                 self.inbox.positions[int(rest, 16)] = value
             elif kind == "since":
                 self._since[rest] = value
+            elif kind == "heard":
+                self.inbox.heard.load(int(rest, 16), self._stored.pop(name))
         now = time.time_ns()
         new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
         for each, since in self._since.items():
             self.wants.add([each], since, record=True)
         await self._begin_recording(new)
-        self.answers.serve(log_key(self.origin), LogService(self._log, self.origin, self.forward).page)
+        service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
+        self.answers.serve(log_key(self.origin), service.page)
+        self.answers.serve(LOGS, service.tell)
         for name in link_names(self._bus.config.transports).values():
             await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
         self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
@@ -154,7 +159,7 @@ class Network:
         deadline = time.monotonic() + timeout_s
         for link in self.links:
             link.outbox.close(max(0.1, deadline - time.monotonic()))
-        self._store()
+        self._store(self.inbox.heard.take())
         if self._log is not None and any(link.outbox.has_sent for link in self.links):
             self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
@@ -229,7 +234,7 @@ class Network:
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
         """A page of another node's log, for what is wanted here; asked first where that node was heard."""
-        keys = tuple(expressions or self.wants.expressions) or ("@zbus/none",)
+        keys = tuple(expressions or self.wants.expressions) or NOTHING
         heard_on = next((each.fabric for each in self.links if each.label == link), None)
         ask = partial(self.asker.ask, first=heard_on, stream=True)
         if not self.links:
@@ -313,19 +318,21 @@ class Network:
     async def _store_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(STORE_S)
-            await self._run(self._store)
+            await self._run(self._store, self.inbox.heard.take())
 
-    def _store(self) -> None:
+    def _store(self, heard: Mapping[int, int]) -> None:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.outbox.sent for link in self.links}
         now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
-        changed = {name: value for name, value in now.items() if self._stored.get(name) != value}
+        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in heard.items()}
+        changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         if changed:
             try:
                 self._log.positions.store(changed)
-                self._stored |= changed
+                self._stored |= now
+                self._unstored = {}
             except Exception as error:
                 record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .errors import LogError
+from .errors import LogError, ZbusError
 from .event import Event
 from .keys import KeySet
 
@@ -19,6 +19,9 @@ Row = tuple[int, int, int, str, bytes, bytes | None]
 
 # Called once by the log's own thread: one offset per row, or the error that befell all of them.
 Appended = Callable[[Sequence[int] | LogError], None]
+
+# Called once, by any thread, with what became of rows that another process wants stored: they may be refused as well.
+Answered = Callable[[Sequence[int] | ZbusError], None]
 
 
 class Span(NamedTuple):
@@ -83,7 +86,7 @@ class Positions(Protocol):
 
 
 class Log(Protocol):
-    """An append-only, ordered record of events. All but `append` may block: call them off the loop."""
+    """An append-only, ordered record of events. `append` and `take_errands` never block; others: off the loop."""
 
     path: str
     read_only: bool
@@ -117,6 +120,13 @@ class Log(Protocol):
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Tell `moved` of the head whenever another process appended (a log that is read here only)."""
+
+    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+        """From now on let other processes have rows stored here, through `take`; returns at once.
+
+        `take` is called on a thread of the log: it only appends and wakes. Rows that are not answered when the log
+        is closed are put again by those who wait for them.
+        """
 
     def diagnostics(self) -> dict[str, Any]:
         """What this log is."""

@@ -16,24 +16,26 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports import Appended, Page, Row, Span
+from zbus.ports import Answered, Appended, Page, Row, Span
 from zbus.records import record
 
+from .cold import Cold
 from .cursors import SqliteCursors
 from .database import log_errors, make_engine, transaction
+from .errands import Errands
 from .headrecord import RESERVE, Head, HeadRecord
+from .joined import Joined
 from .positions import SqlitePositions
-from .reader import Reader
+from .reader import Reader, readable
 from .retention import Rules, Trimmed, plan, trim_step
 from .schema import (
     SEALED_UNTIL,
-    VERSION,
     check_is_log,
-    file_version,
     find_gaps,
     get_epoch,
     get_head,
     get_low_water,
+    origin_of,
     prepare,
     set_epoch,
 )
@@ -61,6 +63,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
+        cold=None if config.cold is None else str(Path(config.cold).expanduser()),
     )
 
 
@@ -75,6 +78,7 @@ class SqliteLog:
         synchronous: str = "FULL",
         accept_loss: bool = False,
         rules: Rules | None = None,
+        cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
@@ -84,10 +88,12 @@ class SqliteLog:
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
         self._watching: threading.Thread | None = None
+        self._errands: Errands | None = None
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
         self._cursors = SqliteCursors(path)
+        self._cold = Cold(f"{path}-cold" if cold is None else cold)
         try:
             if read_only:
                 self._check_readable()
@@ -97,6 +103,7 @@ class SqliteLog:
             self.close(1.0)
             raise
         self._reader = Reader(path, self._read_engine)
+        self._history = Joined(self._reader, self._cold)
 
     @property
     def cursors(self) -> SqliteCursors:
@@ -124,19 +131,19 @@ class SqliteLog:
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
         """The next page of a span."""
-        return self._reader.read(keys, span, limit)
+        return self._history.read(keys, span, limit)
 
     def narrow(self, span: Span) -> Span:
         """Times as offsets, and an end."""
-        return self._reader.narrow(span)
+        return self._history.narrow(span)
 
     def head(self) -> int:
         """The last committed offset."""
         return self._reader.head()
 
     def low_water(self) -> int:
-        """Everything up to this offset was removed by retention."""
-        return self._reader.low_water()
+        """Everything up to this offset is gone for good; what was trimmed but is in the cold tier is not."""
+        return self._history.low_water()
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Look at the head again and again, seldom while nothing happens: there is no socket to be told by."""
@@ -155,6 +162,11 @@ class SqliteLog:
 
         self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
         self._watching.start()
+
+    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+        """Do what other processes want written; a log in memory has no others, and one that is read here no say."""
+        if self._writer is not None and self._folder is None:
+            self._errands = Errands(self.path, take, self.retain)
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Trimmed:
         """Remove what the rules do not let stay, now; commits go on in between."""
@@ -198,12 +210,15 @@ class SqliteLog:
 
     def close(self, timeout_s: float) -> None:
         """Commit what was appended, then let go of the file. A disk that hangs is left to its daemon thread."""
-        self._closed.set()
         deadline = time.monotonic() + timeout_s
+        if self._errands is not None:  # first: those who wait are not to hear of errors that only closing makes
+            self._errands.close(timeout_s / 4)
+        self._closed.set()
         stopped = self._writer is None or self._writer.close(timeout_s)
         if self._watching is not None:
             self._watching.join(max(0.1, deadline - time.monotonic()))
         self._cursors.close(max(0.1, deadline - time.monotonic()))
+        self._cold.close()
         if hasattr(self, "_read_engine"):
             self._read_engine.dispose()
         if stopped and self._connection is not None:
@@ -226,13 +241,7 @@ class SqliteLog:
         return self._connection
 
     def _check_readable(self) -> None:
-        if not Path(self.path).is_file():
-            raise ConfigInvalid("log", f"there is no log {self.path!r} to read")
-        self._read_engine = make_engine(self.path, read_only=True)
-        with log_errors(self.path), self._read_engine.connect() as connection:
-            version = file_version(connection)
-        if version != VERSION:
-            raise LogDamaged(self.path, f"the log has version {version}, and reading alone needs {VERSION}")
+        self._read_engine = readable(self.path)
 
     def _own(self, accept_loss: bool) -> None:
         """Lock, migrate, compare with the head record, and start the writer."""
@@ -258,7 +267,7 @@ class SqliteLog:
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
         self._record.update(state)
         self._record.sync()
-        self._origin = int.from_bytes(state.epoch[:8]) >> 2 | 1
+        self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
         now_and_then = self._retain_now_and_then if self._rules else None
         self._writer = Writer(
@@ -300,6 +309,7 @@ class SqliteLog:
     def _begin_epoch(self, known: Head, head: int) -> Head:
         """Go on after a loss: what was reserved is never given out again."""
         epoch, reserved = secrets.token_bytes(16), max(known.reserved, known.head, head)
+        before = get_epoch(self._writing)
         with transaction(self._writing):
             set_epoch(self._writing, epoch)
             for first, last in [*self._tail_gaps(head), (head + 1, reserved)]:
@@ -307,6 +317,7 @@ class SqliteLog:
                     "INSERT OR REPLACE INTO losses (first, last, found_at) VALUES (?, ?, ?)",
                     (first, last, time.time_ns()),
                 )
+        self._cold.follow(before, epoch, head)
         return Head(epoch, head, reserved)
 
     def _tail_gaps(self, head: int) -> list[tuple[int, int]]:

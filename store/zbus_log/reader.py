@@ -7,19 +7,22 @@ payloads of those keys and no others.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Engine
 
-from zbus.errors import LogTrimmed
+from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports import Span
 
-from .database import log_errors, snapshot
+from .database import log_errors, make_engine, snapshot
 from .keytable import KeyTable
 from .rows import PAGE, SIZE, RowPage
-from .schema import BLOCK, SEALED_UNTIL, get_head, get_low_water
+from .schema import BLOCK, SEALED_UNTIL, VERSION, file_version, get_epoch, get_head, get_low_water
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 LIMIT_MIN = 128
@@ -27,6 +30,7 @@ WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
 SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
 
+_VALUE = re.compile(r":(\w+)")
 _TIMES = "published_at BETWEEN :from_ns AND :to_ns"
 _ALL = f"SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit"
 _MOST = f"""
@@ -48,6 +52,34 @@ SELECT events.* FROM (
 _ids = msgspec.json.Decoder(list[int]).decode
 
 
+def readable(path: str) -> Engine:
+    """An engine for a log that is only read; an error if it is not there or has another version."""
+    if not Path(path).is_file():
+        raise ConfigInvalid("log", f"there is no log {path!r} to read")
+    engine = make_engine(path, read_only=True)
+    with log_errors(path), engine.connect() as connection:
+        version = file_version(connection)
+    if version != VERSION:
+        engine.dispose()
+        newer = ": upgrade zbus" if version > VERSION else ""
+        raise LogDamaged(path, f"the log has version {version}, and reading alone needs {VERSION}{newer}")
+    return engine
+
+
+class Choice(NamedTuple):
+    """How the events of some keys are found: a query for whole rows of `events`, and the keys it is about."""
+
+    statement: str
+    keys: str = ""  # their ids, a JSON array
+
+    def sql(self, span: Span, limit: int) -> str:
+        """The query with its values written into it: for drivers other than the log's own."""
+        values = _values(span, span.until or 0, self.keys) | {"limit": limit}
+        return _VALUE.sub(
+            lambda found: str(values[found[1]]) if found[1] != "keys" else f"'{self.keys}'", self.statement
+        )
+
+
 class Reader:
     """Reads through its own connections; safe from several threads at once."""
 
@@ -67,23 +99,43 @@ class Reader:
         with log_errors(self.path), self._engine.connect() as connection:
             return get_low_water(connection)
 
+    def epoch(self) -> bytes:
+        """The identity of the log's offsets."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_epoch(connection)
+
     def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
         """The next events of `span`; the page is bounded by `limit`, by bytes, and by how far it looks."""
         with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
-            if keys.unfiltered:
-                return self._page(connection, _ALL, span, limit, WINDOW_MAX)
-            ids, share = self._keys.matching(connection, keys)
-            if share == 1.0:
-                return self._page(connection, _ALL, span, limit, WINDOW_MAX)
+            choice = self._choose(connection, keys)
+            if choice.statement is _ALL:
+                return self._page(connection, choice, span, limit, WINDOW_MAX)
             window = self._windows.get(keys.expressions, WINDOW_MIN)
-            chosen = _MOST if share > SCAN_SHARE else _SOME
-            page = self._page(connection, chosen, span, limit, window, msgspec.json.encode(ids).decode())
+            page = self._page(connection, choice, span, limit, window)
             if len(self._windows) > 1000:
                 self._windows.clear()
             # Look further where events are rare, less far where a window holds many pages.
             further = max(WINDOW_MIN, window // 2) if page.full else min(WINDOW_MAX, window * 2)
             self._windows[keys.expressions] = further
             return page
+
+    def choose(self, keys: KeySet) -> Choice:
+        """How to find the events of `keys` that the log holds now."""
+        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            return self._choose(connection, keys)
+
+    def names(self, ids: Iterable[int]) -> dict[int, str]:
+        """The names of at least these keys."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return self._keys.learn(connection, ids)
+
+    def _choose(self, connection: Connection, keys: KeySet) -> Choice:
+        if keys.unfiltered:
+            return Choice(_ALL)
+        ids, share = self._keys.matching(connection, keys)
+        if share == 1.0:
+            return Choice(_ALL)
+        return Choice(_MOST if share > SCAN_SHARE else _SOME, msgspec.json.encode(ids).decode())
 
     def narrow(self, span: Span) -> Span:
         """Turn times into offsets: blocks know the times they span, so little is scanned."""
@@ -102,21 +154,12 @@ class Reader:
             finally:
                 connection.exec_driver_sql("COMMIT")
 
-    def _page(
-        self, connection: Connection, chosen: str, span: Span, limit: int, window: int, keys: str = ""
-    ) -> _CountedPage:
+    def _page(self, connection: Connection, choice: Choice, span: Span, limit: int, window: int) -> _CountedPage:
         if span.after == 0:  # from the beginning: of what is left
             span = span._replace(after=get_low_water(connection))
         until = span.after + window if span.until is None else min(span.until, span.after + window)
-        values: dict[str, Any] = {
-            "after": span.after,
-            "until": until,
-            "from_ns": -1 if span.from_ns is None else span.from_ns,
-            "to_ns": (1 << 63) - 1 if span.to_ns is None else span.to_ns,
-            "bytes": PAGE_BYTES_MAX,
-            "keys": keys,
-        }
-        page, size = PAGE.format(chosen=chosen), SIZE.format(chosen=chosen)
+        values = _values(span, until, choice.keys) | {"bytes": PAGE_BYTES_MAX}
+        page, size = PAGE.format(chosen=choice.statement), SIZE.format(chosen=choice.statement)
         asked, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit
@@ -136,6 +179,16 @@ class Reader:
         names = self._keys.learn(connection, _ids(used))
         covered = last if count >= limit else max(span.after, min(until, head))
         return _CountedPage(numbers, bodies or b"", covered, low_water, names, count >= limit)
+
+
+def _values(span: Span, until: int, keys: str) -> dict[str, Any]:
+    return {
+        "after": span.after,
+        "until": until,
+        "from_ns": -1 if span.from_ns is None else span.from_ns,
+        "to_ns": (1 << 63) - 1 if span.to_ns is None else span.to_ns,
+        "keys": keys,
+    }
 
 
 class _CountedPage(RowPage):

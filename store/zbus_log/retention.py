@@ -23,9 +23,10 @@ class Rules(NamedTuple):
     size_bytes: int | None = None
     events: int | None = None
     past_cursors: bool = False
+    upto: int | None = None  # an offset: what is not over it may go, whatever else
 
     def __bool__(self) -> bool:
-        return any(rule is not None for rule in self[:3])
+        return any(rule is not None for rule in (self.age_s, self.size_bytes, self.events, self.upto))
 
 
 class Trimmed(NamedTuple):
@@ -46,6 +47,8 @@ def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None)
         target = max(target, first_at(connection, cutoff_ns, head) - 1)
     if rules.size_bytes is not None:
         target = max(target, _by_size(connection, rules.size_bytes, head))
+    if rules.upto is not None:
+        target = max(target, min(rules.upto, head))
     if lowest is not None and lowest.offset < target and not rules.past_cursors:
         return lowest.offset, lowest.name
     return target, None

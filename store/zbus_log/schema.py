@@ -159,6 +159,11 @@ def get_epoch(connection: Connection) -> bytes:
     return bytes(connection.execute(select(state.c.epoch)).scalar_one())
 
 
+def origin_of(epoch: bytes) -> int:
+    """What a log is called among nodes: odd, and 62 bits at most."""
+    return int.from_bytes(epoch[:8]) >> 2 | 1
+
+
 def set_epoch(connection: Connection, epoch: bytes) -> None:
     """Begin a new epoch, after a loss."""
     connection.execute(update(state).values(epoch=epoch))

@@ -19,6 +19,7 @@ import zbus
 from zbus.errors import ZbusError
 
 from .failures import ERROR
+from .java import JAVA_INSTALL, JAVA_VERSION_MIN, java_version
 from .loop import run
 from .options import JsonOption
 from .output import encode_json, show, write
@@ -58,6 +59,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "configuration": _configuration(),
         "fsync": {"folder": str(folder.resolve())} | measure_fsync(folder),
         "open_files": {"soft": soft, "hard": hard, "ok": soft >= OPEN_FILES_MIN or soft < 0},
+        "java": _java(),
         "extras": {extra: _extra(extra, names) for extra, names in extras.items()},
     }
 
@@ -91,6 +93,11 @@ def _configuration() -> dict[str, Any]:
     except ZbusError as error:
         return {"ok": False, "reason": str(error)}
     return {"ok": True, "reason": ""}
+
+
+def _java() -> dict[str, Any]:
+    found = java_version()
+    return {"version": found, "ok": found is not None and found >= JAVA_VERSION_MIN, "install": JAVA_INSTALL}
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
@@ -128,6 +135,9 @@ def _table(found: dict[str, Any]) -> Table:
     table.add_row("configuration", "ok" if configuration["ok"] else "invalid", configuration["reason"])
     table.add_row(f"fsync in {fsync['folder']}", f"p50 {fsync['us_p50']:,.0f} µs, p99 {fsync['us_p99']:,.0f} µs", "")
     table.add_row("open files", f"{files['soft']:,}", "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")
+    java = found["java"]
+    state = "missing" if java["version"] is None else f"{java['version']}{' ok' if java['ok'] else ', too old'}"
+    table.add_row("Java, for the extra spark alone", state, "" if java["ok"] else java["install"])
     for extra, parts in found["extras"].items():
         state = f"missing: {', '.join(parts['missing'])}" if parts["missing"] else "installed"
         table.add_row(f"extra {extra}", state, parts["install"] if parts["missing"] else "")

@@ -1,4 +1,4 @@
-"""`zbus log retain`: remove the oldest events of a log, by age, size or number, now."""
+"""`zbus log retain`: remove the oldest events of a log, by age, size, number or offset, now."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from zbus.cli.options import JsonOption
 from zbus.cli.output import encode_json, note, progress, write
 from zbus.cli.values import OFFSET_MAX, parse_age, parse_size
 from zbus.errors import ConfigInvalid
+from zbus_log.errand_client import retain as retain_in
 from zbus_log.retention import Rules
 
-from .options import LogArgument, opened
+from .options import LogArgument, check_is_there
 
 
 def retain(
@@ -26,6 +27,9 @@ def retain(
     events: Annotated[
         int | None, typer.Option(min=0, max=OFFSET_MAX, metavar="N", help="Keep so many events at most.")
     ] = None,
+    upto: Annotated[
+        int | None, typer.Option(min=0, max=OFFSET_MAX, metavar="OFFSET", help="Remove everything up to this offset.")
+    ] = None,
     past_cursors: Annotated[
         bool, typer.Option("--past-cursors", help="Also remove what a durable name has not acknowledged yet.")
     ] = False,
@@ -33,14 +37,16 @@ def retain(
 ) -> None:
     """Remove the oldest events, and say how many went and which durable name held others back.
 
-    The log must have no owner: a running bus does the same by its own settings retain_age_s and so on.
+    If a running bus owns the log, it is asked to do this. By itself it does the same by its settings retain_age_s
+    and so on.
     """
-    rules = Rules(age, size, events, past_cursors)
+    rules = Rules(age, size, events, past_cursors, upto)
     if not rules:
-        raise ConfigInvalid("retain", "say what may stay: --age, --bytes or --events")
-    with opened(log, read_only=False) as found, progress("events") as bar:
+        raise ConfigInvalid("retain", "say what may stay: --age, --bytes, --events or --upto")
+    check_is_there(log)
+    with progress("events") as bar:
         task = bar.add_task("removing", total=None)
-        trimmed = found.retain(rules, lambda removed: bar.update(task, completed=removed))
+        trimmed = retain_in(log, rules, progress=lambda removed: bar.update(task, completed=removed))
     if json:
         write(encode_json(trimmed._asdict()))
         return

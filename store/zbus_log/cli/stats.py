@@ -13,14 +13,16 @@ from zbus.cli.options import JsonOption
 from zbus.cli.output import encode_json, show, write
 from zbus_log.database import log_errors, make_engine
 from zbus_log.headrecord import owner_pid
-from zbus_log.schema import BLOCK, blocks, events, get_head, get_low_water, keys, publishers
+from zbus_log.schema import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
 
 from .cursors import as_json
 from .options import LogArgument, opened
 
 
 def stats(log: LogArgument, json: JsonOption = False) -> None:
-    """Print what a log holds: its head, events, bytes, keys, publishers, times, owner and durable cursors."""
+    """Print what a log holds: its origin (what other nodes call it), head, events, bytes, keys, publishers, times,
+    owner and durable cursors.
+    """
     with opened(log, read_only=True) as found:
         engine = make_engine(str(log), read_only=True)
         try:
@@ -50,6 +52,7 @@ def collect(connection: Connection) -> dict[str, Any]:
     outside = _count(connection, loose)
     known = union(select(publishers.c.publisher), select(events.c.publisher).where(events.c.offset > sealed))
     return {
+        "origin": f"{origin_of(get_epoch(connection)):x}",
         "head": head,
         "low_water": low_water,
         "events": int(in_blocks[0]) + outside[0],

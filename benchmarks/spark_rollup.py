@@ -1,0 +1,76 @@
+"""How long does the rollup of a log take, beside the same question in plain SQL on its file?
+
+Per key and minute: events, bytes and rate. The SQL has no percentiles to compute (SQLite has none, and no event of this
+log tells its latency); the rollup looks for them all the same. Session start apart; the result is fetched by both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter_ns
+
+import pysqlite3
+from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, sqlite_versions
+from _spark import fill, spark, spark_versions
+
+import zbus_spark
+
+TARGET = 2.0
+SQL = """
+SELECT keys.key, published_at / 60000000000 AS minute, count(*), sum(length(payload)), count(*) / 60.0
+FROM events JOIN keys ON keys.id = events.key GROUP BY keys.key, minute
+"""
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """One question."""
+    events, rounds = sizes.of(1_000_000, 20_000), sizes.of(5, 1)
+    with folder() as where:
+        log = where / "log.db"
+        fill(log, events)
+        roll_up(log, events)  # the first job of a session pays for more than itself
+        found = alternate(rounds, lambda: roll_up(log, events), lambda: in_sql(log, events))
+    return [
+        compare(
+            "spark_rollup",
+            "time of a rollup per key and minute beside the same in plain SQL on SQLite",
+            unit="s",
+            peer_name="pysqlite3",
+            rounds=found,
+            target=TARGET,
+            target_is="ratio at most",
+            versions={"zbus": spark_versions(), "peer": sqlite_versions(pysqlite3)},
+            events=events,
+        )
+    ]
+
+
+def roll_up(log: Path, events: int) -> Figure:
+    """Seconds for the job of `zbus pipeline rollup`."""
+    begin = perf_counter_ns()
+    found = zbus_spark.rollup(zbus_spark.read(spark(), str(log))).collect()
+    took = perf_counter_ns() - begin
+    _expect(sum(row.events for row in found), events)
+    return Figure(took / 1e9)
+
+
+def in_sql(log: Path, events: int) -> Figure:
+    """Seconds for the query."""
+    connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
+    try:
+        begin = perf_counter_ns()
+        found = connection.execute(SQL).fetchall()
+        took = perf_counter_ns() - begin
+    finally:
+        connection.close()
+    _expect(sum(row[2] for row in found), events)
+    return Figure(took / 1e9)
+
+
+def _expect(seen: int, events: int) -> None:
+    if seen != events:
+        raise RuntimeError(f"{seen} of {events} events were counted")
+
+
+if __name__ == "__main__":
+    alone(rows)

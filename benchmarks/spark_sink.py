@@ -1,0 +1,78 @@
+"""How fast do rows of a DataFrame become events, beside `publish_many` of the same payloads?
+
+Both end when every event is on disk. The rows are in Spark's memory before the clock starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder
+from _spark import spark, spark_versions
+from pyspark.sql import functions as f
+
+import zbus
+
+TARGET = 0.4
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """One question."""
+    events, rounds = sizes.of(1_000_000, 20_000), sizes.of(3, 1)
+    frame = spark().range(events, numPartitions=2).select(f.lit(PAYLOAD).alias("payload")).cache()
+    if frame.count() != events:
+        raise RuntimeError("the rows were not made")
+    with folder() as where:
+        paths = (where / f"{number}.db" for number in itertools.count())
+        save(frame.limit(1000), next(paths), 1000)  # the first job of a session pays for more than itself
+        found = alternate(
+            rounds,
+            lambda: save(frame, next(paths), events),
+            lambda: asyncio.run(publish_many(next(paths), events)),
+        )
+    frame.unpersist()
+    versions = spark_versions()
+    return [
+        compare(
+            "spark_sink",
+            "rows to durable events by the sink beside `publish_many`",
+            unit="events/s",
+            peer_name="publish_many",
+            rounds=found,
+            target=TARGET,
+            versions={"zbus": versions, "peer": versions},
+            events=events,
+        )
+    ]
+
+
+def save(frame: Any, log: Path, events: int) -> Figure:
+    """Events a second through `df.write.format("zbus")`."""
+    begin = perf_counter_ns()
+    frame.write.format("zbus").option("key", "bench/orders/created").mode("append").save(str(log))
+    took = perf_counter_ns() - begin
+    if (stored := asyncio.run(_head(log))) != events:
+        raise RuntimeError(f"{stored} of {events} events were stored")
+    return Figure(events / took * 1e9)
+
+
+async def publish_many(log: Path, events: int) -> Figure:
+    """Events a second through a publisher."""
+    async with zbus.open(log) as bus:
+        publisher = await bus.publisher("bench/orders/created")
+        begin = perf_counter_ns()
+        await publisher.publish_many(itertools.repeat(PAYLOAD, events))
+        return Figure(events / (perf_counter_ns() - begin) * 1e9)
+
+
+async def _head(log: Path) -> int:
+    async with zbus.open(log, read_only=True) as bus:
+        return await bus.head()
+
+
+if __name__ == "__main__":
+    alone(rows)

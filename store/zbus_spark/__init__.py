@@ -1,0 +1,56 @@
+"""The log of zbus in Spark: a source, a sink, and the jobs that make a log useful.
+
+>>> import zbus_spark
+>>> callable(zbus_spark.read)
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .failures import SparkFailed, spark_errors
+    from .jobs.backfill import backfill
+    from .jobs.coverage import coverage
+    from .jobs.gaps import gaps
+    from .jobs.offload import Offloaded, offload
+    from .jobs.rollup import rollup
+    from .jobs.sessions import sessions
+    from .jobs.trim import trim
+    from .typed import payload
+    from .reading import read
+    from .starting import session
+
+__all__ = [
+    "Offloaded",
+    "SparkFailed",
+    "backfill",
+    "coverage",
+    "gaps",
+    "offload",
+    "payload",
+    "read",
+    "rollup",
+    "session",
+    "sessions",
+    "spark_errors",
+    "trim",
+]
+
+_WHERE = {
+    "Offloaded": ".jobs.offload",
+    "SparkFailed": ".failures",
+    "payload": ".typed",
+    "read": ".reading",
+    "session": ".starting",
+    "spark_errors": ".failures",
+}
+
+
+# Every worker of Spark imports this package for the source alone: the rest comes when it is asked for.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE.get(name, f".jobs.{name}"), __name__), name)

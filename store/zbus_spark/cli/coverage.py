@@ -1,0 +1,45 @@
+"""`zbus pipeline coverage`: compare two logs, such as a publisher's and a sink's, or those of two zones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zbus.cli.failures import ERROR
+from zbus.cli.options import JsonOption
+from zbus.cli.output import note
+from zbus_spark.jobs import coverage as compare
+from zbus_spark.jobs.coverage import COLUMNS
+
+from .options import LOCAL, AfterOption, KeyOption, LogArgument, MasterOption, ShownOption, UntilOption, load
+from .progress import working
+from .tables import print_rows
+
+
+def coverage(
+    left: LogArgument,
+    right: Annotated[str, typer.Argument(metavar="LOG", help="The log to compare it with, named in the same way.")],
+    key: KeyOption = None,
+    after: AfterOption = None,
+    until: UntilOption = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if they are not the same.")] = False,
+    rows: ShownOption = 50,
+    json: JsonOption = False,
+    master: MasterOption = LOCAL,
+) -> None:
+    """Tell what one log has and the other has not, by identity, and which events are not the same in both.
+
+    Digests of parts are compared first, and events only of the parts that differ. Offsets differ from log to log, so
+    give --after and --until as times.
+    """
+    with working("comparing", master) as spark:
+        ours, theirs = (load(spark, log, COLUMNS, key, after, until) for log in (left, right))
+        found = compare(ours, theirs).persist()
+        counts = {row["finding"]: row["count"] for row in found.groupBy("finding").count().collect()}
+        print_rows(found, json, rows, "coverage")
+        found.unpersist()
+    told = (("only in the first", "left_only"), ("only in the second", "right_only"), ("different", "differs"))
+    note(", ".join(f"{words}: {counts.get(name, 0):,}" for words, name in told))
+    if check and counts:
+        raise typer.Exit(ERROR)

@@ -1,0 +1,60 @@
+"""`zbus pipeline gaps`: which events of each publisher a log lacks, has late, or has twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from zbus.cli.failures import ERROR
+from zbus.cli.options import JsonOption
+from zbus.cli.output import note
+from zbus_log.cli.options import opened
+from zbus_spark.jobs import gaps as find_gaps
+from zbus_spark.jobs.gaps import COLUMNS, MISSING
+
+from .options import LOCAL, CheckOption, ColdOption, LogArgument, MasterOption, ShownOption, load, low_water_of
+from .progress import working
+from .tables import print_rows
+
+HEARD = "heard/"  # the positions in which a node keeps what beacons told it: by publisher, the sequence and one more
+
+
+def gaps(
+    log: LogArgument,
+    cold: ColdOption = None,
+    check: CheckOption = False,
+    rows: ShownOption = 50,
+    json: JsonOption = False,
+    master: MasterOption = LOCAL,
+) -> None:
+    """Find what is missing of each publisher, what came late, and what is there twice.
+
+    Sequences start at 0 and rise by 1. What is missing after the last event is known only as far as beacons of other
+    nodes told of it, and only where the log is a file. What retention removed is not called missing.
+    """
+    with working("looking for gaps", master) as spark:
+        low_water = low_water_of(log, cold)
+        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _heard(log), low_water).persist()
+        counts = {
+            row["finding"]: row["events"]
+            for row in found.groupBy("finding").agg(F.sum("events").alias("events")).collect()
+        }
+        print_rows(found, json, rows, "gaps")
+        found.unpersist()
+    missing = sum(counts.get(name, 0) for name in MISSING)
+    note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, twice: {counts.get('duplicate', 0):,}")
+    if low_water:
+        note(f"everything up to offset {low_water:,} was removed from this log, and is not called missing")
+    if check and missing:
+        raise typer.Exit(ERROR)
+
+
+def _heard(log: str) -> dict[int, int]:
+    if "://" in log:
+        return {}
+    with opened(Path(log), read_only=True) as found:
+        positions = found.positions.load()
+    told = {name.removeprefix(HEARD): number for name, number in positions.items() if name.startswith(HEARD)}
+    return {int(publisher, 16): number - 1 for publisher, number in told.items()}

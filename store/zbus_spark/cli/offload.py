@@ -1,0 +1,74 @@
+"""`zbus pipeline offload` and `zbus pipeline trim`: the old part of a log to Parquet files, then out of the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zbus.cli.options import JsonOption
+from zbus.cli.output import encode_json, note, write
+from zbus.cli.values import OFFSET_MAX, parse_age
+from zbus_log import Trimmed
+from zbus_log.cli.options import LogArgument, check_is_there
+from zbus_spark.jobs.offload import offload as offload_closed
+from zbus_spark.jobs.trim import trim as trim_offloaded
+
+from .options import LOCAL, ColdOption, MasterOption
+from .progress import working
+
+
+def offload(
+    log: LogArgument,
+    cold: ColdOption = None,
+    keep_events: Annotated[
+        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest so many events.")
+    ] = 0,
+    keep_age: Annotated[
+        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave what is younger, such as 12h or 7d.")
+    ] = None,
+    segment_events: Annotated[int, typer.Option(metavar="N", help="How many events a segment has at most.")] = 262_144,
+    trim: Annotated[bool, typer.Option("--trim", help="Then remove from the log what the tier holds.")] = False,
+    master: MasterOption = LOCAL,
+    json: JsonOption = False,
+) -> None:
+    """Write the closed part of a log to Parquet files by date and namespace, where replays go on finding it.
+
+    Files are compared with the log before they count. Stopped at any point, run it again: nothing is lost or doubled.
+    """
+    check_is_there(log)
+    with working(f"offloading {log}", master) as spark:
+        done = offload_closed(
+            spark, log, cold=cold, segment_events=segment_events, keep_events=keep_events, keep_age_s=keep_age
+        )
+    trimmed = trim_offloaded(log, cold) if trim and Path(cold or f"{log}-cold").is_dir() else None
+    if json:
+        write(encode_json(done._asdict() | ({"trimmed": trimmed._asdict()} if trimmed is not None else {})))
+        return
+    if done.segments:
+        range_ = f"from offset {done.first:,} to {done.last:,}"
+        note(f"offloaded {done.events:,} events {range_}: {done.segments} segments, {done.bytes:,} bytes")
+    else:
+        note("nothing to offload: what is closed is in the tier already")
+    if trimmed is not None:
+        _tell(trimmed)
+
+
+def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) -> None:
+    """Remove from a log what its cold tier holds, once the tier was looked at; replays go on finding it there.
+
+    A durable name that has not acknowledged an event yet holds it back. If a running bus owns the log, it is asked.
+    """
+    check_is_there(log)
+    trimmed = trim_offloaded(log, cold)
+    if json:
+        write(encode_json(trimmed._asdict()))
+    else:
+        _tell(trimmed)
+
+
+def _tell(trimmed: Trimmed) -> None:
+    note(f"trimmed {trimmed.removed:,} events; the log's file begins after offset {trimmed.low_water:,}")
+    if trimmed.held_by is not None:
+        note(f"durable {trimmed.held_by!r} has not acknowledged more, and held it back")

@@ -1,0 +1,181 @@
+"""Segments on their way into the cold tier: written beside it, read back and compared, and only then let in.
+
+What is compared: how many events SQLite counts, the bounds, a digest over every value that does not depend on the
+order, taken while the events were written and again from the files, and each event's own checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from zbus.errors import EventCorrupt, LogError
+from zbus_log.cold import ColdPage
+from zbus_log.coldmerge import COLUMNS
+from zbus_log.manifest import ColdFile, Segment
+from zbus_spark.reading import FILED, files
+
+from .closed import Closed
+
+PARTITION_EVENTS_MIN = 65_536
+NAMESPACE_BYTES_MAX = 80  # three times as many, percent-encoded, still are the name of a folder
+_DAY_NS = 86_400_000_000_000
+_DATE = f"date_from_unix_date(int((published_ns - pmod(published_ns, {_DAY_NS})) div {_DAY_NS}))"
+
+
+class Digest(NamedTuple):
+    """How many events, and what all their values come to."""
+
+    events: int
+    digest: int
+
+
+def write(spark: SparkSession, log: str, segments: Sequence[Closed], staging: Path) -> Digest:
+    """Write closed segments as Parquet under `staging`; return what was written, as it came from the log."""
+    first, last = segments[0].first, segments[-1].last
+    share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
+    rows = max(PARTITION_EVENTS_MIN, min(share, max(each.last - each.first + 1 for each in segments)))
+    options = {"raw": True, "startOffset": first, "endOffset": last, "rowsPerPartition": rows}
+    found = spark.read.format("zbus").schema(FILED).options(**options).load(log)
+    segment = F.lit(segments[-1].name)
+    for each in reversed(segments[:-1]):
+        segment = F.when(F.col("offset") <= each.last, F.lit(each.name)).otherwise(segment)
+    namespace = F.substring_index("key", "/", 1)
+    seen = Observation()
+    placed = (
+        found.withColumn("hash", _hash())
+        .observe(seen, F.count("*").alias("events"), F.sum("hash").alias("digest"))
+        .drop("hash")
+        .withColumn("seg", segment)
+        .withColumn(
+            "date", F.expr(f"date_from_unix_date(int((published_ns - pmod(published_ns, {_DAY_NS})) div {_DAY_NS}))")
+        )
+        .withColumn("ns", F.when(F.octet_length(namespace) <= NAMESPACE_BYTES_MAX, namespace))
+    )
+    by = ("seg", "date", "ns")
+    ordered = placed.sortWithinPartitions(*by, "offset")
+    ordered.write.partitionBy(*by).option("compression", "zstd").parquet(f"file://{staging}")
+    return Digest(seen.get["events"], int(seen.get["digest"] or 0))
+
+
+def verify(spark: SparkSession, segments: Sequence[Closed], staging: Path, written: Digest) -> list[Segment]:
+    """Read everything back and compare; return what the manifest is to say. Raises at the first difference."""
+    paths = {each.name: sorted(_parquet(staging / f"seg={each.name}")) for each in segments}
+    listed = [path.relative_to(staging).as_posix() for found in paths.values() for path in found]
+    summaries: dict[str, Any] = {}
+    if listed:
+        stored = files(spark, f"file://{staging}", listed)
+        summaries = {row.seg: row for row in _summaries(stored)}
+        _check_events(stored)
+    digest = Digest(sum(row.events for row in summaries.values()), sum(int(row.digest) for row in summaries.values()))
+    if digest != written:
+        raise LogError(f"of {written.events} events the files hold {digest.events}, or others. {_NOTHING}")
+    return [_segment(staging, each, paths[each.name], summaries.get(each.name)) for each in segments]
+
+
+def let_in(folder: Path, staging: Path, closed: Closed) -> None:
+    """Move a verified segment to where it belongs, on disk for good; in the manifest it is not yet."""
+    staged, target = staging / f"seg={closed.name}", folder / f"seg={closed.name}"
+    if not staged.is_dir():
+        return  # it has no events
+    for path in staged.rglob("*"):
+        if path.is_file() and path.suffix != ".parquet":
+            path.unlink()  # Hadoop's checksums: pages of Parquet have their own
+        else:
+            _sync(path)
+    _sync(staged)
+    if target.exists():
+        shutil.rmtree(target)
+    staged.rename(target)
+    _sync(folder)
+
+
+_NOTHING = "Nothing was offloaded, and the log is as it was"
+
+
+def _hash() -> Column:
+    """All values of an event as one number. A map has no hash, so its entries take its place."""
+    values = [F.map_entries(field.name) if field.name == "headers" else F.col(field.name) for field in FILED.fields]
+    return F.xxhash64(*values).cast("decimal(20,0)")
+
+
+def _summaries(stored: DataFrame) -> list[Any]:
+    return (
+        stored.withColumn("hash", _hash())
+        .groupBy("seg")
+        .agg(
+            F.count("*").alias("events"),
+            F.sum("hash").alias("digest"),
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.sum(F.col("offset").cast("decimal(20,0)")).alias("offsets"),
+            F.min("published_ns").alias("published_min"),
+            F.max("published_ns").alias("published_max"),
+        )
+        .collect()
+    )
+
+
+def _check_events(stored: DataFrame) -> None:
+    """Each event against the checksum that the log gave it, as every reader of the tier does."""
+    bad = stored.select(*COLUMNS).mapInArrow(_corrupt, "offset long").agg(F.min("offset")).collect()[0][0]
+    if bad is not None:
+        error = EventCorrupt(bad, "its checksum does not match")
+        error.add_note(f"{_NOTHING}; `zbus log verify` tells whether it is corrupt in the log")
+        raise error
+
+
+def _corrupt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        _, error, _ = ColdPage([batch], 0, 0).events()
+        if isinstance(error, EventCorrupt):
+            yield pa.RecordBatch.from_pydict({"offset": pa.array([error.offset], pa.int64())})
+
+
+def _segment(staging: Path, closed: Closed, paths: list[Path], row: Any) -> Segment:
+    found = [_file(staging, path) for path in paths]
+    events, offsets = (row.events, int(row.offsets) - row.events * closed.first) if row is not None else (0, 0)
+    within = row is None or closed.first <= row.first <= row.last <= closed.last
+    counted = sum(file.events for file in found)
+    if not within or (events, offsets, counted) != (closed.events, closed.offsets, closed.events):
+        range_ = f"from {closed.first} to {closed.last}"
+        raise LogError(f"the log has {closed.events} events {range_}, and the files others. {_NOTHING}")
+    return Segment(
+        first=closed.first,
+        last=closed.last,
+        events=closed.events,
+        digest=f"xxhash64:{0 if row is None else row.digest}",
+        published_min=0 if row is None else row.published_min,
+        published_max=0 if row is None else row.published_max,
+        bytes=sum(path.stat().st_size for path in paths),
+        files=tuple(found),
+    )
+
+
+def _file(staging: Path, path: Path) -> ColdFile:
+    """What the footer of a file says."""
+    metadata = pq.read_metadata(path)
+    at = metadata.schema.names.index("offset")
+    groups = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
+    bounds = min(group.min for group in groups), max(group.max for group in groups)
+    return ColdFile(path.relative_to(staging).as_posix(), metadata.num_rows, *bounds)
+
+
+def _parquet(folder: Path) -> Iterator[Path]:
+    return folder.rglob("*.parquet")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

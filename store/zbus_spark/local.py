@@ -1,0 +1,132 @@
+"""Pages of a log's file as Arrow, by ADBC: in short read transactions, beside whoever writes.
+
+Each page is read whole before it is handed on, so however slow Spark is, no transaction stays open and the
+write-ahead log is never pinned. Each page looks at the low-water mark in its own transaction: if retention has
+removed a part of it, that is an error rather than fewer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import adbc_driver_manager
+import adbc_driver_sqlite
+import pyarrow as pa
+from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
+
+from zbus.errors import LogError, LogTrimmed
+from zbus.keys import KeySet
+from zbus.ports import Span
+from zbus_log.reader import Choice, Reader, readable
+
+from .columns import Columns
+
+PAGE_ROWS = 20_000
+PAGE_BYTES = 16 * 1024 * 1024
+BATCH_ROWS = (64, PAGE_ROWS)  # at first, and at most: rows are counted before their size is known
+
+
+def plan(path: str, keys: KeySet, span: Span) -> tuple[Span, Choice]:
+    """Where the times and keys of a span lie in the file at this moment, and how its events are found."""
+    with opened(path) as log:
+        return log.narrow(span), log.choose(keys)
+
+
+def bounds(path: str) -> tuple[int, int]:
+    """Everything up to the first of these offsets was removed from the file; the second is its last."""
+    with opened(path) as log:
+        return log.low_water(), log.head()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Reader]:
+    """The log's file, to be read."""
+    engine = readable(path)
+    try:
+        yield Reader(path, engine)
+    finally:
+        engine.dispose()
+
+
+def batches(
+    path: str, choice: Choice, span: Span, columns: Columns, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """Every event of a planned span in order, in batches of the columns asked for."""
+    assert span.until is not None
+    with opened(path) as log, _adbc_errors(path), _connected(path) as connection:
+        rows = BATCH_ROWS[0]
+        while span.after < span.until:
+            page, low_water, rows = _page(connection, choice, span, columns.stored, rows)
+            if low_water > span.after:
+                if fail_on_data_loss:
+                    raise LogTrimmed(span.after, low_water)
+                span = span._replace(after=low_water)
+                continue
+            for batch in page:
+                yield columns.batch(batch, log.names)
+            if not page:
+                return
+            span = span._replace(after=page[-1].column("offset")[-1].as_py())
+
+
+@contextmanager
+def _connected(path: str) -> Iterator[AdbcConnection]:
+    """A connection of ADBC itself: its DB-API module would import pandas, in every worker of Spark."""
+    # Read-only by the URI: one that could write would check the log's own file in when it closes.
+    uri = f"file:{quote(str(Path(path).absolute()))}?mode=ro"
+    with AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=uri) as database:
+        with AdbcConnection(database) as connection:
+            yield connection
+
+
+def _page(
+    connection: AdbcConnection, choice: Choice, span: Span, stored: list[str], rows: int
+) -> tuple[list[pa.RecordBatch], int, int]:
+    """Read on from `span.after` in one transaction, until there is enough; and how many rows to take at a time next."""
+    # ADBC takes a column's type from its first rows, so it must not meet NULL there.
+    wanted = ", ".join(f"ifnull({each}, x'') AS {each}" if each == "headers" else each for each in ["offset", *stored])
+    found: list[pa.RecordBatch] = []
+    size = count = 0
+    with _asked(connection, "BEGIN"):
+        pass
+    try:
+        with _asked(connection, "SELECT low_water FROM state") as told:
+            low_water = int(next(told).column(0)[0].as_py())
+        with _asked(
+            connection, f"SELECT {wanted} FROM ({choice.sql(span, min(PAGE_ROWS, rows * 16))})", rows
+        ) as batches_:
+            for batch in batches_:
+                if batch.num_rows:
+                    found.append(batch)
+                    size += batch.nbytes
+                    count += batch.num_rows
+                    if size >= PAGE_BYTES:
+                        break
+    finally:
+        with _asked(connection, "ROLLBACK"):
+            pass
+    if count:
+        rows = max(1, min(BATCH_ROWS[1], rows * 16, PAGE_BYTES * count // (2 * size)))
+    return found, low_water, rows
+
+
+@contextmanager
+def _asked(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.RecordBatchReader]:
+    """The answer to a statement, so many rows at a time."""
+    with AdbcStatement(connection) as statement:
+        statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows)})
+        statement.set_sql_query(sql)
+        stream, _ = statement.execute_query()
+        with pa.RecordBatchReader.from_stream(stream) as reader:
+            yield reader
+
+
+@contextmanager
+def _adbc_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except adbc_driver_manager.Error as error:
+        raise LogError(f"{path}: {error}. Nothing was changed by this read") from error

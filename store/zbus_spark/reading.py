@@ -1,0 +1,236 @@
+"""The whole history of a log as one DataFrame: what was offloaded from its Parquet files, the rest from the log.
+
+The manifest of the cold tier is looked at once, and the log is read from right after its end, so no event is read
+twice or left out, at whatever stage an offload is: offloaded and still in the log, half trimmed, or trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.types import StructType
+
+from zbus.errors import ConfigInvalid, LogTrimmed
+from zbus.keys import KeySet
+from zbus.ports import Span
+from zbus_log.cold import Cold
+from zbus_log.coldmerge import may_match
+from zbus_log.database import log_errors
+from zbus_log.manifest import NAME, ColdDamaged, Manifest, Segment, load
+from zbus_log.reader import readable
+from zbus_log.schema import get_epoch, get_low_water, origin_of
+
+from .columns import RAW, SCHEMA
+from .failures import spark_errors
+from .options import ReadOptions
+
+Position = int | datetime | str
+
+KEYS_LISTED_MAX = 1000  # more keys than these are looked up in a table
+_NO_FILES = ("seg", "date", "ns", "namespace", "component", "topic", "published_at")  # what the files do not hold
+FILED = StructType([field for field in RAW.fields if field.name not in _NO_FILES])
+
+
+def read(
+    spark: SparkSession,
+    log: str | Path,
+    *,
+    key: str | Iterable[str] | None = None,
+    start: Position | None = None,
+    end: Position | None = None,
+    cold: str | Path | None = None,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> DataFrame:
+    """The events of a log, also those that were offloaded, with the columns that `format("zbus")` has.
+
+    `log` is a file, or a URL such as `zenoh://host:port`. `key` is a key expression or several, all keys where there is
+    none. `start` and `end` are offsets, or times (a datetime, or ISO text), both included. `cold` is the folder of the
+    cold tier, by default `<log>-cold`; for a URL it is read only if it is named. Of `columns`, those that are named are
+    made and no others. `options` are those of the source.
+
+    Raises `LogTrimmed` where a part of the range is gone from the log and the tier does not have it either.
+    """
+    wanted = _wanted(log, key, start, end, options)
+    schema = _schema(columns, RAW if wanted.raw else SCHEMA)
+    folder = _folder(wanted, cold)
+    manifest = _look(spark, folder)
+    wanted, origin, low_water = _ask(wanted)
+    if low_water > manifest.last:  # trimmed after that look, or never offloaded: the manifest of now tells which
+        manifest = _look(spark, folder)
+    if manifest.epoch and origin_of(bytes.fromhex(manifest.epoch)) != origin:
+        reason = f"the tier belongs to another log than {origin:x}, or that began a new epoch after a loss"
+        raise ColdDamaged(f"{folder}/{NAME}", reason, advice="Name the folder of this log's own tier")
+    span, fail = wanted.span, wanted.fail_on_data_loss
+    segments = [segment for segment in manifest.segments if _holds(segment, span)]
+    somewhere = bool(wanted.start_offset)  # else from the beginning of what is left
+    gone = manifest.first - 1 if span.after < manifest.last else low_water
+    if fail and somewhere and span.after < gone:
+        raise LogTrimmed(span.after, gone)
+    rest = span.until is None or span.until > manifest.last
+    if segments and rest and fail and low_water > manifest.last:
+        raise LogTrimmed(manifest.last, low_water)
+    if not segments:
+        after = max(span.after, manifest.last) if somewhere or low_water <= manifest.last else low_water
+        return _hot(spark, wanted, schema, after)
+    with spark_errors():
+        frame = _cold(spark, folder, segments, wanted, schema)
+    return frame.unionByName(_hot(spark, wanted, schema, max(span.after, manifest.last))) if rest else frame
+
+
+def derived(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Rows of the tier's files with the columns of a log, made as the source makes them."""
+    segments = F.split("key", "/", -1)
+    made = {
+        "namespace": F.substring_index("key", "/", 1),
+        "component": F.when(F.size(segments) > 2, segments[1]),
+        "topic": F.substring_index("key", "/", -1),
+        "published_at": F.expr("timestamp_micros(published_ns div 1000)"),
+    }
+    return frame.select(*[made[name].alias(name) if name in made else F.col(name) for name in schema.names])
+
+
+def files(spark: SparkSession, folder: str, paths: Iterable[str]) -> DataFrame:
+    """Some Parquet files of a tier as they are: those that are named, whatever else lies there."""
+    reader = spark.read.schema(FILED).options(**{"parquet.page.verify-checksum.enabled": "true"})
+    # A path is a path, also where it holds what elsewhere is a pattern.
+    reader = reader.option("basePath", folder).option("__globPaths__", "false")
+    return reader.parquet(*[f"{folder}/{path}" for path in paths])
+
+
+def _wanted(
+    log: str | Path,
+    key: str | Iterable[str] | None,
+    start: Position | None,
+    end: Position | None,
+    given: dict[str, Any],
+) -> ReadOptions:
+    options = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    if key is not None:
+        expressions = [key] if isinstance(key, str) else list(key)
+        options["key"] = " ".join(KeySet(expressions).expressions)
+    for position, offset, time in ((start, "startOffset", "from"), (end, "endOffset", "to")):
+        if isinstance(position, int):
+            options[offset] = str(position)
+        elif position is not None:
+            options[time] = position if isinstance(position, str) else _utc(position).isoformat()
+    return ReadOptions.parse({**options, "path": str(log)})
+
+
+def _schema(columns: Sequence[str] | None, known: StructType) -> StructType:
+    if columns is None:
+        return known
+    if not columns or (unknown := [name for name in columns if name not in known.names]):
+        reason = (
+            f"there is no column {unknown[0]!r}; a log has: {', '.join(known.names)}"
+            if columns
+            else "name at least one"
+        )
+        raise ConfigInvalid("columns", reason)
+    return StructType([known[name] for name in columns])
+
+
+def _utc(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _folder(options: ReadOptions, cold: str | Path | None) -> str:
+    """The tier's folder as Spark wants it: a URI, of which Hadoop decodes nothing."""
+    if cold is None:
+        if options.remote:
+            return ""
+        cold = f"{options.path}-cold"
+    if "://" in str(cold) and not str(cold).startswith("file:"):
+        return str(cold).rstrip("/")
+    path = unquote(urlsplit(str(cold)).path) if str(cold).startswith("file:") else str(cold)
+    return f"file://{Path(path).absolute()}"
+
+
+def _look(spark: SparkSession, folder: str) -> Manifest:
+    """The manifest as it is now, from wherever Spark can read it."""
+    if not folder:
+        return Manifest()
+    if folder.startswith("file://"):
+        return Cold(folder.removeprefix("file://")).manifest()
+    try:
+        found = spark.read.format("binaryFile").load(f"{folder}/{NAME}").select("content").collect()
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise ConfigInvalid("cold", f"there is no tier {folder!r}") from error
+        raise
+    return load(Path(folder) / NAME, bytes(found[0].content))
+
+
+def _ask(options: ReadOptions) -> tuple[ReadOptions, int, int]:
+    """What the log is called, and the offset up to which it has no events; and the options that name just this log."""
+    if options.remote:
+        from .remote import RemoteLog  # not before: most reads need no transport
+
+        with RemoteLog(options.path, options.origin, options.timeout_s) as log:
+            origin, _, low_water = log.describe()
+        return options.model_copy(update={"origin": origin}), origin, low_water
+    engine = readable(options.path)
+    try:
+        with log_errors(options.path), engine.connect() as connection:
+            return options, origin_of(get_epoch(connection)), get_low_water(connection)
+    finally:
+        engine.dispose()
+
+
+def _holds(segment: Segment, span: Span) -> bool:
+    """Whether some of what is wanted may lie in a segment."""
+    if segment.last <= span.after or (span.until is not None and segment.first > span.until) or not segment.files:
+        return False
+    after = span.from_ns is None or segment.published_max >= span.from_ns
+    return after and (span.to_ns is None or segment.published_min <= span.to_ns)
+
+
+def _hot(spark: SparkSession, options: ReadOptions, schema: StructType, after: int) -> DataFrame:
+    given = options.model_dump(by_alias=True, exclude_unset=True, exclude={"path", "key", "origin", "start_offset"})
+    given |= {"startOffset": after + 1} | ({"key": " ".join(options.key)} if options.key else {})
+    given |= {"origin": f"{options.origin:x}"} if options.origin is not None else {}
+    if options.end_offset is not None:
+        given["endOffset"] = max(options.end_offset, after)
+    with spark_errors():
+        return spark.read.format("zbus").schema(schema).options(**given).load(options.path)
+
+
+def _cold(
+    spark: SparkSession, folder: str, segments: list[Segment], options: ReadOptions, schema: StructType
+) -> DataFrame:
+    keys, span = options.keys, options.span
+    chosen = [file for segment in segments for file in segment.files if may_match(file.path, keys)]
+    within = [file for file in chosen if file.last > span.after and (span.until is None or file.first <= span.until)]
+    if not within:
+        return spark.createDataFrame([], schema)
+    frame = _of_keys(spark, files(spark, folder, [file.path for file in within]), keys)
+    if span.after:
+        frame = frame.where(F.col("offset") > span.after)
+    if span.until is not None:
+        frame = frame.where(F.col("offset") <= span.until)
+    if span.from_ns is not None:
+        frame = frame.where(F.col("published_ns") >= span.from_ns)
+    if span.to_ns is not None:
+        frame = frame.where(F.col("published_ns") <= span.to_ns)
+    return derived(frame, schema)
+
+
+def _of_keys(spark: SparkSession, frame: DataFrame, keys: KeySet) -> DataFrame:
+    """The rows of some keys. An expression is matched by us, key by key, and never translated into another language."""
+    if keys.unfiltered:
+        return frame
+    if any("*" in expression for expression in keys.expressions):
+        names = [name for (name,) in frame.select("key").distinct().collect() if name in keys]
+    else:
+        names = list(keys.expressions)
+    if len(names) <= KEYS_LISTED_MAX:
+        return frame.where(F.col("key").isin(names))
+    listed = spark.createDataFrame([(name,) for name in names], "key string")
+    return frame.join(F.broadcast(listed), "key", "left_semi")

@@ -1,0 +1,169 @@
+"""A log on another host, read through the replay service of its node: for executors that cannot open the file.
+
+What is read is counted and complete, or an error. The next page is under way while one is used, and a node that is
+away for a moment is asked again, from where the last page ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from operator import ge
+from types import TracebackType
+from typing import Any, TypeVar
+
+from zbus.asking import Asker
+from zbus.config import BusConfig
+from zbus.errors import ConfigInvalid, EventInvalid, FabricError, FabricLacks, LogError, LogTrimmed, RequestError
+from zbus.event import Event
+from zbus.keys import KeySet
+from zbus.logservice import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
+from zbus.network import label
+from zbus.plugins import open_fabric
+from zbus.ports import Fabric, Span
+
+CONNECT_S = 10.0
+AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
+RETRY_S = (0.05, 1.0)
+
+T = TypeVar("T")
+
+
+class RemoteLog:
+    """The log of one node, by the URL of a transport: `with RemoteLog("zenoh://127.0.0.1:7447", None, 30.0) as log: …`.
+
+    `origin` says which log, as `zbus log stats` prints it; where only one node keeps a log it need not be named.
+    `timeout_s` is for each reply.
+    """
+
+    def __init__(self, url: str, origin: int | None, timeout_s: float) -> None:
+        self._url, self._origin, self._timeout_s = url, origin, timeout_s
+        self._name = label(url)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="zbus-remote", daemon=True)
+
+    def __enter__(self) -> RemoteLog:
+        self._fabric = _connect(self._url, self._name)
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+        with suppress(FabricError):
+            self._fabric.close()
+
+    def describe(self) -> tuple[int, int, int]:
+        """The log's origin, its head, and its low-water mark."""
+        timeout_s = min(CONNECT_S, self._timeout_s)
+        if self._origin is not None:
+            lost = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
+            looking = partial(ask_page, self._ask, self._origin, NOTHING, ENDLESS, 0, timeout_s)
+            page = self._begin(_asked(looking, CONNECT_S, lost)).result()
+            return self._origin, page.head, page.low_water
+        lost = f"nothing was read: no node with a log is to be found at {self._name}"
+        told = self._begin(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost)).result()
+        if told.heard:
+            known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.heard}))
+            reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
+            raise ConfigInvalid("origin", reason)
+        self._origin = told.origin
+        return told.origin, told.head, told.low_water
+
+    def pages(self, span: Span, keys: Sequence[str] = ()) -> Iterator[list[Event]]:
+        """Every event of a span in order, for some expressions or all of them; an error where one is missing.
+
+        Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `FabricError` with the
+        offset after which nothing was read.
+        """
+        expressions = KeySet(keys).expressions if keys else ()
+        origin, head, _ = self.describe() if self._origin is None or span.until is None else (self._origin, 0, 0)
+        after, until = span.after, head if span.until is None else span.until
+        coming = self._page(origin, expressions, span, after, until) if after < until else None
+        try:
+            while coming is not None:
+                page = coming.result()
+                self._check(page, after, until)
+                after = page.covered
+                coming = self._page(origin, expressions, span, after, until) if after < until else None
+                if page.envelopes:
+                    yield [envelope.event(envelope.offset) for envelope in page.envelopes]
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
+        times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
+        asking = partial(ask_page, self._ask, origin, keys, after, times[0], self._timeout_s)
+        asking = partial(asking, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
+        lost = f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
+        return self._begin(_asked(asking, AWAY_S, lost))
+
+    def _check(self, page: LogPage, after: int, until: int) -> None:
+        if page.low_water > after:
+            raise LogTrimmed(after, page.low_water)
+        if page.head < until:
+            raise LogError(f"{self._name}: the log ends at offset {page.head}, and {until} was asked for")
+        if page.skipped:
+            raise LogError(
+                f"{self._name}: {page.skipped} events between the offsets {after + 1} and {page.covered} are corrupt; "
+                "`zbus log verify` tells which. The events around them are not affected"
+            )
+        offsets = [envelope.offset for envelope in page.envelopes]
+        in_order = not any(map(ge, [after, *offsets], [*offsets, page.covered + 1]))
+        if not in_order or not after < page.covered <= until:
+            raise FabricError(f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order")
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        return self._asker.ask(key, body, timeout_s, stream=True)
+
+    async def _live(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._asker = Asker(lambda: [self._fabric], partial(self._loop.run_in_executor, None))
+        self._ready.set()
+        await self._ended.wait()
+
+
+def _connect(url: str, name: str) -> Fabric:
+    """A transport as a guest: with no log, hearing nothing but replies."""
+    config = BusConfig(transport="zenoh", transports=(), mode="embedded", listen=(), connect=(), log=None, record="own")
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            fabric = open_fabric(config, url)
+            break
+        except FabricLacks:
+            raise
+        except FabricError as error:
+            if time.monotonic() >= deadline:
+                raise FabricError(f"nothing was read: {name} cannot be reached ({error})") from error
+            time.sleep(RETRY_S[0])
+    if fabric.networked and not fabric.events_only:
+        return fabric
+    fabric.close()
+    raise ConfigInvalid("path", f"{name} leads to no node that could be asked for its log")
+
+
+async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: str) -> T:
+    """The answer; asked for again while that may help, for some time after the first failure."""
+    loop, pause, deadline = asyncio.get_running_loop(), RETRY_S[0], None
+    while True:
+        try:
+            return await asking()
+        except (RequestError, FabricError, EventInvalid) as error:
+            deadline = deadline or loop.time() + patience_s
+            if loop.time() + pause > deadline:
+                raise FabricError(f"{lost} ({error})") from error
+        await asyncio.sleep(pause)
+        pause = min(RETRY_S[1], pause * 2)

@@ -1,0 +1,232 @@
+"""Rows on their way into a log: checked on the executors, and kept there as Arrow files until the driver commits.
+
+    app.db-staging/                      or below the folder that the option `staging` names
+        PLACE-PID-STARTED-RANDOM/        one write, or one run of a query, by the driver that began it
+            *.arrow                      the rows of one task: key, payload, headers as the log keeps them
+
+A file counts once a commit message names it; it is synced before that. A folder is removed with its commit or
+abort. What a killed driver left is removed when the next write to the same log begins: at once where that driver
+ran on this machine and is gone, else when nothing in the folder changed for a day; never what a commit that was
+begun still needs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, LogError
+from zbus.headers import TEXT, encode_headers
+from zbus.keys import check_key
+from zbus.ports import Row
+from zbus_log.process import is_alive, started_at
+
+CHUNK_ROWS = 1000
+LEFT_S = 86_400.0  # how long what another machine staged lies still before it is nobody's
+_STAGED = pa.schema(
+    [pa.field("key", pa.string(), False), pa.field("payload", pa.binary(), False), pa.field("headers", pa.binary())]
+)
+
+
+class Part(NamedTuple):
+    """The staged rows of one task."""
+
+    path: str
+    rows: int
+    host: str  # where it was written
+
+
+def base_folder(log: Path, staging: str | None) -> Path:
+    """Where rows for a log are staged: beside it, or in a part of a folder that other logs may use too."""
+    if staging is None:
+        return Path(f"{log}-staging")
+    return Path(staging).expanduser().absolute() / _digest(f"{platform.node()}:{log}")
+
+
+def run_folder(base: Path) -> Path:
+    """A folder for the rows of one write; its name tells whether the driver that began it still runs."""
+    driver = _driver()
+    return base / f"{_place()}-{driver}-{started_at(driver)}-{secrets.token_hex(4)}"
+
+
+def stage(folder: Path, batches: Iterable[pa.RecordBatch], key: str | None, payload_bytes_max: int) -> Part | None:
+    """Check rows and write them to a file of their own; None where there are none, an error where one is not legal."""
+    host, written = platform.node(), 0
+    file: Path | None = None
+    writer: pa.RecordBatchFileWriter | None = None
+    try:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            checked = _checked(batch, key, payload_bytes_max)
+            if writer is None:
+                file = folder / f"{secrets.token_hex(8)}.arrow"
+                writer = _create(file)
+            writer.write_batch(checked)
+            written += batch.num_rows
+        if writer is None or file is None:
+            return None
+        writer.close()
+        _sync(file)
+        _sync(folder)
+        return Part(str(file), written, host)
+    except BaseException as error:
+        if writer is not None and file is not None:
+            with suppress(Exception):
+                writer.close()
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+                folder.rmdir()  # stays while other tasks have files in it
+        if isinstance(error, OSError):
+            reason = f"{folder} cannot be written on {host} ({error.strerror or error}); nothing was published"
+            raise ConfigInvalid("staging", f"{reason}. Name a folder that driver and executors share") from error
+        raise
+
+
+def _create(file: Path) -> pa.RecordBatchFileWriter:
+    for _ in range(10):  # another write may remove the folder above at that moment, as it is empty
+        with suppress(FileNotFoundError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return pa.ipc.new_file(file, _STAGED)
+    raise FileNotFoundError(2, "the folder does not stay", str(file.parent))
+
+
+def check_there(parts: Sequence[Part]) -> None:
+    """Raise unless all staged files can be seen from here."""
+    for part in parts:
+        if not Path(part.path).is_file():
+            raise LogError(
+                f"{part.path}, staged on {part.host}, is not there on the driver ({platform.node()}): with the option "
+                "`staging` name a folder that driver and executors share. Nothing was published"
+            )
+
+
+def _checked(batch: pa.RecordBatch, key: str | None, payload_bytes_max: int) -> pa.RecordBatch:
+    """The same rows as they are staged, if every one of them may be published."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise EventInvalid(f"a row holds text that is not UTF-8 ({error}); nothing was published") from error
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if key is not None:
+        columns["key"] = pa.repeat(key, batch.num_rows)
+    for name in ("key", "payload"):
+        if columns[name].null_count:
+            raise EventInvalid(f"{columns[name].null_count} rows have no {name}; nothing was published")
+    for each in pc.unique(columns["key"]).to_pylist():
+        check_key(each)
+    payload = columns["payload"]
+    largest = pc.max(pc.binary_length(payload)).as_py()
+    if largest > payload_bytes_max:
+        raise EventTooLarge("payload", largest, payload_bytes_max)
+    content_type = TEXT if pa.types.is_string(payload.type) or pa.types.is_large_string(payload.type) else None
+    headers = _encoded(columns.get("headers"), content_type, batch.num_rows)
+    return pa.RecordBatch.from_arrays(
+        [columns["key"].cast(pa.string()), payload.cast(pa.binary()), headers], schema=_STAGED
+    )
+
+
+def _encoded(headers: pa.Array | None, content_type: str | None, rows: int) -> pa.Array:
+    if headers is None:
+        encoded = encode_headers(None, None, content_type)
+        return pa.nulls(rows, pa.binary()) if encoded is None else pa.repeat(encoded, rows)
+    known: dict[tuple[tuple[str, str], ...], bytes | None] = {}  # they repeat
+    found: list[bytes | None] = []
+    for each in headers.to_pylist():
+        pairs = tuple(each or ())
+        if pairs not in known:
+            known[pairs] = encode_headers(dict(pairs), None, content_type)
+        found.append(known[pairs])
+    return pa.array(found, pa.binary())
+
+
+def rows_of(parts: Sequence[Part], publisher_id: int, first_sequence: int) -> Iterator[list[Row]]:
+    """The rows of staged files in order, with their identities, a chunk at a time."""
+    sequence = first_sequence
+    for part in parts:
+        end = sequence + part.rows
+        try:
+            with pa.memory_map(part.path) as source, pa.ipc.open_file(source) as file:
+                for number in range(file.num_record_batches):
+                    batch = file.get_batch(number)
+                    for start in range(0, batch.num_rows, CHUNK_ROWS):
+                        columns = [column.to_pylist() for column in batch.slice(start, CHUNK_ROWS).columns]
+                        now = time.time_ns()
+                        yield [
+                            (publisher_id, sequence + place, now, key, payload, headers)
+                            for place, (key, payload, headers) in enumerate(zip(*columns, strict=True))
+                        ]
+                        sequence += len(columns[0])
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LogError(f"{part.path} cannot be read ({error}); not all of it was published") from error
+        if sequence != end:
+            raise LogError(f"{part.path} holds {sequence - end + part.rows} rows, and {part.rows} were staged")
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Remove folders of staged rows, and what is empty above them. A task that still writes there fails."""
+    for folder in set(folders):
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()
+
+
+def sweep(base: Path, needed: Iterable[Path]) -> None:
+    """Remove what killed drivers left, but for the folders that are needed."""
+    if not base.is_dir():
+        return
+    kept = set(needed)
+    remove(folder for folder in base.iterdir() if folder.is_dir() and folder not in kept and _is_left(folder))
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        place, pid, started, _ = folder.name.split("-")
+        if place == _place():
+            return not is_alive(int(pid), int(started))
+        return time.time() - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > LEFT_S
+    except (ValueError, OSError):
+        return False  # none of ours, or somebody is at it
+
+
+def _place() -> str:
+    """Within which processes are known by their number: one machine from start to stop, or one container."""
+    try:
+        return _digest(f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{Path('/proc/self/ns/pid').readlink()}")
+    except OSError:
+        return _digest(platform.node())
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _driver() -> int:
+    """The JVM of the driver. What plans and commits are short-lived processes below it."""
+    with suppress(OSError, ValueError, IndexError):
+        pid = os.getppid()
+        while pid > 1:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+            if name == "java":
+                return pid
+            pid = int(rest.split()[1])
+    return os.getppid()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,80 @@
+"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and with a clear word where Java is missing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from zbus.cli.java import JAVA_INSTALL, JAVA_VERSION_MIN, java_version
+from zbus.errors import ConfigInvalid
+
+from .failures import spark_errors
+
+QUIET = Path(__file__).with_name("quiet.properties")
+_BANNER = b"Using incubator modules: jdk.incubator.vector"
+
+
+def session(master: str = "local[*]", **settings: str) -> SparkSession:
+    """The session of this process, made if there is none: `session("spark://host:7077")` for a cluster.
+
+    Settings of Spark are given with `__` for each dot: `session(spark__driver__memory="4g")`.
+    """
+    version = java_version()
+    if version is None or version < JAVA_VERSION_MIN:
+        found = "there is none" if version is None else f"this is {version}"
+        raise ConfigInvalid("java", f"Spark needs Java {JAVA_VERSION_MIN} or later, and {found}: {JAVA_INSTALL}")
+    # It prints what is also raised.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the executors' interpreter has zbus too
+    chosen = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET} -Duser.timezone=UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if master.startswith("local"):
+        chosen |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        chosen |= {"spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1))}
+    chosen |= {name.replace("__", "."): value for name, value in settings.items()}
+    builder = SparkSession.builder.master(master).appName("zbus")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    with spark_errors(), _without_banner():
+        made = builder.getOrCreate()
+    # Spark looks for `format("zbus")` through the session of the calling thread, which may be another one each time.
+    made._jvm.SparkSession.setActiveSession(made._jsparkSession)  # type: ignore[union-attr]
+    return made
+
+
+@contextmanager
+def _without_banner() -> Iterator[None]:
+    """Start Java with a stderr that leaves out what it says at every start of Spark; all the rest goes through."""
+    if SparkContext._gateway is not None:
+        yield
+        return
+    own = os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+        threading.Thread(target=_pass_on, args=(reading,), name="zbus-spark-stderr", daemon=True).start()
+
+
+def _pass_on(reading: int) -> None:
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            if _BANNER not in line:
+                os.write(2, line)

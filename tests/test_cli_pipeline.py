@@ -1,0 +1,282 @@
+"""`zbus pipeline`: the jobs as commands; data to stdout, prose to stderr, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_support import BEGIN_NS, Stored, frame, pipeline, store
+from spark_support import spark
+
+from zbus_log import Rules, SqliteLog, retain
+from zbus_spark.jobs import coverage, gaps, rollup, sessions
+
+ROOT = Path(__file__).parent.parent
+SECOND = 1_000_000_000
+WAIT_S = 100.0
+
+
+def shop(minutes: int, begin: int = 0) -> list[Stored]:
+    """Ten events a minute of each of two keys; some tell their latency."""
+    return [
+        Stored(
+            publisher_id,
+            number,
+            f"shop/{'orders' if publisher_id == 1 else 'carts'}/changed",
+            time_ns := BEGIN_NS + (number * 6 + publisher_id) * SECOND,
+            b'{"user": "u%d"}' % (number % 3),
+            {"sent-at-ns": str(time_ns - number * 1000), "session-id": f"s{number % 4}"} if number % 2 else {},
+        )
+        for number in range(begin * 10, (begin + minutes) * 10)
+        for publisher_id in (1, 2)
+    ]
+
+
+def as_told(rows: Any) -> list[dict[str, Any]]:
+    """Rows as the command prints them."""
+    return [
+        {
+            name: f"{value.isoformat()}+00:00" if isinstance(value, datetime) else value
+            for name, value in row.asDict().items()
+        }
+        for row in rows
+    ]
+
+
+def test_rollup_prints_windows_and_leaves_parquet_and_a_report(log_path: Path, tmp_path: Path) -> None:
+    events = shop(minutes=3)
+    store(log_path, events)
+    html, parquet = tmp_path / "report.html", tmp_path / "windows"
+
+    done = pipeline("rollup", log_path, "--json", "--html", html, "--parquet", parquet)
+
+    expected = as_told(rollup(frame(events)).orderBy("start", "key").collect())
+    assert (done.code, done.lines) == (0, expected)
+    assert done.err.splitlines() == [f"written: {parquet}", f"written: {html}"]
+    assert as_told(spark().read.parquet(str(parquet)).orderBy("start", "key").collect()) == expected
+    assert "shop/orders/changed" in html.read_text()
+
+
+def test_rollup_prints_a_table_of_the_busiest_keys_of_a_part(log_path: Path) -> None:
+    store(log_path, shop(minutes=3))
+
+    done = pipeline("rollup", log_path, "--key", "*/carts/*", "--after", 20, "--until", 40, "--rows", 5)
+
+    assert (done.code, done.err) == (0, "")
+    (row,) = [line for line in done.out.splitlines() if "shop/" in line]
+    assert "shop/carts/changed" in row
+    assert " 10 " in row
+
+
+def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_path: Path) -> None:
+    checkpoint, parquet = tmp_path / "checkpoint", tmp_path / "windows"
+    follow = ["rollup", log_path, "--follow", "--once", "--checkpoint", checkpoint, "--watermark", "1 minute"]
+    events = shop(minutes=4)
+    store(log_path, events)
+    first = pipeline(*follow, "--json", "--parquet", parquet)
+    store(log_path, shop(minutes=4, begin=4))
+    second = pipeline(*follow, "--json", "--parquet", parquet)
+    third = pipeline(*follow)
+
+    whole = as_told(rollup(frame(shop(minutes=8))).orderBy("start", "key").collect())
+    # The last event is 1 s before the end of the eighth minute, and one minute may be late: two minutes are not over.
+    assert [done.code for done in (first, second, third)] == [0, 0, 0]
+    assert [done.err for done in (first, second, third)] == ["", "", ""]
+    assert first.lines == whole[:4]
+    assert first.lines + second.lines == whole[:12]
+    assert third.out == ""
+    kept = spark().read.parquet(str(parquet)).drop("batch").orderBy("start", "key")
+    assert as_told(kept.collect()) == whole[:12]
+
+
+def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_path: Path) -> None:
+    store(log_path, shop(minutes=4))
+    command = [sys.executable, "-m", "zbus.cli", "pipeline", "rollup", str(log_path), "--follow", "--json"]
+    command += ["--master", "local[1]"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")} | {
+        "COLUMNS": "100"
+    }
+    terminal, end = pty.openpty()
+    shown: list[bytes] = []
+    reading = threading.Thread(target=_read_all, args=(terminal, shown))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=end, env=environment) as following:
+        os.close(end)
+        reading.start()
+        assert following.stdout is not None
+        windows = [json.loads(following.stdout.readline()) for _ in range(4)]
+        deadline = time.monotonic() + WAIT_S
+        while b"rolling up" not in b"".join(shown):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(WAIT_S) == 0
+    reading.join(WAIT_S)
+    os.close(terminal)
+
+    assert windows == as_told(rollup(frame(shop(minutes=4))).orderBy("start", "key").collect())[:4]
+    assert b"tasks" in b"".join(shown)
+    assert b"Traceback" not in b"".join(shown)
+
+
+def _read_all(descriptor: int, shown: list[bytes]) -> None:
+    try:
+        while data := os.read(descriptor, 1 << 16):
+            shown.append(data)
+    except OSError:  # the other end is closed
+        pass
+
+
+def test_gaps_tells_what_is_missing_and_what_beacons_told_of(log_path: Path) -> None:
+    events = [event for event in shop(minutes=3) if event[:2] not in ((1, 4), (1, 5), (2, 29))]
+    store(log_path, events)
+    log = SqliteLog(str(log_path))
+    log.positions.load()
+    log.positions.store({"heard/2": 30, "heard/ff": 2, "other": 7})
+    log.close(5.0)
+
+    done = pipeline("gaps", log_path, "--json", "--check")
+
+    assert done.lines == as_told(gaps(frame(events), {2: 29, 255: 1}).collect())
+    assert [(line["publisher_id"], line["finding"], line["events"]) for line in done.lines] == [
+        (1, "between", 2),
+        (2, "after_last", 1),
+        (255, "after_last", 2),
+    ]
+    assert (done.code, done.err) == (1, "missing: 5, late: 0, twice: 0\n")
+
+
+def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
+    store(log_path, shop(minutes=3))
+    retain(log_path, Rules(upto=20))
+
+    done = pipeline("gaps", log_path, "--check")
+
+    assert done.code == 0
+    assert done.out.count("trimmed") == 2
+    assert done.err.splitlines() == [
+        "missing: 0, late: 0, twice: 0",
+        "everything up to offset 20 was removed from this log, and is not called missing",
+    ]
+
+
+def test_coverage_compares_two_logs(tmp_path: Path) -> None:
+    events = shop(minutes=3)
+    other = [event._replace(payload=b"?") if event[:2] == (2, 3) else event for event in events if event[:2] != (1, 9)]
+    left, right = store(tmp_path / "left.db", events), store(tmp_path / "right.db", other)
+
+    done = pipeline("coverage", left, right, "--json", "--check")
+    same = pipeline("coverage", left, right, "--check", "--key", "shop/orders/*", "--until", "2026-09-21T14:14:40Z")
+
+    assert done.lines == as_told(coverage(frame(events), frame(other)).collect())
+    assert (done.code, done.err) == (1, "only in the first: 1, only in the second: 0, different: 1\n")
+    assert (same.code, same.err) == (0, "only in the first: 0, only in the second: 0, different: 0\n")
+
+
+def test_sessions_are_listed_and_events_without_one_are_counted(log_path: Path) -> None:
+    events = shop(minutes=3)
+    store(log_path, events)
+
+    done = pipeline("sessions", log_path, "--by", "header:session-id", "--gap", "20s", "--json")
+    table = pipeline("sessions", log_path, "--by", "payload:user", "--rows", 2)
+
+    assert (done.code, done.err) == (0, "30 events have no header:session-id: they belong to no session\n")
+    assert done.lines == as_told(sessions(frame(events), "header:session-id", "20s").collect())
+    assert (table.code, table.err) == (0, "these are the first 2 rows; --rows prints more, and --json all of them\n")
+    assert table.out.count("│ u") == 2
+
+
+WRONG = {
+    "no log": (["rollup", "NOWHERE"], 2, "there is no log"),
+    "no log to follow": (["rollup", "NOWHERE", "--follow", "--once"], 2, "there is no log"),
+    "no log to compare with": (["coverage", "LOG", "NOWHERE"], 2, "there is no log"),
+    "a bad key expression": (["rollup", "LOG", "--key", "a//b"], 2, "a//b"),
+    "a bad window": (["rollup", "LOG", "--window", "soon"], 2, "'soon' is not a duration"),
+    "a bad watermark": (["rollup", "LOG", "--follow", "--watermark", "1 month"], 2, "is not a duration"),
+    "a report of a stream": (["rollup", "LOG", "--follow", "--html", "x.html"], 2, "--html"),
+    "once of no stream": (["rollup", "LOG", "--once"], 2, "--follow"),
+    "a report nowhere": (["rollup", "LOG", "--html", "NOWHERE/x.html"], 2, "there is no folder"),
+    "files over others": (["rollup", "LOG", "--parquet", "FOLDER"], 1, "already exists"),
+    "an unwritable checkpoint": (["rollup", "LOG", "--follow", "--once", "--checkpoint", "/proc/x/y"], 1, "/proc/x"),
+    "a field that is none": (["sessions", "LOG", "--by", "user"], 2, "header:NAME"),
+    "no log at all": (["gaps", "NOTALOG"], 1, "NOTALOG"),
+    "a folder that is not empty": (["demo", "FOLDER"], 2, "not empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
+    arguments, code, told = WRONG[case]
+    (tmp_path / "NOTALOG").write_text("something else entirely, and long enough to be looked at" * 100)
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER" / "file").touch()
+    store(tmp_path / "LOG", shop(minutes=1))
+    names = {name: str(tmp_path / name) for name in ("NOWHERE", "LOG", "NOTALOG", "FOLDER", "NOWHERE/x.html")}
+
+    done = pipeline(*(names.get(each, each) for each in arguments))
+
+    assert (done.code, done.out) == (code, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith("zbus: ")
+    assert told in line
+    assert len(line) < 600
+    assert "Exception" not in line
+
+
+def test_the_demo_leaves_a_log_a_tier_and_a_report(tmp_path: Path) -> None:
+    done = pipeline("demo", tmp_path / "demo", "--events", 40_000)
+
+    assert done.code == 0, done.err
+    assert f"report: {tmp_path / 'demo' / 'rollup.html'}" in done.out
+    assert "offloaded 36,863 events" in done.out
+    (gap,) = [line for line in done.out.splitlines() if "between" in line]
+    assert "4,000" in gap
+    assert "4,119" in gap
+    assert "warehouse/stock/changed" in (tmp_path / "demo" / "rollup.html").read_text()
+    assert (tmp_path / "demo" / "shop.db-cold" / "manifest.json").is_file()
+
+
+MACHINES = {
+    "root": ("0", {"apt-get"}, ["update -qq", "install -y -qq openjdk-17-jre-headless"]),
+    "a user who may": ("1000", {"apt-get", "sudo"}, ["update -qq", "install -y -qq openjdk-17-jre-headless"]),
+    "a user who may not": ("1000", {"apt-get"}, None),
+    "another system": ("0", set(), None),
+}
+
+
+@pytest.mark.parametrize("case", MACHINES)
+def test_make_installs_a_missing_java_where_it_may_and_tells_how_where_not(tmp_path: Path, case: str) -> None:
+    user, tools, calls = MACHINES[case]
+    called = tmp_path / "called"
+    scripts = {"id": f"echo {user}", "apt-get": f'echo "$@" >> {called}', "sudo": 'shift; "$@"'}
+    for name in {"id", *tools}:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
+        (tmp_path / name).chmod(0o755)
+    make = shutil.which("make")
+    assert make is not None
+    # The Java that is looked for is the one of this path, and nothing is installed into the environment.
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+
+    done = subprocess.run(
+        [make, "--old-file=.venv/.ready", "java", f"BIN={Path(sys.executable).parent}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (done.returncode == 0) == (calls is not None)
+    assert (called.read_text().splitlines() if called.exists() else None) == calls
+    told = "Spark needs Java 17 or later: sudo apt-get install -y openjdk-17-jre-headless"
+    assert (told in done.stderr.splitlines()) == (calls is None)

@@ -1,0 +1,598 @@
+"""Errands: what another process wants written is written by the one that owns the log, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from log_support import append, ask, wait_until
+
+import zbus
+import zbus_log
+from zbus.ports import Row
+from zbus_log import OwnerTakesNoErrands, Put, Rules, SqliteLog
+from zbus_log.errand_client import PIECE_BYTES, _pieces
+from zbus_log.errand_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
+
+PUTTER = """
+    import sys, time, zbus_log
+    path, publisher, count, *more = sys.argv[1:]
+    rows = [(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
+    print(*zbus_log.put(path, [rows]))
+"""
+OWNER = """
+    import sys, zbus.blocking
+    with zbus.blocking.open(sys.argv[1]) as bus:
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+def rows(count: int, publisher: int = 7, start: int = 0, key: str = "shop/orders", payload: bytes = b"x") -> list[Row]:
+    return [(publisher, n, 1 + n, key, payload, None) for n in range(start, start + count)]
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def start_owner(path: Path) -> subprocess.Popen[str]:
+    owner = start(OWNER, path)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "ready\n"
+    return owner
+
+
+def folder(path: Path) -> Path:
+    return Path(f"{path}-errands")
+
+
+def files(path: Path, suffix: str = "") -> list[str]:
+    """The files of errands, but for the FIFO."""
+    return sorted(each.name for each in folder(path).iterdir() if each.name != "wake" and each.name.endswith(suffix))
+
+
+def identities(path: Path) -> list[tuple[int, int]]:
+    """Of all events in the log, by offset."""
+    with zbus.blocking.open(path, read_only=True) as bus:
+        return [event.identity for event in bus.replay()]
+
+
+@contextmanager
+def held(path: Path) -> Iterator[SqliteLog]:
+    """A log that is owned, here, by somebody who takes no errands."""
+    log = SqliteLog(str(path))
+    try:
+        yield log
+    finally:
+        log.close(5.0)
+
+
+async def in_thread(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async with asyncio.timeout(60):
+        return await asyncio.to_thread(call, *arguments, **named)
+
+
+# Through the owner
+
+
+async def test_events_that_another_process_puts_reach_the_live_and_durable_subscribers_of_the_owner(
+    log_path: Path,
+) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("own/one")).publish(b"before")
+        live = bus.subscribe("shop/**", queue_events=10_000)
+        durable = bus.subscribe("shop/*", durable="billing")
+        putting = start(PUTTER, log_path, 7, 5000)
+        async with asyncio.timeout(60):
+            seen = [await anext(live) for _ in range(5000)]
+            acknowledged = [(await anext(durable)).offset for _ in range(5000)]
+        output, _ = await in_thread(putting.communicate)
+        await live.aclose()
+        await durable.aclose()
+
+    assert [event.identity for event in seen] == [(7, n) for n in range(5000)]
+    assert [event.offset for event in seen] == acknowledged == list(range(2, 5002))
+    assert (seen[8].key, seen[8].published_at, seen[8].payload) == ("shop/1", 9, b"x" * 100)
+    assert output == "5000 5001\n"
+
+
+async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path, tmp_path: Path) -> None:
+    endpoint = f"unixsock-stream/{tmp_path}/zenoh.sock"
+    async with zbus.open(mode="peer", listen=[endpoint]) as there, there.subscribe("shop/**") as far:
+        async with zbus.open(log_path, mode="peer", connect=[endpoint]) as here:
+            async with asyncio.timeout(20):
+                while not here.network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
+                    await asyncio.sleep(0.01)
+            await in_thread(zbus_log.put, log_path, [rows(500)])
+            async with asyncio.timeout(30):
+                seen = [(await anext(far)).identity for _ in range(500)]
+
+    assert seen == [(7, n) for n in range(500)]
+
+
+async def test_headers_and_payloads_arrive_as_they_were_put(log_path: Path) -> None:
+    encoded = msgspec.msgpack.encode({"trace": "é", "kind": "order"})
+    large = os.urandom(PIECE_BYTES + 10)  # over the size of a piece, and one event all the same
+    async with zbus.open(log_path) as bus:
+        await in_thread(zbus_log.put, log_path, [[(1, 0, 5, "a/b", b"\0\xff", encoded), (1, 1, 6, "a/b", large, None)]])
+        first, second = [event async for event in bus.replay()]
+
+    assert (first.payload, dict(first.headers)) == (b"\0\xff", {"trace": "é", "kind": "order"})
+    assert (second.payload, dict(second.headers)) == (large, {})
+
+
+@pytest.mark.parametrize("owned", [True, False])
+async def test_putting_twice_stores_once_and_returns_the_first_offsets(log_path: Path, owned: bool) -> None:
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+    first = await in_thread(zbus_log.put, log_path, [rows(1500), rows(10, start=1500)])
+    again = await in_thread(zbus_log.put, log_path, [rows(1510)])
+    further = await in_thread(zbus_log.put, log_path, [rows(20, start=1500)])
+    await bus.aclose()
+
+    assert first == again == Put(1510, 1510)
+    assert further == Put(20, 1520)
+    assert identities(log_path) == [(7, n) for n in range(1520)]
+
+
+async def test_several_processes_put_at_once_and_the_order_of_each_is_kept(log_path: Path) -> None:
+    async with zbus.open(log_path):
+        putting = [start(PUTTER, log_path, publisher, 8000) for publisher in (1, 2, 3)]
+        outputs = [(await in_thread(each.communicate))[0] for each in putting]
+
+    assert [output.split()[0] for output in outputs] == ["8000"] * 3
+    stored = identities(log_path)
+    assert len(stored) == 24_000
+    for publisher in (1, 2, 3):
+        assert [n for by, n in stored if by == publisher] == list(range(8000))
+
+
+async def test_a_put_waits_while_a_subscriber_that_must_not_drop_is_full(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        slow = bus.subscribe("shop/**", queue_events=100, overflow="block")
+        putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
+        while not bus.gate.shut:
+            await asyncio.sleep(0.002)
+        async with asyncio.timeout(60):
+            seen = [(await anext(slow)).offset for _ in range(20_000)]
+        await slow.aclose()
+
+        assert seen == list(range(1, 20_001))
+        assert await putting == Put(20_000, 20_000)
+
+
+def test_a_piece_is_small_so_that_publishers_of_the_owner_do_not_wait_long() -> None:
+    many = [decode_rows(data) for data in _pieces([rows(3001)])]
+    heavy = [decode_rows(data) for data in _pieces([rows(9, payload=bytes(1 << 20)), rows(1)])]
+
+    assert [len(piece) for piece in many] == [1000, 1000, 1000, 1]
+    assert [len(piece) for piece in heavy] == [4, 4, 1, 1]
+
+
+async def test_a_publisher_of_the_owner_never_waits_long_while_another_process_puts_much(log_path: Path) -> None:
+    """Exactly: for no more events of others than may be under way. In time: 100 ms, on a machine that is not busy.
+
+    What the machine itself takes is measured before, alone.
+    """
+
+    async def publish_while(goes_on: Callable[[], bool]) -> tuple[list[float], list[int]]:
+        took_s, before_it = [], []
+        while goes_on():
+            began, stored = time.perf_counter(), bus.delivery.delivered
+            before_it.append(await publisher.publish(b"x") - stored - 1)
+            took_s.append(time.perf_counter() - began)
+            await asyncio.sleep(0.001)
+        return sorted(took_s), before_it
+
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("own/one")
+        times = iter(range(300))
+        alone_s, _ = await publish_while(lambda: next(times, None) is not None)
+        putting = start(PUTTER, log_path, 7, 200_000)
+        ended = asyncio.ensure_future(in_thread(putting.communicate))
+        beside_s, before_it = await publish_while(lambda: not ended.done())
+        assert (await ended)[0].startswith("200000 ")
+
+    assert 0 < max(before_it) <= 3000
+    assert beside_s[int(len(beside_s) * 0.99)] < 0.1 + 5 * alone_s[int(len(alone_s) * 0.99)]
+
+
+# What is refused
+
+REFUSED = {
+    "a wildcard": (1, 1, 1, "a/*", b"", None),
+    "a key of the system": (1, 1, 1, "@zbus/x", b"", None),
+    "half a character in a key": (1, 1, 1, "a/\ud800", b"", None),
+    "headers that are none": (1, 1, 1, "a/b", b"", b"\xc1"),
+    "headers with a line break": (1, 1, 1, "a/b", b"", msgspec.msgpack.encode({"a": "b\r\nc"})),
+    "a negative number": (1, -1, 1, "a/b", b"", None),
+    "a number over 63 bits": (1 << 63, 1, 1, "a/b", b"", None),
+    "a number over 64 bits": (1 << 64, 1, 1, "a/b", b"", None),
+    "text for a payload": (1, 1, 1, "a/b", "text", None),
+    "a number for a payload": (1, 1, 1, "a/b", 5, None),
+    "a row that is too short": (1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
+@pytest.mark.parametrize("bad", REFUSED.values(), ids=REFUSED)
+async def test_an_event_that_could_not_be_published_is_refused_with_its_chunk(
+    log_path: Path, bad: Any, owned: bool
+) -> None:
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+
+    with pytest.raises(zbus.EventInvalid) as caught:
+        await in_thread(zbus_log.put, log_path, [rows(1000), [*rows(1, start=1000), bad], rows(1, start=1001)])
+    after = await in_thread(zbus_log.put, log_path, [rows(1, publisher=8)])
+    await bus.aclose()
+
+    stored = identities(log_path)
+    assert stored[:1000] == [(7, n) for n in range(1000)]
+    assert (7, 1000) not in stored
+    assert stored[-1] == (8, 0)
+    assert after.events == 1
+    stored_by_the_call = len(stored) - 1  # the chunk that follows may have been under way already
+    assert f"{stored_by_the_call} events of this call are stored;" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
+async def test_what_is_refused_keeps_its_type_and_fields(
+    log_path: Path, owned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZBUS_PAYLOAD_BYTES_MAX", "100")  # for a node and for whoever does without one
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+    with pytest.raises(zbus.KeyInvalid, match="wildcards") as key:
+        await in_thread(zbus_log.put, log_path, [rows(1, key="a/**")])
+    with pytest.raises(zbus.EventTooLarge) as size:
+        await in_thread(zbus_log.put, log_path, [rows(1, payload=bytes(101))])
+    await bus.aclose()
+
+    assert key.value.key == "a/**"
+    assert (size.value.size_bytes, size.value.limit_bytes) == (101, 100)
+    assert identities(log_path) == []
+
+
+async def test_an_errand_that_is_garbage_is_answered_and_the_owner_goes_on(log_path: Path) -> None:
+    async with zbus.open(log_path):
+        await in_thread(wait_until, (folder(log_path) / "wake").exists)
+        for kind in (".rows", ".retain"):
+            errand = folder(log_path) / (new_stem() + kind)
+            write_whole(errand, b"\xc1 garbage")
+            (folder(log_path) / "not-ours").touch()
+            assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
+            await in_thread(wait_until, errand.with_suffix(".answer").exists)
+            with pytest.raises(zbus.EventInvalid):
+                decode_answer(errand.with_suffix(".answer").read_bytes())
+
+
+# Nobody owns the log
+
+
+def test_where_nobody_owns_the_log_it_is_owned_for_the_time_of_the_call(log_path: Path) -> None:
+    owned: list[object] = []
+
+    def chunks() -> Iterator[Sequence[Row]]:
+        yield rows(3)
+        owned.append(zbus_log.headrecord.owner_pid(str(log_path)))
+
+    assert zbus_log.put(log_path, chunks()) == Put(3, 3)
+
+    assert owned == [os.getpid()]
+    assert zbus_log.headrecord.owner_pid(str(log_path)) is None
+    assert not folder(log_path).exists()
+    with zbus.blocking.open(log_path) as bus:
+        assert [event.sequence for event in bus.replay()] == [0, 1, 2]
+
+
+def test_nothing_to_put_is_nothing(log_path: Path) -> None:
+    assert zbus_log.put(log_path, []) == zbus_log.put(log_path, [[]]) == Put(0, 0)
+
+
+def test_a_log_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "none" / "app.db", tmp_path / "file" / "app.db", tmp_path, "memory"):
+        with pytest.raises(zbus.ConfigInvalid, match="log"):
+            zbus_log.put(path, [rows(1)])
+    with pytest.raises(zbus.ConfigInvalid, match="there is no log"):
+        zbus_log.retain(tmp_path / "none.db", Rules(events=1))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_one_that_puts_does_the_errands_of_another_meanwhile(log_path: Path) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def chunks() -> Iterator[Sequence[Row]]:
+        yield rows(10)
+        began.set()
+        assert go_on.wait(30)
+        yield rows(10, start=10)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(zbus_log.put, log_path, chunks())
+        assert began.wait(30)
+        second = zbus_log.put(log_path, [rows(10, publisher=8)])
+        with pytest.raises(zbus.KeyInvalid):
+            zbus_log.put(log_path, [rows(1, key="a/*")])
+        assert not first.done()
+        go_on.set()
+        assert (second, first.result(30)) == (Put(10, 20), Put(20, 30))
+
+
+def test_processes_that_put_at_once_wait_for_each_other(log_path: Path) -> None:
+    putting = [start(PUTTER, log_path, publisher, 10_000) for publisher in (1, 2, 3)]
+    outputs = [each.communicate(timeout=60)[0] for each in putting]
+
+    assert [output.split()[0] for output in outputs] == ["10000"] * 3
+    assert sorted(identities(log_path)) == [(publisher, n) for publisher in (1, 2, 3) for n in range(10_000)]
+
+
+# An owner that comes and goes
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["at work", "before it answers"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["for good", "and restarted"])
+def test_an_owner_that_is_killed_loses_nothing_and_doubles_nothing(
+    log_path: Path, frozen: bool, restarted: bool
+) -> None:
+    owners = [start_owner(log_path)]
+
+    def kill() -> None:
+        if frozen:
+            wait_until(lambda: len(files(log_path, ".rows")) == 2)
+        owners[0].kill()
+        owners[0].wait()
+        if restarted:
+            owners.append(start_owner(log_path))
+
+    def chunks() -> Iterator[Sequence[Row]]:
+        for number in range(60):
+            yield rows(500, start=number * 500)
+            if number == 30 and frozen:
+                wait_until(lambda: not files(log_path, ".rows"))  # so that it stops before the next, not in between
+                os.kill(owners[0].pid, signal.SIGSTOP)
+                killing.start()
+            elif number == 30:
+                kill()
+
+    killing = threading.Thread(target=kill)
+    try:
+        assert zbus_log.put(log_path, chunks(), timeout_s=20) == Put(30_000, 30_000)
+    finally:
+        if frozen:
+            killing.join(30)
+        for owner in owners:
+            owner.kill()
+            owner.communicate()
+
+    assert identities(log_path) == [(7, n) for n in range(30_000)]
+
+
+def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None:
+    with held(log_path) as log:
+        append(log, rows(1))
+        calls: list[Callable[[], object]] = [
+            lambda: zbus_log.put(log_path, [rows(2)], timeout_s=0.3),
+            lambda: zbus_log.retain(log_path, Rules(events=0), timeout_s=0.3),
+        ]
+        for call in calls:
+            began = time.monotonic()
+            with pytest.raises(zbus.LogOwned, match=f"process {os.getpid()}, which takes no errands") as caught:
+                call()
+            assert 0.3 <= time.monotonic() - began < 5
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again), again.pid) == (OwnerTakesNoErrands, str(caught.value), os.getpid())
+        assert log.head() == 1
+    assert not folder(log_path).exists()
+
+
+def test_a_put_waits_for_an_owner_that_takes_no_errands_to_let_go(log_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with held(log_path) as log:
+            putting = pool.submit(zbus_log.put, log_path, [rows(5)])
+            append(log, rows(3))
+        assert putting.result(30) == Put(5, 5)
+
+
+async def test_an_owner_that_does_not_answer_is_an_error_in_time_and_leaves_nothing_behind(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus, bus.subscribe("shop/**", queue_events=1, overflow="block"):
+        await bus.run(zbus_log.put, log_path, [rows(2)])  # full
+        with pytest.raises(zbus.LogError, match="did not answer within") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(5, publisher=8)], timeout_s=0.3)
+
+        assert "0 events of this call are stored, and some" in caught.value.__notes__[0]
+        assert files(log_path) == []
+
+
+async def test_a_bus_with_errands_that_wait_closes_in_time_and_those_who_wait_do_them(log_path: Path) -> None:
+    bus = zbus.open(log_path, close_timeout_s=2.0)
+    await bus.start()
+    bus.subscribe("shop/**", queue_events=10, overflow="block")
+    putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
+    while not (bus.gate.shut and len(files(log_path, ".rows")) == 2):
+        await asyncio.sleep(0.002)
+
+    began = time.monotonic()
+    await bus.aclose()
+    took_s = time.monotonic() - began
+
+    assert took_s < 2.5
+    assert await putting == Put(20_000, 20_000)
+    assert identities(log_path) == [(7, n) for n in range(20_000)]
+    assert not folder(log_path).exists()
+
+
+# The folder
+
+
+async def test_what_the_dead_left_is_removed_and_what_the_living_left_is_done(log_path: Path) -> None:
+    gone = start("import os; print(os.getpid())")
+    pid = int(gone.communicate()[0])
+    here = folder(log_path)
+    here.mkdir()
+    moment, serial, *_ = new_stem().split("-")
+    for kind in ("rows", "retain", "answer", "rows.tmp"):
+        (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
+    (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # that number, used again
+    left = here / (new_stem() + ".rows")
+    write_whole(left, encode_rows(rows(2, publisher=9)))
+
+    async with zbus.open(log_path) as bus:
+        await in_thread(wait_until, left.with_suffix(".answer").exists)
+        stored = [event.identity async for event in bus.replay()]
+        fields = decode_answer(left.with_suffix(".answer").read_bytes())
+        assert files(log_path) == [left.with_suffix(".answer").name]
+
+        (here / f"{moment}-{serial}-{pid}-1.answer").touch()  # and of one that died since
+        await in_thread(zbus_log.put, log_path, [rows(1, publisher=10)])
+        await in_thread(wait_until, lambda: len(files(log_path)) == 1)
+
+    assert stored == [(9, 0), (9, 1)]
+    assert fields == [2, 2]
+
+
+async def test_a_fifo_that_a_killed_owner_left_is_used_again_and_gone_after_a_clean_close(log_path: Path) -> None:
+    owner = start_owner(log_path)
+    await in_thread(wait_until, (folder(log_path) / "wake").exists)
+    owner.kill()
+    owner.communicate()
+    assert (folder(log_path) / "wake").is_fifo()
+
+    async with zbus.open(log_path):
+        assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
+        assert (folder(log_path) / "wake").is_fifo()
+    assert not folder(log_path).exists()
+
+
+async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder(log_path).touch()
+    async with zbus.open(log_path) as bus:
+        assert await (await bus.publisher("a/b")).publish(b"x") == 1
+        with pytest.raises(OwnerTakesNoErrands):
+            await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
+
+    (found,) = [each.zbus for each in caplog.records if "LOG_TAKES_NO_ERRANDS" in each.message]  # type: ignore[attr-defined]
+    assert found["log"] == str(log_path)
+
+
+async def test_an_idle_owner_waits_in_the_kernel(log_path: Path) -> None:
+    async with zbus.open(log_path):
+        await in_thread(zbus_log.put, log_path, [rows(1)])
+        (waiting,) = [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        status = Path(f"/proc/self/task/{waiting.native_id}/status")
+
+        def turns() -> list[str]:
+            return [line for line in status.read_text().splitlines() if "ctxt_switches" in line]
+
+        await in_thread(wait_until, lambda: "S (sleeping)" in status.read_text())
+        before = turns()
+        await asyncio.sleep(1.0)  # what is looked at is that nothing happens
+        assert turns() == before
+
+
+async def test_no_socket_is_opened_for_errands(log_path: Path) -> None:
+    def sockets() -> list[str]:
+        found = []
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+            except FileNotFoundError:
+                pass
+        return sorted(each for each in found if each.startswith("socket:"))
+
+    before = sockets()
+    async with zbus.open(log_path):
+        await in_thread(zbus_log.put, log_path, [rows(2000)])
+        assert sockets() == before
+
+
+@pytest.mark.parametrize("settings", [{"log": "memory"}, {"read_only": True}], ids=["in memory", "read only"])
+async def test_a_bus_that_nobody_else_can_write_through_takes_no_errands(
+    log_path: Path, settings: dict[str, Any]
+) -> None:
+    zbus_log.put(log_path, [rows(1)])
+    async with zbus.open(**{"log": str(log_path)} | settings):
+        assert not [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        assert not folder(log_path).exists()
+
+
+# Retention
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
+async def test_retention_through_the_owner_respects_durable_names(log_path: Path, owned: bool) -> None:
+    async with zbus.open(log_path) as bus:
+        await in_thread(zbus_log.put, log_path, [rows(100)])
+        async with bus.subscribe("**", durable="billing", start="beginning") as subscription:
+            for _ in range(30):
+                event = await anext(subscription)
+            await event.ack()
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+
+    held_back = await in_thread(zbus_log.retain, log_path, Rules(upto=90))
+    within = await in_thread(zbus_log.retain, log_path, Rules(upto=20))
+    passed = await in_thread(zbus_log.retain, log_path, Rules(upto=90, past_cursors=True))
+    nothing_left = await in_thread(zbus_log.retain, log_path, Rules(events=0, past_cursors=True))
+    await bus.aclose()
+
+    assert held_back == (30, 30, "billing")
+    assert within == (30, 0, None)
+    assert passed == (90, 60, None)
+    assert nothing_left == (100, 10, None)
+    assert ask(log_path, "SELECT count(*) FROM events") == 0
+
+
+async def test_rows_are_stored_while_retention_goes_on(log_path: Path) -> None:
+    async with zbus.open(log_path):
+        await in_thread(zbus_log.put, log_path, [rows(60_000)])
+        trimming = asyncio.ensure_future(in_thread(zbus_log.retain, log_path, Rules(events=0)))
+        put = await in_thread(zbus_log.put, log_path, [rows(10, publisher=8)])
+        trimmed = await trimming
+
+    assert put == Put(10, 60_010)
+    assert trimmed.removed >= 60_000
+
+
+def test_retention_tells_how_far_it_is_where_this_process_does_it(log_path: Path) -> None:
+    zbus_log.put(log_path, [rows(10_000)])
+    told: list[int] = []
+
+    assert zbus_log.retain(log_path, Rules(upto=9000), progress=told.append).removed == 9000
+
+    assert told[0] == 4096
+    assert told[-1] == 9000
+
+
+async def test_an_error_of_retention_comes_back_to_who_asked(log_path: Path) -> None:
+    async with zbus.open(log_path):
+        await in_thread(wait_until, (folder(log_path) / "wake").exists)
+        errand = folder(log_path) / (new_stem() + ".retain")
+        write_whole(errand, encode_rules(Rules(age_s=1e300)))  # a moment that no number holds
+        await in_thread(zbus_log.put, log_path, [rows(1)])
+        await in_thread(wait_until, errand.with_suffix(".answer").exists)
+        with pytest.raises(zbus.LogError):
+            decode_answer(errand.with_suffix(".answer").read_bytes())

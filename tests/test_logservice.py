@@ -1,0 +1,208 @@
+"""The replay service: pages of a log for other nodes, each with how far it reaches and what is not in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from log_support import append, raw
+
+from zbus.event import Event
+from zbus.headers import Foreign, encode_foreign, encode_headers
+from zbus.keys import KeySet
+from zbus.logservice import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
+from zbus.ports import Row, Span
+from zbus_log import Rules, SqliteLog
+
+encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+@pytest.fixture
+def log(log_path: Path) -> Iterator[SqliteLog]:
+    opened = SqliteLog(str(log_path))
+    yield opened
+    opened.close(5.0)
+
+
+def row(sequence: int, key: str = "shop/orders", at: int = 0, headers: bytes | None = None) -> Row:
+    return 7, sequence, at or 1_000 + sequence, key, b"%d" % sequence, headers
+
+
+def recorded(sequence: int, key: str = "shop/orders") -> Row:
+    """What another node published and this one recorded."""
+    return row(sequence, key, headers=encode_foreign(Foreign({"tenant": "x"}, 5, 900 + sequence)))
+
+
+class Asking:
+    """Asks a service without a network in between."""
+
+    def __init__(self, log: SqliteLog, heard: tuple[int, ...] = ()) -> None:
+        self.service, self.origin = LogService(log, log.origin, heard=lambda: heard), log.origin
+
+    async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        for reply in (self.service.tell if key == LOGS else self.service.page)(body):
+            yield reply
+
+    async def page(self, after: int = 0, keys: tuple[str, ...] = ("**",), from_ns: int = 0, **more: Any) -> LogPage:
+        return await ask_page(self.ask, self.origin, keys, after, from_ns, 5.0, **more)
+
+
+def offsets(page: LogPage) -> list[int]:
+    return [envelope.offset for envelope in page.envelopes]
+
+
+def stored(log: SqliteLog) -> list[Event]:
+    return log.read(KeySet.all(), Span(), 10_000).events()[0]
+
+
+async def test_all_that_a_log_has_arrives_exactly_as_it_is_stored(log: SqliteLog) -> None:
+    tenant = encode_headers({"tenant": "y"}, "c-1", None)
+    append(log, [row(0), row(1, headers=tenant), recorded(2), row(3, "shop/@inner/key"), row(4, "audit/x")])
+
+    page = await Asking(log).page(keys=(), own=False)
+
+    events = [envelope.event(envelope.offset) for envelope in page.envelopes]
+    assert events == stored(log)
+    assert [event.offset for event in events] == [1, 2, 3, 4, 5]
+    assert events[1].headers == {"tenant": "y", "correlation-id": "c-1"}
+    assert events[2].headers == {"tenant": "x"}
+    assert events[2].identity == (7, 2)
+    assert {envelope.topic for envelope in page.envelopes} == {"orders", "key", "x"}
+
+
+async def test_what_was_recorded_of_others_is_sent_only_where_all_is_asked_for(log: SqliteLog) -> None:
+    append(log, [row(0), recorded(1), row(2)])
+    asking = Asking(log)
+
+    assert offsets(await asking.page()) == [1, 3]
+    assert offsets(await asking.page(own=False)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("until", [1, 5, 9, 10])
+async def test_a_page_never_goes_beyond_the_end_asked_for_and_covers_it(log: SqliteLog, until: int) -> None:
+    append(log, [row(n, "shop/orders" if n % 2 else "audit/x") for n in range(10)])
+    asking = Asking(log)
+
+    everything = await asking.page(until=until)
+    some = await asking.page(keys=("audit/**",), until=until)
+
+    assert offsets(everything) == list(range(1, until + 1))
+    assert offsets(some) == list(range(1, until + 1, 2))
+    assert everything.covered == some.covered == until
+    assert everything.head == some.head == 10
+
+
+@pytest.mark.parametrize("after", [3, 10, 11, ENDLESS])
+async def test_an_end_that_is_passed_already_is_an_empty_page(log: SqliteLog, after: int) -> None:
+    append(log, [row(n) for n in range(10)])
+
+    page = await Asking(log).page(after=after, until=3)
+
+    assert (page.envelopes, page.covered, page.head) == ([], 3, 10)
+
+
+@pytest.mark.parametrize(
+    ("from_ns", "to_ns", "expected"),
+    [
+        (1_004, ENDLESS, [5, 6, 7, 8]),
+        (0, 1_002, [1, 2, 3]),
+        (1_003, 1_005, [4, 5, 6]),
+        (0, 5, []),
+        (9_999, ENDLESS, []),
+    ],
+    ids=["from", "to", "both", "before-all", "after-all"],
+)
+async def test_times_choose_events_and_the_end_is_covered_all_the_same(
+    log: SqliteLog, from_ns: int, to_ns: int, expected: list[int]
+) -> None:
+    append(log, [row(n) for n in range(10)])
+
+    page = await Asking(log).page(from_ns=from_ns, to_ns=to_ns, until=8)
+
+    assert offsets(page) == expected
+    assert page.covered == 8
+
+
+async def test_corrupt_events_are_left_out_and_counted(log: SqliteLog, log_path: Path) -> None:
+    append(log, [row(n) for n in range(10)])
+    connection = raw(log_path)
+    connection.execute("DROP TRIGGER events_are_not_updated")
+    connection.execute("UPDATE events SET payload = x'00' WHERE offset IN (3, 6)")
+    connection.close()
+    asking = Asking(log)
+
+    page, clean = await asking.page(), await asking.page(after=6)
+
+    assert (offsets(page), page.skipped, page.covered) == ([1, 2, 4, 5, 7, 8, 9, 10], 2, 10)
+    assert clean.skipped == 0
+
+
+async def test_what_retention_removed_is_told_by_the_low_water_mark(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10)])
+    log.retain(Rules(events=4))
+
+    page, gone = await Asking(log).page(after=2, until=8), await Asking(log).page(after=2, until=5, from_ns=1)
+
+    assert (page.low_water, offsets(page), page.covered) == (6, [7, 8], 8)
+    assert (gone.low_water, offsets(gone), gone.covered) == (6, [], 5)
+
+
+async def test_pages_are_as_large_as_the_asker_takes_them_up_to_a_limit(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10_000)])
+    asking = Asking(log)
+    for _ in range(4):  # the log finds out how many events of this size are a page
+        await asking.page(events=PAGE_EVENTS_MAX)
+
+    assert len((await asking.page()).envelopes) == PAGE_EVENTS
+    assert len((await asking.page(events=0)).envelopes) == 1
+    assert offsets(await asking.page(events=1_000_000)) == list(range(1, PAGE_EVENTS_MAX + 1))
+
+
+@pytest.mark.parametrize("question", [(["**"], 2, 0), (["**"], 2, 0, True)], ids=["three-fields", "four-fields"])
+def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: SqliteLog, question: tuple[Any, ...]) -> None:
+    append(log, [row(0), recorded(1), row(2), row(3)])
+
+    *frames, last = LogService(log, log.origin).page(encode(question))
+
+    assert len(frames) == 1
+    assert decode(last[1:])[:3] == [4, 4, 0]
+
+
+def test_fields_that_a_later_version_adds_to_a_question_are_no_matter(log: SqliteLog) -> None:
+    append(log, [row(0)])
+
+    _, last = LogService(log, log.origin).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
+
+    assert decode(last[1:]) == [1, 1, 0, 0]
+
+
+async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> None:
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        yield b"\0" + encode((4, 9, 1))
+
+    assert await ask_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
+
+
+async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10)])
+    log.retain(Rules(events=4))
+
+    told = await ask_log(Asking(log, (11, 13)).ask, 5.0)
+
+    assert (told.origin, told.head, told.low_water, told.heard) == (log.origin, 10, 6, (11, 13))
+
+
+def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:
+    command = [sys.executable, "-m", "zbus.cli", "log", "stats", str(log_path)]
+
+    table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    figures = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
+
+    assert f"{log.origin:x}" in table.stdout
+    assert json.loads(figures.stdout)["origin"] == f"{log.origin:x}"

@@ -1,0 +1,131 @@
+"""What beacons told is kept with a recorder's log: the end of a publisher is known although it is missing there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
+from mesh_support import WIRES, Node, ZenohPeers
+
+import zbus
+from zbus import heard
+from zbus.beacon import Beacon, decode_beacon
+from zbus.heard import BEACON_NS, Heard
+from zbus.wants import Wants
+
+KEY = "shop/orders"
+
+
+@pytest.fixture
+async def buses(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Buses]:
+    monkeypatch.setattr(heard, "BEACON_NS", 0)  # nothing was published before these recorders were there
+    async with buses_on(getattr(request, "param", ZenohPeers), tmp_path, monkeypatch) as found:
+        yield found
+
+
+def positions_of(bus: zbus.Bus) -> dict[int, int]:
+    assert bus.log is not None
+    stored = bus.log.positions.load()
+    return {int(name[6:], 16): number for name, number in stored.items() if name.startswith("heard/")}
+
+
+async def recorded(bus: zbus.Bus) -> dict[int, int]:
+    """Of each publisher, the last sequence in the log."""
+    return {event.publisher_id: event.sequence async for event in bus.replay()}
+
+
+@pytest.mark.parametrize("buses", WIRES, ids=[each.name for each in WIRES], indirect=True)
+async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_publisher(
+    buses: Buses, tmp_path: Path
+) -> None:
+    losses = Losses()
+    sink = await buses.open("sink", losses=losses, record=["shop/**"])
+    losses.of_events = lambda sequences: 9 in sequences
+    node = Node(tmp_path, "publisher", buses.wire)
+    try:
+        await asyncio.to_thread(node.start)
+
+        def kill_it_once_it_told(frame: bytes) -> bool:
+            if any(sequence == 9 for _, _, sequence in decode_beacon(frame).newest.values()):
+                node.kill()  # before this beacon arrives: nobody has what is missing
+            return False
+
+        losses.of_beacons = kill_it_once_it_told
+        publisher_id = await asyncio.to_thread(node.call, "publish", KEY, 9)
+        await eventually(lambda: losses.events_passed == 9)
+        await asyncio.to_thread(node.begin, "publish", KEY, 1)
+
+        await eventually(lambda: positions_of(sink) == {publisher_id: 10}, told=lambda: positions_of(sink))
+        assert await recorded(sink) == {publisher_id: 8}
+    finally:
+        node.stop()
+
+
+async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_changed(buses: Buses) -> None:
+    a, sink = await buses.open("a"), await buses.open("sink", record=["shop/**"])
+    assert a.network is not None
+    assert sink.log is not None
+    writes: list[dict[str, int]] = []
+    store = sink.log.positions.store
+    orders, audit = await a.publisher(KEY), await a.publisher("audit/x")
+    async with sink.subscribe("**"):  # heard, but not recorded
+        await wanted(a, KEY)
+        sink.log.positions.store = lambda changed: (writes.append(dict(changed)), store(changed))[1]  # type: ignore[method-assign]
+        await orders.publish_many([b""] * 5)
+        await audit.publish_many([b""] * 5)
+
+        await eventually(lambda: positions_of(sink) == {orders.publisher_id: 5})
+        before = len(writes)
+        await audit.publish(b"")
+        await eventually(lambda: len(writes) > before)
+        await orders.publish(b"")
+        await eventually(lambda: positions_of(sink) == {orders.publisher_id: 6})
+    told = [number for changed in writes for name, number in changed.items() if name.startswith("heard/")]
+    assert told == [5, 6]
+
+
+async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses: Buses) -> None:
+    a, sink = await buses.open("a"), await buses.open("sink", record=["shop/**"])
+    publisher = await a.publisher(KEY)
+    await publisher.publish_many([b""] * 5)
+    await eventually(lambda: positions_of(sink) == {publisher.publisher_id: 5})
+    await sink.aclose()
+
+    again = await buses.open("sink", record=["shop/**"])
+    assert again.network is not None
+    again.network.inbox.heard.hear(Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), again.network.wants)
+    assert again.network.inbox.heard.take() == {}
+    await publisher.publish(b"")
+    await eventually(lambda: positions_of(again) == {publisher.publisher_id: 6})
+
+
+@pytest.mark.parametrize(
+    ("recorded_for_ns", "expected"), [(0, {}), (2 * BEACON_NS, {7: 4})], ids=["just-now", "before"]
+)
+def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: int, expected: dict[int, int]) -> None:
+    wants, found = Wants(), Heard()
+    wants.add(["shop/**"], time.time_ns() - recorded_for_ns, record=True)
+
+    found.hear(Beacon(3, 0, 9, {KEY: (9, 7, 3), "audit/x": (8, 8, 3)}), wants)
+
+    assert found.take() == expected
+
+
+def test_publishers_told_of_longest_ago_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heard, "PUBLISHERS_MAX", 3)
+    found = Heard()
+    for publisher_id in (1, 2, 3, 1, 4):
+        found.remember(publisher_id, 5)
+    assert found.take() == {1: 5, 2: 5, 3: 5, 4: 5}
+
+    for publisher_id in (1, 3, 4):
+        found.remember(publisher_id, 5)
+    assert found.take() == {}
+    found.remember(2, 5)  # forgotten, so it is new again
+    assert found.take() == {2: 5}

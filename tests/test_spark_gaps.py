@@ -1,0 +1,113 @@
+"""The job `gaps`: what a log lacks of each publisher, has late, or has twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from pipeline_support import Stored, frame, plain
+
+from zbus_spark.jobs import gaps
+
+Finding = tuple[int, str, int, int, int]
+
+
+def expected(events: list[Stored], heard: dict[int, int], low_water: int) -> list[Finding]:
+    """The same in plain Python, event by event."""
+    found: list[Finding] = []
+    for publisher in {event.publisher_id for event in events} | heard.keys():
+        stored = [event.sequence for event in events if event.publisher_id == publisher]
+        missing = sorted(set(range(max([*stored, heard.get(publisher, -1)]) + 1)) - set(stored))
+        ranges: list[list[int]] = []
+        for sequence in missing:
+            # A range does not go on across the first and the last event that are there.
+            if ranges and ranges[-1][-1] == sequence - 1:
+                ranges[-1].append(sequence)
+            else:
+                ranges.append([sequence])
+        for each in ranges:
+            where = "between"
+            if not stored:
+                where = "trimmed" if low_water else "after_last"
+            elif each[0] < min(stored):
+                where = "trimmed" if low_water else "before_first"
+            elif each[0] > max(stored):
+                where = "after_last"
+            found.append((publisher, where, each[0], each[-1], len(each)))
+        again = [sequence for place, sequence in enumerate(stored) if sequence in stored[:place]]
+        late = [
+            sequence
+            for place, sequence in enumerate(stored)
+            if sequence not in stored[:place] and any(other > sequence for other in stored[:place])
+        ]
+        for name, sequences in (("late", late), ("duplicate", again)):
+            if sequences:
+                found.append((publisher, name, min(sequences), max(sequences), len(sequences)))
+    return sorted(found, key=lambda each: (each[0], each[2], each[1]))
+
+
+def found_in(events: list[Stored], heard: dict[int, int] | None = None, low_water: int = 0) -> list[Finding]:
+    return plain(gaps(frame(events), heard, low_water).collect())
+
+
+def of(publisher_id: int, *sequences: int) -> list[Stored]:
+    return [Stored(publisher_id, sequence) for sequence in sequences]
+
+
+def test_what_is_missing_is_told_before_the_first_between_and_after_the_last() -> None:
+    assert found_in(of(7, 3, 4, 8, 9, 11), {7: 20}) == [
+        (7, "before_first", 0, 2, 3),
+        (7, "between", 5, 7, 3),
+        (7, "between", 10, 10, 1),
+        (7, "after_last", 12, 20, 9),
+    ]
+
+
+def test_late_and_duplicate_events_are_counted_and_are_not_missing() -> None:
+    assert found_in(of(7, 0, 3, 1, 2, 2, 3, 4)) == [(7, "late", 1, 2, 2), (7, "duplicate", 2, 3, 2)]
+
+
+def test_what_retention_removed_is_not_called_missing() -> None:
+    assert found_in(of(7, 3, 5), {9: 4}, low_water=100) == [
+        (7, "trimmed", 0, 2, 3),
+        (7, "between", 4, 4, 1),
+        (9, "trimmed", 0, 4, 5),
+    ]
+
+
+def test_a_publisher_that_was_only_heard_of_lacks_everything() -> None:
+    assert found_in(of(7, 0), {9: 4}) == [(9, "after_last", 0, 4, 5)]
+
+
+def test_a_complete_publisher_has_no_findings_also_where_beacons_are_behind() -> None:
+    assert found_in(of(1, *range(100)) + of(2, 0) + of(3, 0, 1, 2), {1: 99, 2: 0, 3: 1}) == []
+
+
+def test_the_largest_numbers_there_are_do_no_harm() -> None:
+    top = (1 << 63) - 1
+
+    assert found_in(of(top, top, top)) == [(top, "before_first", 0, top - 1, top), (top, "duplicate", top, top, 1)]
+
+
+@pytest.mark.parametrize("low_water", [0, 17], ids=["a whole log", "a trimmed log"])
+def test_findings_are_those_of_a_look_at_every_event(low_water: int) -> None:
+    dice = random.Random(low_water)
+    publishers = [*range(1, 60), -3, 1 << 62]
+    events = [
+        Stored(publisher, sequence)
+        for publisher in publishers
+        for sequence in dice.choices(range(dice.randrange(4, 40)), k=dice.randrange(1, 50))
+    ]
+    dice.shuffle(events)
+    events += [
+        Stored(publisher, sequence) for publisher in range(70, 90) for sequence in range(30) if dice.random() < 0.8
+    ]
+    heard = {publisher: dice.randrange(60) for publisher in dice.sample([*publishers, 101, 102, 103], 40)}
+
+    assert found_in(events, heard, low_water) == expected(events, heard, low_water)
+
+
+def test_events_are_moved_once_to_be_looked_at_in_both_orders() -> None:
+    plan = gaps(frame(of(1, 0, 5)))._jdf.queryExecution().executedPlan().toString()
+
+    assert plan.count("Exchange hashpartitioning(publisher_id") == 1
