@@ -45,7 +45,7 @@ def until(true: object, what: str) -> None:
 @contextmanager
 def started(folder: Path, name: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Spark's, with what it says in a file; it ends with the test."""
-    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME), "PYSPARK_PYTHON": sys.executable}
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(HOME)}
     with (folder / f"{name}.out").open("wb") as out:
         process = subprocess.Popen(
             [str(HOME / "bin" / "spark-class"), *command], stdout=out, stderr=out, env=environment, cwd=folder

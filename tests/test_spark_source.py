@@ -78,9 +78,7 @@ def test_what_the_log_itself_needs_comes_on_request(shop: Path) -> None:
     found = load(shop, raw=True).orderBy("offset").collect()
 
     assert load(shop, raw=True).schema == RAW
-    assert [
-        (row.offset, row.key_id, row.checksum, row.headers_raw and bytes(row.headers_raw)) for row in found
-    ] == rows
+    assert [(row.offset, row.key_id, row.checksum, row.headers_raw and bytes(row.headers_raw)) for row in found] == rows
 
 
 def test_an_expression_means_the_same_as_everywhere_else(tmp_path: Path) -> None:

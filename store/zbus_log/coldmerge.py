@@ -36,6 +36,8 @@ COLUMNS = (
 )
 _TYPES = dict.fromkeys(COLUMNS[:6], "int64") | {"key": "string", "payload": "binary", "headers_raw": "binary"}
 
+NO_NAMESPACE = "__HIVE_DEFAULT_PARTITION__"  # as Spark calls it: those that are too long for a folder's name lie there
+
 HELD_ROWS = 32 * 1024  # in all slices of a segment together, and
 SLICE_ROWS_MIN = 512  # in each at least
 HELD_BYTES = 8 * 1024 * 1024  # the same, where events are large
@@ -215,6 +217,8 @@ def may_match(path: str, keys: KeySet) -> bool:
     """Whether a file of the tier can hold some of `keys`, by the namespace in its path."""
     names = [part[3:] for part in path.split("/") if part.startswith("ns=")]
     if keys.unfiltered or not names:
+        return True
+    if names[-1] == NO_NAMESPACE:
         return True
     namespace = unquote(names[-1])
     firsts = {expression.partition("/")[0] for expression in keys.expressions}

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .jobs.rollup import rollup
     from .jobs.sessions import sessions
     from .jobs.trim import trim
-    from .typed import payload
     from .reading import read
     from .starting import session
+    from .typed import payload
 
 __all__ = [
     "Offloaded",

@@ -92,6 +92,18 @@ def publish_unnamed(log: Path, parts: Sequence[Part]) -> None:
     remove(_folders(parts))
 
 
+def published(log: Path, sink: str) -> int | None:
+    """How many events were published to a log under a name; None where no write under it is done."""
+    if not Path(f"{log}-cursors").is_file():
+        return None
+    cursors = SqliteCursors(str(log))
+    try:
+        mark = _load_mark(cursors, Turn(sink))
+    finally:
+        cursors.close(5.0)
+    return None if mark is None else mark.next_sequence
+
+
 def withdraw(log: Path, parts: Sequence[Part]) -> None:
     """Remove staged rows that are not to be published, unless a commit of them was begun: it is to be finished."""
     remove(_folders(parts) - needed_folders(log))

@@ -116,8 +116,9 @@ def parts(options: ReadOptions, span: Span) -> Iterator[Part]:
     else:
         span, choice = local.plan(options.path, options.keys, span)
     assert span.until is not None
-    for after in range(span.after, span.until, options.rows_per_partition):
-        yield Part(span._replace(after=after, until=min(span.until, after + options.rows_per_partition)), choice, origin)
+    rows = options.rows_per_partition
+    for after in range(span.after, span.until, rows):
+        yield Part(span._replace(after=after, until=min(span.until, after + rows)), choice, origin)
 
 
 def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> Iterator[pa.RecordBatch]:

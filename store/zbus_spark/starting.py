@@ -1,4 +1,4 @@
-"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and with a clear word where Java is missing."""
+"""A Spark session that behaves: quiet, in UTC, on loopback where it is local; and a clear word where Java is missing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _without_banner() -> Iterator[None]:
     finally:
         os.dup2(own, 2)
         os.close(own)
-        threading.Thread(target=_pass_on, args=(reading,), name="zbus-spark-stderr", daemon=True).start()
+        threading.Thread(target=_pass_on, args=(reading,), name="spark-stderr", daemon=True).start()
 
 
 def _pass_on(reading: int) -> None:

@@ -1,4 +1,6 @@
-"""A driver on a cluster: reads a log through its node and prints what it counted. `cluster_child.py MASTER URL PARTITIONS`.
+"""A driver on a cluster: reads a log through its node and prints what it counted.
+
+    cluster_child.py MASTER URL EVENTS PARTITIONS
 
 It prints `under way N` once as many tasks are done, and then a line of JSON.
 """

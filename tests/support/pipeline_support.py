@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,9 +109,3 @@ def pipeline(*arguments: object) -> Done:
 
 def _text(descriptor: int) -> str:
     return os.pread(descriptor, 1 << 26, 0).decode()
-
-
-def rank(values: Sequence[int], share: float) -> int | None:
-    """The lowest value that `share` of all values do not exceed."""
-    ranked = sorted(values)
-    return ranked[max(0, -(-int(len(ranked) * share * 100) // 100) - 1)] if ranked else None

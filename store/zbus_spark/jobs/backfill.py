@@ -24,10 +24,11 @@ from zbus.errors import ConfigInvalid
 from zbus.keys import KeySet
 from zbus_log.reader import readable
 from zbus_log.schema import get_epoch
+from zbus_spark.commit import published
 from zbus_spark.failures import spark_errors
 from zbus_spark.reading import Position, read
 
-from .named import published, write
+from .named import write
 
 Function = Callable[[DataFrame], DataFrame]
 

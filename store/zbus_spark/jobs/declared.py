@@ -33,11 +33,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet, check_key
+from zbus_spark.commit import published
 from zbus_spark.failures import spark_errors
 from zbus_spark.options import OFFSET_MAX
 from zbus_spark.reading import Position, read
 
-from .named import published, write
+from .named import write
 
 EVENTS = "events"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"

@@ -1,4 +1,4 @@
-"""Writes with a name, by which what they publish is published once: doing one, and whether one was done."""
+"""Writes with a name, by which what they publish is published once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from zbus_log.cursors import SqliteCursors
-from zbus_spark.commit import Turn, _load_mark
+from zbus_spark.commit import published
 
 
 def write(frame: DataFrame, log: Path, sink_id: str, **options: str) -> int:
@@ -17,15 +16,3 @@ def write(frame: DataFrame, log: Path, sink_id: str, **options: str) -> int:
         frame.sparkSession.createDataFrame([], "key string")
     frame.write.format("zbus").mode("append").options(**options, sinkId=sink_id).save(str(log))
     return published(log, sink_id) or 0
-
-
-def published(log: Path, sink_id: str) -> int | None:
-    """How many events were published to a log under this name; None where no write under it is done."""
-    if not Path(f"{log}-cursors").is_file():
-        return None
-    cursors = SqliteCursors(str(log))
-    try:
-        mark = _load_mark(cursors, Turn(sink_id))
-    finally:
-        cursors.close(5.0)
-    return None if mark is None else mark.next_sequence
