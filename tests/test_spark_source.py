@@ -12,11 +12,12 @@ from typing import Any
 import pysqlite3
 import pytest
 from contract_keys import EXPRESSIONS, KEYS
+from reading_child import Reading
 from spark_support import spark, write_log
 
 import pyspark_zbus
 import zbus
-from zbus.errors import LogTrimmed, ZbusError
+from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
 from zbus.ports import Span
 from zbus_log import Rules, SqliteLog
@@ -171,46 +172,52 @@ def test_a_trimmed_range_is_an_error_unless_a_loss_is_allowed(log_path: Path) ->
 
 def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"x")] * 40_000)
-    span, choice = local.plan(str(log_path), KeySet.all(), Span(0, 40_000))
-    reading = local.batches(str(log_path), choice, span, Columns(SCHEMA), True)
-    seen = next(reading).num_rows
+    reading = Reading(log_path, 40_000)
 
     trim(log_path, 30_000)
+    found = reading.go_on()
 
-    with pytest.raises(LogTrimmed):
-        seen += sum(batch.num_rows for batch in reading)
-    assert seen < 40_000
+    assert found["error"] == "LogTrimmed"
+    assert found["rows"] < 40_000
 
 
 def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Path) -> None:
-    async def scenario() -> tuple[int, int]:
+    async def scenario() -> tuple[int, dict[str, Any]]:
         async with zbus.open(log_path) as bus:
             publisher = await bus.publisher("a/b")
             await publisher.publish_many([b"x" * 1000] * 30_000)
-            span, choice = local.plan(str(log_path), KeySet.all(), Span(0, 30_000))
-            reading = local.batches(str(log_path), choice, span, Columns(SCHEMA), True)
-            seen = next(reading).num_rows  # Spark takes its time from here on
+            reading = await asyncio.to_thread(Reading, log_path, 30_000)  # it takes its time from here on
             async with asyncio.timeout(60):
                 for _ in range(60):
                     await publisher.publish_many([b"y" * 1000] * 1000)
             wal = Path(f"{log_path}-wal").stat().st_size
-            return wal, seen + sum(batch.num_rows for batch in reading)
+            return wal, await asyncio.to_thread(reading.go_on)
 
-    wal, seen = asyncio.run(scenario())
+    wal, found = asyncio.run(scenario())
 
-    assert seen == 30_000
+    assert (found["rows"], found["error"]) == (30_000, "")
     assert wal < 30_000_000  # 60 MB were written meanwhile
 
 
 def test_large_payloads_come_in_pages_of_bounded_size(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"small")] * 5000 + [("a/b", bytes([number]) * 4_000_000) for number in range(20)])
-    span, choice = local.plan(str(log_path), KeySet.all(), Span(0, 5020))
 
-    batches = list(local.batches(str(log_path), choice, span, Columns(SCHEMA), True))
+    found = Reading(log_path, 5020).go_on()
 
-    assert sum(batch.num_rows for batch in batches) == 5020
-    large = [payload for batch in batches for payload in batch.column("payload").to_pylist() if len(payload) > 5]
-    assert large == [bytes([number]) * 4_000_000 for number in range(20)]
+    assert (found["rows"], found["error"]) == (5020, "")
+    assert found["sums"] == [number * 4_000_000 for number in range(20)]
+    assert found["largest"] < 90_000_000  # all of them in one, once; those that follow come a few at a time
+
+
+def test_two_kinds_of_sqlite_never_open_a_log_in_one_process(log_path: Path) -> None:
+    write_log(log_path, [("a/b", b"x")])
+    span, choice = local.plan(str(log_path), KeySet.all(), Span(0, 1))
+    owned = SqliteLog(str(log_path))
+    try:
+        with pytest.raises(LogError, match="is open in this process"):
+            next(local.batches(str(log_path), choice, span, Columns(SCHEMA), True))
+    finally:
+        owned.close(5.0)
 
 
 def make_newer(log: Path) -> None:

@@ -8,7 +8,6 @@ payloads of those keys and no others.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,11 +122,6 @@ class Reader:
         """How to find the events of `keys` that the log holds now."""
         with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
             return self._choose(connection, keys)
-
-    def names(self, ids: Iterable[int]) -> dict[int, str]:
-        """The names of at least these keys."""
-        with log_errors(self.path), self._engine.connect() as connection:
-            return self._keys.learn(connection, ids)
 
     def _choose(self, connection: Connection, keys: KeySet) -> Choice:
         if keys.unfiltered:

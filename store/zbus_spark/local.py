@@ -3,12 +3,16 @@
 Each page is read whole before it is handed on, so however slow Spark is, no transaction stays open and the
 write-ahead log is never pinned. Each page looks at the low-water mark in its own transaction: if retention has
 removed a part of it, that is an error rather than fewer rows.
+
+ADBC brings a SQLite of its own. Two of them in one process undo each other's locks on a file, so the one that plans
+(pysqlite3) and the one that reads never have the log open in the same process: Spark has a process for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -56,8 +60,9 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Every event of a planned span in order, in batches of the columns asked for."""
     assert span.until is not None
-    with opened(path) as log, _adbc_errors(path), _connected(path) as connection:
-        rows = BATCH_ROWS[0]
+    _check_alone(path)
+    with _adbc_errors(path), _connected(path) as connection:
+        names, rows = _Names(connection), BATCH_ROWS[0]
         while span.after < span.until:
             page, low_water, rows = _page(connection, choice, span, columns.stored, rows)
             if low_water > span.after:
@@ -66,10 +71,34 @@ def batches(
                 span = span._replace(after=low_water)
                 continue
             for batch in page:
-                yield columns.batch(batch, log.names)
+                yield columns.batch(batch, names)
             if not page:
                 return
             span = span._replace(after=page[-1].column("offset")[-1].as_py())
+
+
+def _check_alone(path: str) -> None:
+    """Refuse to read where another SQLite of this process has the file open."""
+    file = os.stat(path)  # noqa: PTH116 - as the descriptors
+    for descriptor in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").is_dir() else ():
+        with suppress(OSError, ValueError):
+            if os.path.samestat(file, os.fstat(int(descriptor.name))):
+                raise LogError(f"{path} is open in this process: have it read by Spark, or by another process")
+
+
+class _Names:
+    """The names of keys by their ids, looked up as they come."""
+
+    def __init__(self, connection: AdbcConnection) -> None:
+        self._connection, self._known = connection, dict[int, str]()
+
+    def __call__(self, ids: Iterable[int]) -> Mapping[int, str]:
+        if unknown := [id_ for id_ in ids if id_ not in self._known]:
+            wanted = ", ".join(map(str, unknown))
+            with _asked(self._connection, f"SELECT id, key FROM keys WHERE id IN ({wanted})", BATCH_ROWS[1]) as found:
+                for batch in found:
+                    self._known.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
+        return self._known
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A Spark session that behaves: quiet, in UTC, on loopback where it is local; and a clear word where Java is missing."""
+"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and clear where Java is missing."""
 
 from __future__ import annotations
 
