@@ -16,6 +16,7 @@ from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, sqli
 from _spark import KEYS, fill, scanned, spark, spark_versions
 
 TARGET_SQLITE, TARGET_PARQUET, TARGET_KEY = 1.5, 0.35, 0.25
+WARM = 3
 ONE_KEY = "bench/*/p7"
 
 
@@ -26,6 +27,9 @@ def rows(sizes: Sizes) -> list[Row]:
         log, parquet = where / "log.db", str(where / "parquet")
         fill(log, events)
         load(log, events).write.parquet(parquet)
+        for _ in range(WARM):  # Java compiles what it runs, of both sides
+            scanned(load(log, events))
+            scanned(spark().read.parquet(parquet))
         versions = spark_versions()
         whole, full_s = _whole(log, events), []
 

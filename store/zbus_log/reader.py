@@ -31,13 +31,15 @@ SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking o
 
 _VALUE = re.compile(r":(\w+)")
 _TIMES = "published_at BETWEEN :from_ns AND :to_ns"
-_ALL = f"SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit"
+_ALL = f"""
+SELECT {{columns}} FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit
+"""
 _MOST = f"""
-SELECT * FROM events WHERE offset > :after AND offset <= :until AND {_TIMES}
+SELECT {{columns}} FROM events WHERE offset > :after AND offset <= :until AND {_TIMES}
 AND key IN (SELECT value FROM json_each(:keys)) ORDER BY offset LIMIT :limit
 """
 _SOME = f"""
-SELECT events.* FROM (
+SELECT {{columns}} FROM (
     SELECT entry.value AS offset FROM blocks CROSS JOIN json_each(:keys) AS wanted CROSS JOIN by_key
     ON by_key.block = blocks.block AND by_key.key = wanted.value CROSS JOIN json_each(by_key.offsets) AS entry
     WHERE blocks.block BETWEEN (:after + 1) / {BLOCK} AND :until / {BLOCK}
@@ -66,17 +68,20 @@ def readable(path: str) -> Engine:
 
 
 class Choice(NamedTuple):
-    """How the events of some keys are found: a query for whole rows of `events`, and the keys it is about."""
+    """How the events of some keys are found: a query for `{columns}` of `events`, and the keys it is about."""
 
     statement: str
     keys: str = ""  # their ids, a JSON array
 
-    def sql(self, span: Span, limit: int) -> str:
+    @property
+    def rows(self) -> str:
+        """The query for whole rows."""
+        return self.statement.format(columns="events.*")
+
+    def sql(self, columns: str, span: Span, limit: int) -> str:
         """The query with its values written into it: for drivers other than the log's own."""
-        values = _values(span, span.until or 0, self.keys) | {"limit": limit}
-        return _VALUE.sub(
-            lambda found: str(values[found[1]]) if found[1] != "keys" else f"'{self.keys}'", self.statement
-        )
+        values = _values(span, span.until or 0, f"'{self.keys}'") | {"limit": limit}
+        return _VALUE.sub(lambda found: str(values[found[1]]), self.statement.format(columns=columns))
 
 
 class Reader:
@@ -153,7 +158,7 @@ class Reader:
             span = span._replace(after=get_low_water(connection))
         until = span.after + window if span.until is None else min(span.until, span.after + window)
         values = _values(span, until, choice.keys) | {"bytes": PAGE_BYTES_MAX}
-        page, size = PAGE.format(chosen=choice.statement), SIZE.format(chosen=choice.statement)
+        page, size = PAGE.format(chosen=choice.rows), SIZE.format(chosen=choice.rows)
         asked, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit

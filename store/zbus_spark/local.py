@@ -116,7 +116,8 @@ def _page(
 ) -> tuple[list[pa.RecordBatch], int, int]:
     """Read on from `span.after` in one transaction, until there is enough; and how many rows to take at a time next."""
     # ADBC takes a column's type from its first rows, so it must not meet NULL there.
-    wanted = ", ".join(f"ifnull({each}, x'') AS {each}" if each == "headers" else each for each in ["offset", *stored])
+    named = ["ifnull(events.headers, x'') AS headers" if each == "headers" else f"events.{each}" for each in stored]
+    wanted = ", ".join(["events.offset", *named])
     found: list[pa.RecordBatch] = []
     size = count = 0
     with _asked(connection, "BEGIN"):
@@ -124,9 +125,7 @@ def _page(
     try:
         with _asked(connection, "SELECT low_water FROM state") as told:
             low_water = int(next(told).column(0)[0].as_py())
-        with _asked(
-            connection, f"SELECT {wanted} FROM ({choice.sql(span, min(PAGE_ROWS, rows * 16))})", rows
-        ) as batches_:
+        with _asked(connection, choice.sql(wanted, span, min(PAGE_ROWS, rows * 16)), rows) as batches_:
             for batch in batches_:
                 if batch.num_rows:
                     found.append(batch)
