@@ -54,7 +54,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 faults: $(READY)
-	$(BIN)/python -m pytest -m nightly tests/faults --timeout 3600
+	$(BIN)/python -m pytest -m nightly --timeout 3600
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv

@@ -31,7 +31,7 @@ def rows(sizes: Sizes) -> list[Row]:
         moved = zbus_spark.offload(spark(), str(cold))
         offload_events_per_s = moved.events / (perf_counter_ns() - begin) * 1e9
         trimmed = zbus_spark.trim(str(cold))
-        if trimmed.low_water < events * 9 // 10:
+        if trimmed.low_water < events * 3 // 4:
             raise RuntimeError(f"only {trimmed.low_water} of {events} events are cold")
         found = alternate(rounds, lambda: replay(cold, events), lambda: replay(hot, events))
     versions = spark_versions()

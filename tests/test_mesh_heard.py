@@ -59,6 +59,9 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
         losses.of_beacons = kill_it_once_it_told
         publisher_id = await asyncio.to_thread(node.call, "publish", KEY, 9)
         await eventually(lambda: losses.events_passed == 9)
+        # And nothing is under way that could bring the tenth by another way.
+        origins = sink.network.inbox._origins  # type: ignore[union-attr]
+        await eventually(lambda: all((each._covered or 0) >= 9 and not each._repairing for each in origins.values()))
         await asyncio.to_thread(node.begin, "publish", KEY, 1)
 
         await eventually(lambda: positions_of(sink) == {publisher_id: 10}, told=lambda: positions_of(sink))

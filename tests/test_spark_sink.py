@@ -381,7 +381,7 @@ def test_spark_tells_in_one_line_what_was_wrong_and_nothing_is_published(kind: s
     (tmp_path / "in" / "0.txt").write_text("good\n" * 100)
     with pytest.raises(SparkFailed) as caught, spark_errors():
         if kind == "batch":
-            frame = spark().range(0, 100, 1, 2).selectExpr("IF(id = 99, 'a/*', 'a/b') AS key", "'x' AS payload")
+            frame = spark().range(0, 100, 1, 1).selectExpr("IF(id = 99, 'a/*', 'a/b') AS key", "'x' AS payload")
             folder.mkdir()
             frame.write.format("zbus").mode("append").save(str(folder / "app.db"))
         else:

@@ -22,11 +22,11 @@ from spark_support import write_log
 import zbus
 
 HOME = Path(pyspark.__file__).parent
-CHILD = Path(__file__).parent / "support" / "cluster_child.py"
+CHILD = Path(__file__).parents[1] / "support" / "cluster_child.py"
 EVENTS, PARTITIONS = 60_000, 24
 DEADLINE_S = 100.0
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.nightly]
 
 
 def free_port() -> int:
