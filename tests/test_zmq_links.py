@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,35 @@ def test_a_connection_dropped_while_a_message_waits_costs_neither_the_message_no
     ended = subprocess.run([sys.executable, "-c", DROP, kind], capture_output=True, text=True, timeout=60)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True alive\n", "")
+
+
+# A node that cannot be reached is dropped, and the next question is for the same one: it is connected to again at once.
+AGAIN = """
+import sys
+from pathlib import Path
+from zbus.config import BusConfig
+from zbus_zmq.asking import Asked
+from zbus_zmq.discovery import Node
+from zbus_zmq.fabric import open_fabric
+
+fabric = open_fabric(BusConfig(), "zmq://?registry=" + sys.argv[1])
+asking = fabric._asking
+
+def again():
+    ended = []
+    mine = Node(node="f" * 16, questions="tcp://127.0.0.1:9", answers=("a/b",))
+    for number in range(300):
+        asking.hear_of({mine.node: mine})
+        asking.ask(Asked("a/b", b"", ended.append, 1e12, number.to_bytes(8)))
+        asking.hear_of({})
+    return len(ended)
+
+print(fabric._io.call("ask again", again, 60.0))
+fabric.close()
+"""
+
+
+def test_a_node_that_was_dropped_is_connected_to_again_at_once(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout) == (0, "300\n"), ended.stderr

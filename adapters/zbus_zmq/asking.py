@@ -7,6 +7,7 @@ gone, or when its time is over. A node that cannot be connected to is passed ove
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -44,6 +45,7 @@ class Asked:
         self._lock = threading.Lock()
         self._over = False
         self.node: Node | None = None
+        self.route = b""  # to that node
         self.tried: set[str] = set()
         self.replies = 0
         self.cancel: Callable[[], None] = lambda: None
@@ -77,6 +79,8 @@ class Asking:
         self._open: dict[bytes, Asked] = {}
         self._nodes: Nodes = {}
         self._connected: dict[str, str] = {}  # endpoint -> node
+        self._routes: dict[str, bytes] = {}  # endpoint -> what the socket knows it by
+        self._serial = itertools.count()
         self._ticking = False
         socket.set(zmq.ROUTER_MANDATORY, 1)
 
@@ -111,7 +115,7 @@ class Asking:
             asked = self._open.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
                 self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", "an answerer")
-            elif asked is None or asked.node is None or asked.node.node.encode() != parts[0]:
+            elif asked is None or asked.node is None or asked.route != parts[0]:
                 self._counts.note("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
                 self._try_next(asked)
@@ -155,25 +159,28 @@ class Asking:
         self._end(asked)
 
     def _send(self, asked: Asked, node: Node) -> bool:
-        route = node.node.encode()
         if self._connected.get(node.questions) != node.node:
             self._disconnect(node.questions)  # another node had that port before
+            # A new one each time: a connection that was dropped goes on for a moment, and libzmq aborts the process
+            # when a second one is to be known by the same bytes.
+            route = f"{node.node}/{next(self._serial)}".encode()
             if not self._links.connect(node.questions, node.curve_key, route):
                 return False
-            self._connected[node.questions] = node.node
+            self._connected[node.questions], self._routes[node.questions] = node.node, route
+        route = self._routes[node.questions]
         try:
             parts = [route, b"Q", asked.ident, asked.key.encode(), asked.payload]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError as error:  # full, or not there
             self._counts.tell("ASK_FAILED", "ask_failed", node.questions, detail=str(error))
             return False
-        asked.node = node
+        asked.node, asked.route = node, route
         return True
 
     def _cancel(self, asked: Asked) -> None:
         if self._open.pop(asked.ident, None) is not None and asked.node is not None:
             try:
-                self._socket.send_multipart([asked.node.node.encode(), b"C", asked.ident], zmq.NOBLOCK)
+                self._socket.send_multipart([asked.route, b"C", asked.ident], zmq.NOBLOCK)
             except zmq.ZMQError:  # the answerer finds out when it replies
                 self._counts.note("cancel_dropped")
 
@@ -183,6 +190,7 @@ class Asking:
 
     def _disconnect(self, endpoint: str) -> None:
         if self._connected.pop(endpoint, None) is not None:
+            del self._routes[endpoint]
             self._links.drop(endpoint)
 
     def _tick(self) -> None:
