@@ -34,7 +34,7 @@ while not sys.stdin.closed:
 
 def rows(sizes: Sizes) -> list[Row]:
     """One question."""
-    events, publishes, rounds = sizes.of(1_000_000, 20_000), sizes.of(1000, 100), sizes.of(5, 1)
+    events, publishes, rounds = sizes.of(1_000_000, 20_000), sizes.of(1000, 100), sizes.of(3, 1)
     with folder() as where:
         log = where / "log.db"
         fill(log, events)

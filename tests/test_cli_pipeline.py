@@ -100,6 +100,7 @@ def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_pa
     assert as_told(kept.collect()) == whole[:12]
 
 
+@pytest.mark.nightly  # a Spark of its own
 def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_path: Path) -> None:
     store(log_path, shop(minutes=4))
     command = [sys.executable, "-m", "zbus.cli", "pipeline", "rollup", str(log_path), "--follow", "--json"]

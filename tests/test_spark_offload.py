@@ -294,6 +294,7 @@ async def test_whatever_a_sudden_end_leaves_is_offloaded_again_with_nothing_lost
             await again(copy / "app.db", before)
 
 
+@pytest.mark.nightly  # a Spark of its own
 @pytest.mark.timeout(400)  # another Spark has to start
 async def test_an_offload_that_is_killed_is_done_again_with_nothing_lost_or_twice(log: Path) -> None:
     before = await replayed(log)
