@@ -19,7 +19,7 @@ from .errors import EventInvalid, KeyInvalid
 from .event import Event
 from .keys import check_key
 
-ONE, MANY, BEACON, CANCEL = 1, 2, 3, 4  # the first byte of a frame
+ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
 VIA_MAX = 16  # bridges in a row
 KEYS_KEPT_MAX = 10_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

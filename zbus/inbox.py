@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .beacon import decode_beacon
-from .codec import BEACON, CANCEL, Envelope, open_frame
+from .codec import BEACON, CANCEL, NODE, Envelope, open_frame
 from .errors import EventInvalid, LogError
 from .event import Event
 from .headers import Foreign, encode_foreign
@@ -57,6 +57,7 @@ class Inbox:
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.received: dict[str, int] = {}  # events by link, duplicates among them
         self.heard = Heard()
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
@@ -151,10 +152,14 @@ class Inbox:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
                 self.heard.hear(beacon, self.wants)
+                self._network.registry.seen(beacon.origin)
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             self._network.answers.cancel(int.from_bytes(frame[1:9]))
+            return ()
+        if kind == NODE:
+            self._network.registry.hear(frame, link, self._network.trust(link))
             return ()
         envelopes = open_frame(frame)
         if not envelopes:
@@ -215,6 +220,7 @@ class Inbox:
         events: list[Event] = []
         stored: list[Envelope] = []
         crossing: list[Row] | None = [] if self._network.forward is not None else None
+        self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
         key, want = "", NOTHING
         for envelope in envelopes:
