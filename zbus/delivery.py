@@ -29,8 +29,8 @@ class Target(Protocol):
 
     records: bool  # it reads through the log what other nodes published
 
-    def offer(self, events: Sequence[Event]) -> None:
-        """Take the events of one burst; never wait."""
+    def offer(self, events: Sequence[Event]) -> int:
+        """Take the events of one burst; never wait. Returns how many a reader has to look at now."""
 
 
 class Delivery:
@@ -85,13 +85,14 @@ class Delivery:
         targets = self.router.routes(rows[0][3])
         if targets:
             events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
+            taken = 0
             for target in targets:
-                target.offer(events)
-            self.deliveries += len(rows) * len(targets)
-            if wanted(logging.DEBUG):
-                tell_received([events] * len(targets))
+                taken += target.offer(events)
+            self.deliveries += taken
             if self._taken is not None:
-                self._taken.buckets[0] += len(rows)  # this very moment: looking at a clock would take longer
+                self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
+            if taken and wanted(logging.DEBUG):
+                tell_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
@@ -124,15 +125,16 @@ class Delivery:
 
     def _offer(self) -> None:
         """Hand over what was gathered, once per target."""
+        taken = []
         for target, events in self._wanted.items():
-            target.offer(events)
-            self.deliveries += len(events)
-        if self._taken is not None:
-            now = time_ns()
-            self._taken.add_ages(now, [event.published_at for events in self._wanted.values() for event in events])
-        if wanted(logging.DEBUG):
-            tell_received(self._wanted.values())
+            if number := target.offer(events):
+                self.deliveries += number
+                taken.append(events)
         self._wanted.clear()
+        if taken and self._taken is not None:
+            self._taken.add_ages(time_ns(), [event.published_at for events in taken for event in events])
+        if taken and wanted(logging.DEBUG):
+            tell_received(taken)
 
     def _forget_passed(self, rows: Sequence[Row]) -> None:
         if self.passed:

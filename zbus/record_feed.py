@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from .event import Event
 from .headers import CONTENT_TYPE, CORRELATION_ID, JSON
 from .record_lines import as_json
-from .records import listen
+from .records import RECORDS, listen
 
 if TYPE_CHECKING:
     from .bus import Bus
 
-RECORDS = "@zbus/record/"
 WAITING_MAX = 1000
 
 

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 logger = logging.getLogger("zbus")
+RECORDS = "@zbus/record/"  # and the name: where a record is published on the bus
 
 BUS_STARTED = "BUS_STARTED"
 BUS_STOPPED = "BUS_STOPPED"

@@ -13,6 +13,7 @@ import platform
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,12 +141,11 @@ class Registry:
         while True:
             begun = time.monotonic()
             self._say()
-            try:
-                await asyncio.wait_for(self._soon.wait(), every_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._soon.wait()
                 await asyncio.sleep(SOON_S)  # one answer to all that came together
                 self._soon.clear()
-            except TimeoutError:
-                pass
             if time.monotonic() - begun < every_s * 1.5:
                 self._expire()  # else we were frozen ourselves: what others said meanwhile is still to be read
 

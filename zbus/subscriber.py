@@ -220,14 +220,14 @@ class EventSubscriber:
 
     # What the bus calls, on the loop.
 
-    def offer(self, events: Sequence[Event]) -> None:
-        """Queue live events, or do what the overflow policy says."""
+    def offer(self, events: Sequence[Event]) -> int:
+        """Queue live events, or do what the overflow policy says; returns how many there were."""
         if not self._live:
-            return
+            return 0
         if 0 < events[0].offset <= self._position:
             events = [event for event in events if event.offset > self._position]
             if not events:
-                return
+                return 0
         if self._bound:
             events = [event._with(self._receipt) for event in events]
         queue = self._queue
@@ -244,6 +244,7 @@ class EventSubscriber:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        return len(events)
 
     def end(self) -> None:
         """The bus is closing: end the stream after what is queued."""
@@ -304,6 +305,7 @@ class EventSubscriber:
         events, error, skipped = page.events(self._bus.config.skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
+        self._bus.delivery.deliveries += len(events)
         if error is None:
             self._position = page.covered
         else:
@@ -320,7 +322,7 @@ class EventSubscriber:
         self._live = True
         wanted = [event for event in missing if event.key in self._keys]
         if wanted:
-            self.offer(wanted)
+            self._bus.delivery.deliveries += self.offer(wanted)
         return True
 
     async def _resolve(self) -> None:
