@@ -55,7 +55,8 @@ async def test_a_bus_tells_of_its_life_and_of_events_once_per_burst(log_path: Pa
         await anext(subscription)
 
     names = [each["record"] for each in told()]
-    assert names[0] == "BUS_STARTED" and names[-1] == "BUS_STOPPED"
+    assert names[0] == "BUS_STARTED"
+    assert names[-1] == "BUS_STOPPED"
     published, received = told("EVENT_PUBLISHED"), told("EVENT_RECEIVED")
     assert sum(each["events"] for each in published) == sum(each["events"] for each in received) == 300
     assert len(published) < 30  # per burst
@@ -206,7 +207,8 @@ async def test_a_replay_of_what_retention_removed_is_told_of_as_failed(log_path:
             await anext(bus.replay("a/**", after=1))
 
     (failed,) = told("EVENT_REPLAY_FAILED")
-    assert "reason" in failed and failed["events"] == 0
+    assert "reason" in failed
+    assert failed["events"] == 0
 
 
 async def test_json_lines_hold_every_field(lines: io.StringIO) -> None:
@@ -216,7 +218,8 @@ async def test_json_lines_hold_every_field(lines: io.StringIO) -> None:
 
     first, second = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert (first["record"], first["level"], first["correlation_id"]) == ("SOMETHING", "WARNING", "request-1")
-    assert first["error"] == "ValueError: odd" and "traceback" in first
+    assert first["error"] == "ValueError: odd"
+    assert "traceback" in first
     assert first["text"] in ("ä\n", repr("ä\n"))
     assert (second["message"], second["correlation_id"]) == ("plain text", RUN_ID)
 
@@ -260,7 +263,7 @@ async def test_records_reach_other_nodes_that_ask_for_them(tmp_path: Path) -> No
                     found = [(await anext(told_there)).decode(dict) for _ in range(6)]
 
             assert [each["number"] for each in found if each["record"] == "SOMETHING"] == [0, 1, 2]
-            assert gaps.queued == 0
+            assert gaps.queued == 0, (await anext(gaps)).payload
 
 
 async def test_a_reader_of_records_that_is_slow_makes_no_more_of_them() -> None:

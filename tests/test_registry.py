@@ -84,7 +84,8 @@ async def test_nodes_know_of_each_other_on_every_transport(
             assert node.topics == ("shop/orders/created", "audit/**")
             assert (node.pid, node.present, node.trust, node.version) == (os.getpid(), True, "none", zbus.__version__)
             assert not any(name.startswith("@zbus") for name in (*node.subscribes, *node.serves))
-            assert there.nodes()[0].here and there.nodes()[0].name == "first"
+            assert there.nodes()[0].here
+            assert there.nodes()[0].name == "first"
             assert there.stats()["nodes"] == 2
         await until(lambda: not others(there)["second"].present)
     assert told().count(("NODE_JOINED", "second")) == 1
@@ -189,7 +190,8 @@ def test_a_damaged_announcement_is_refused_or_read_whole(at: int, byte: int) -> 
         found = decode_announcement(bytes(frame))
     except EventInvalid:
         return
-    assert found.ttl_s > 0 and found.origin >= 0
+    assert found.ttl_s > 0
+    assert found.origin >= 0
 
 
 async def test_rubbish_in_place_of_an_announcement_is_counted_and_stops_nothing(tmp_path: Path) -> None:
@@ -215,7 +217,8 @@ async def test_the_command_lists_nodes_as_a_table_and_as_json(tmp_path: Path) ->
                     (found,) = [json.loads(line) for line in stdout.splitlines()]
                     assert (found["name"], found["subscribes"]) == ("worker-7", ["jobs/*"])
                 else:
-                    assert "worker-7" in stdout.decode() and "jobs/*" in stdout.decode()
+                    assert "worker-7" in stdout.decode()
+                    assert "jobs/*" in stdout.decode()
 
 
 async def test_nodes_needs_a_network() -> None:

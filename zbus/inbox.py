@@ -54,6 +54,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._armed = self._ended = False
         self._seen = Seen()
+        self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
@@ -140,6 +141,7 @@ class Inbox:
             if acknowledge is not None:
                 done.append(acknowledge)
         self._hand_over(new, done, came_by)
+        self._opened.clear()
         if lost:
             self.count("dropped_inbox_full", lost)
             self._report(EVENT_DROPPED, "", reason="the inbox is full; what has a log is asked for again", frames=lost)
@@ -201,9 +203,11 @@ class Inbox:
     def _watch(self, envelopes: Sequence[Envelope]) -> None:
         """Of senders that cannot be asked, holes are reported by sequence."""
         for envelope in envelopes:
-            last = self._seen.last(envelope.publisher_id)
-            if last is not None and envelope.sequence > last + 1:
-                self.gap(0, envelope.key, envelope.publisher_id, envelope.sequence)
+            publisher_id, sequence = envelope.publisher_id, envelope.sequence
+            last = self._opened.get(publisher_id, self._seen.last(publisher_id))
+            if last is not None and sequence > last + 1:
+                self.gap(0, envelope.key, publisher_id, sequence, last)
+            self._opened[publisher_id] = sequence if last is None else max(last, sequence)
 
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
@@ -273,10 +277,10 @@ class Inbox:
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
             )
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
+    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, after: int = -1) -> None:
         """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
-        first = 0 if last is None else last + 1
+        first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
             return
         self.count("gaps", 1)
