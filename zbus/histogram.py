@@ -67,12 +67,13 @@ class Histogram:
         return float(BOUNDS_US[-1])
 
     def snapshot(self) -> dict[str, Any]:
-        """Count, sum and quantiles."""
+        """Count, sum, quantiles, and how many lie in the bucket up to each of `BOUNDS_US` and beyond the last."""
         return {
             "count": self.count,
             "sum_us": self.sum_ns // 1000,
             "p50_us": round(self.quantile_us(0.5), 1),
             "p99_us": round(self.quantile_us(0.99), 1),
+            "buckets": list(self.buckets),
         }
 
 

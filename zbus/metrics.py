@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from .bridge import Bridge
 from .errors import ConfigInvalid
-from .histogram import BOUNDS_US, Histogram
+from .histogram import BOUNDS_US
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
 
+    from . import blocking
     from .bus import Bus
 
 INSTALL = "pip install 'zbus-mesh[metrics]'"
@@ -40,7 +41,7 @@ _COUNTERS = {
 _CACHE = ("hits", "misses", "loads", "load_errors", "invalidations", "evictions")
 
 
-def collector(of: Bus | Bridge) -> Collector:
+def collector(of: Bus | blocking.Bus | Bridge) -> Collector:
     """What `prometheus_client.REGISTRY.register` takes, for a bus or a bridge.
 
     Raises `ConfigInvalid` with the line that installs prometheus-client where it is missing.
@@ -55,7 +56,7 @@ def collector(of: Bus | Bridge) -> Collector:
             """Called by a scrape, on any thread."""
             if isinstance(of, Bridge):
                 yield from _bridge(of.stats())
-            yield from _bus(of.bus if isinstance(of, Bridge) else of)
+            yield from _bus((of.bus if isinstance(of, Bridge) else of).stats())
 
         def describe(self) -> list[Metric]:
             return []  # registering asks for no figures
@@ -63,10 +64,9 @@ def collector(of: Bus | Bridge) -> Collector:
     return Figures()
 
 
-def _bus(bus: Bus) -> Iterator[Metric]:
+def _bus(stats: dict[str, Any]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    stats = bus.stats()
     for name, text in _COUNTERS.items():
         yield CounterMetricFamily(f"zbus_{name}", text, value=stats.get(name, 0))
     dropped = CounterMetricFamily("zbus_dropped", "Events that were dropped, by reason", labels=["reason"])
@@ -93,9 +93,9 @@ def _bus(bus: Bus) -> Iterator[Metric]:
         yield lag
     if "latency" in stats:
         text = "From handing a burst to the log until it is durable"
-        yield _histogram("zbus_commit_seconds", text, bus.figures.commit)
+        yield _histogram("zbus_commit_seconds", text, stats["latency"]["commit"])
         text = "From publishing an event until it is in the queues of its readers"
-        yield _histogram("zbus_end_to_end_seconds", text, bus.figures.end_to_end)
+        yield _histogram("zbus_end_to_end_seconds", text, stats["latency"]["end_to_end"])
     yield from _links(stats.get("links", {}))
     yield from _caches(stats.get("caches", {}))
 
@@ -107,14 +107,14 @@ _GAUGES = {
 }
 
 
-def _histogram(name: str, text: str, of: Histogram) -> Metric:
+def _histogram(name: str, text: str, of: dict[str, Any]) -> Metric:
     from prometheus_client.core import HistogramMetricFamily
 
     below, buckets = 0, []
-    for bound, number in zip((*BOUNDS_US, None), list(of.buckets), strict=True):
+    for bound, number in zip((*BOUNDS_US, None), of["buckets"], strict=True):
         below += number
         buckets.append(("+Inf" if bound is None else str(bound / 1e6), below))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=of.sum_ns / 1e9)
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=of["sum_us"] / 1e6)
 
 
 def _links(links: dict[str, dict[str, Any]]) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ class JsonLines(logging.Formatter):
     fields of the record.
 
     >>> line = logging.makeLogRecord({"levelname": "INFO", "zbus": {"record": "BUS_STARTED", "correlation_id": "7"}})
-    >>> JsonLines().format(line)[33:]
+    >>> JsonLines().format(line)[35:]
     '"level":"INFO","record":"BUS_STARTED","correlation_id":"7"}'
     """
 
