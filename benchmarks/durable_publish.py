@@ -73,14 +73,15 @@ async def measure_zbus(log: Path, events: int) -> Figure:
     async with zbus.open(log) as bus:
         publishers = [await bus.publisher(f"bench/orders/p{number}") for number in range(PUBLISHERS)]
         async with bus.subscribe("bench/**", overflow="spill") as subscription:
-            await _turn(publishers, subscription, WARM_UP_EACH)
+            await turn(publishers, subscription, WARM_UP_EACH)
             begin = perf_counter_ns()
-            durations = await _turn(publishers, subscription, events // PUBLISHERS)
+            durations = await turn(publishers, subscription, events // PUBLISHERS)
             elapsed = perf_counter_ns() - begin
     return Figure(events / elapsed * 1e9, durations)
 
 
-async def _turn(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, each: int) -> list[int]:
+async def turn(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, each: int) -> list[int]:
+    """Every publisher publishes so many, and one reader reads them all; the duration of each publish."""
     durations: list[int] = []
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_receive(subscription, each * len(publishers)))

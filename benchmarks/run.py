@@ -27,6 +27,7 @@ BENCHMARKS = (
     "replay",
     "subscriptions",
     "footprint",
+    "observed",
     "on_nats",
     "on_zmq",
     "on_zenoh",

@@ -488,7 +488,7 @@ ALL = dict(commands())
 
 
 def test_all_commands_are_there() -> None:
-    own = {f"zbus {name}" for name in ("pub", "sub", "demo", "bench", "doctor", "log")}
+    own = {f"zbus {name}" for name in ("pub", "sub", "nodes", "demo", "bench", "doctor", "log")}
     of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "retain")}
     jobs = {f"zbus pipeline {name}" for name in ("rollup", "gaps", "coverage", "sessions", "demo")}
 

@@ -43,13 +43,16 @@ from .publisher import EventPublisher
 from .replay import Replay
 from .scope import Scope
 from .subscriber import EventSubscriber
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import blocking as blocking
+    from . import metrics as metrics
     from .bridge import Bridge
     from .config import BusConfig
+    from .record_lines import JsonLines, write_records
+    from .registry import Node
 
-__version__ = "0.1.0"
 __all__ = [
     "Bridge",
     "Bus",
@@ -66,6 +69,7 @@ __all__ = [
     "FabricError",
     "FabricLacks",
     "HandlerFailed",
+    "JsonLines",
     "KeyInvalid",
     "LogDamaged",
     "LogError",
@@ -76,6 +80,7 @@ __all__ = [
     "LogStopped",
     "LogTrimmed",
     "NobodyAnswers",
+    "Node",
     "PayloadInvalid",
     "Replay",
     "RequestError",
@@ -84,7 +89,9 @@ __all__ = [
     "SubscriberLagged",
     "ZbusError",
     "blocking",
+    "metrics",
     "open",
+    "write_records",
 ]
 
 
@@ -96,6 +103,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".config", __name__).BusConfig
     if name == "Bridge":
         return importlib.import_module(".bridge", __name__).Bridge
-    if name == "blocking":
-        return importlib.import_module(".blocking", __name__)
+    if name in ("blocking", "metrics"):
+        return importlib.import_module(f".{name}", __name__)
+    if name in ("JsonLines", "write_records"):
+        return getattr(importlib.import_module(".record_lines", __name__), name)
+    if name == "Node":
+        return importlib.import_module(".registry", __name__).Node
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")

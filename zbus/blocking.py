@@ -29,6 +29,7 @@ from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
     from .config import BusConfig
+    from .registry import Node
 
 __all__ = ["Bus", "Publisher", "Subscription", "open"]
 
@@ -117,9 +118,17 @@ class Bus:
         """Stored events, from the log alone; options as for `zbus.Bus.replay`."""
         return _Stream(self, self._inner.replay(*key_exprs, **options))
 
-    def stats(self) -> dict[str, int]:
-        """What was counted so far: deliveries, drops by reason, duplicates, gaps, spills, errors."""
+    def stats(self) -> dict[str, Any]:
+        """What was counted and measured so far, as `zbus.Bus.stats` tells it."""
         return self._inner.stats()
+
+    def nodes(self) -> list[Node]:
+        """The nodes that this one knows of, itself first."""
+
+        async def look() -> list[Node]:
+            return self._inner.nodes()
+
+        return self._call("look at nodes", look())
 
     async def _subscribe(self, key_exprs: Sequence[str], options: dict[str, Any]) -> EventSubscriber:
         return await self._inner.subscribe(*key_exprs, **options).declared()

@@ -87,6 +87,11 @@ class Bridge:
         await self.aclose()
 
     @property
+    def bus(self) -> Bus:
+        """The node that the bridge is."""
+        return self._bus
+
+    @property
     def durable(self) -> bool:
         """Whether a log keeps what a side that is away has not received."""
         return self.config.log is not None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,24 +18,28 @@ from .delivery import Delivery
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
-from .headers import encode_headers
+from .headers import encode_headers, is_foreign
 from .intake import Intake
 from .keys import KeySet, check_key
 from .payload import encode_payload
-from .ports import Log, Row
+from .ports import Cursor, Log, Row
 from .publisher import EventPublisher
-from .records import BUS_STARTED, BUS_STOPPED, record
+from .record_feed import RecordFeed
+from .records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .replay import Replay
 from .requests import Handler as Answer
 from .requests import Requests
 from .scope import Scope
 from .service import Handler, serve
+from .stats import Stats, snapshot
 from .subscriber import EventSubscriber, Overflow, Start, check_options
+from .telling import tell_published
 
 if TYPE_CHECKING:
     from .config import BusConfig
     from .logservice import Forward
     from .network import Network
+    from .registry import Node
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
@@ -82,14 +87,20 @@ class Bus:
         self.gate = Gate()
         self.is_open = False
         self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
-        self.delivery = Delivery()
+        self.figures = Stats()
+        self.delivery = Delivery(self.figures.end_to_end if config.metrics else None)
+        self.published_events = 0
+        self.published_keys: dict[str, None] = {}  # for others to know; the first of them, if they are many
+        self.cursors_known: Sequence[Cursor] = ()
+        self.count = self.figures.count
         self.forward: Callable[[str], Forward] | None = None  # set by a bridge, for each of its links by name
         self._session = session
         self._requests: Requests | None = None
         self._subscriptions: set[EventSubscriber] = set()
-        self._counts: Counter[str] = Counter()
         self._executor: ThreadPoolExecutor | None = None
         self._services: set[asyncio.Task[None]] = set()
+        self._record_feed: RecordFeed | None = None
+        self._listing: Future[None] | None = None
         self._handlers: list[Callable[[], None]] = []
         self._unyielded = 0
         self._switching = asyncio.Lock()
@@ -126,6 +137,8 @@ class Bus:
         self.is_open = True
         for start in self._handlers:
             start()
+        if self.config.records != "off":
+            self._record_feed = RecordFeed(self, logging.getLevelName(self.config.records.upper()))
         if self.log is not None and self.commits is not None:
             self.log.take_errands(Intake(self).take)
         record(BUS_STARTED, **self.diagnostics())
@@ -156,11 +169,13 @@ class Bus:
         log, config = self.log, self.config
         if log is not None:
             self.delivery.delivered = await self.run(log.head)
+            self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
                 loop = asyncio.get_running_loop()
                 log.watch(lambda head: _call_soon(loop, self._moved, head))
                 return
-            self.commits = Commits(log, self.gate, config.pending_bytes_max, self._stored)
+            took = self.figures.commit if config.metrics else None
+            self.commits = Commits(log, self.gate, config.pending_bytes_max, self._stored, took)
         from .network import Network  # not before: it takes a while to import
 
         self.network = Network(self)
@@ -180,7 +195,7 @@ class Bus:
     async def _close(self) -> None:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        diagnostics = self.diagnostics() | {"counts": dict(self._counts)}
+        diagnostics = self.diagnostics() | {"counts": self.figures.counts()}
         for subscription in self._subscriptions:
             self.gate.open(subscription)  # a publisher that waits for it is told that the bus is closed
         try:
@@ -201,6 +216,8 @@ class Bus:
         if self._services:
             await asyncio.wait(self._services, timeout=left / 4)
         await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
+        if self._record_feed is not None:
+            self._record_feed.close()
         if self.network is not None:
             diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self.network.aclose(left / 4)
         # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
@@ -240,6 +257,14 @@ class Bus:
         """A publisher for one concrete key; it has an identity of its own."""
         self._check_open("make a publisher")
         return EventPublisher(self, key)
+
+    def nodes(self) -> list[Node]:
+        """The nodes that this one knows of, itself first: who they are, what they publish and want, when last seen.
+
+        Those that left, or fell silent, are kept for an hour with `present` false. Alone, it is the only one.
+        """
+        self._check_open("look at nodes")
+        return self.network.registry.nodes() if self.network is not None else []
 
     def check_key(self, key: str) -> str:
         """Return a key that can be published to on every transport in use, or raise `KeyInvalid`."""
@@ -316,20 +341,23 @@ class Bus:
             schema=schema,
         )
 
-    def on(self, *key_exprs: str, **options: Any) -> Callable[[H], H]:
+    def on(self, *key_exprs: str, retries: int | None = None, **options: Any) -> Callable[[H], H]:
         """Run a handler for every event; options as for `subscribe`.
 
             @bus.on("shop/**", durable="billing")
             async def bill(event): ...
 
-        A handler that raises is reported; with a durable name the event is tried again, without one the
-        next event follows.
+        A handler that raises is reported; with a durable name the event is tried again, without one the next event
+        follows. `retries`: how often (with or without a name); after that EVENT_RETRY_LIMIT_EXCEEDED tells which event
+        it was, the log still has it, and the next one follows.
         """
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise ConfigInvalid("retries", f"{retries!r} is not a number of times")
 
         def register(handler: H) -> H:
             def begin() -> None:
                 subscription = self.subscribe(*key_exprs, **options)
-                service = asyncio.get_running_loop().create_task(serve(subscription, handler, self.count))
+                service = asyncio.get_running_loop().create_task(serve(subscription, handler, self.count, retries))
                 self._services.add(service)
                 service.add_done_callback(self._service_ended)
 
@@ -431,9 +459,18 @@ class Bus:
         self._check_open("read the head")
         return await self.run(self.need_log("head()").head)
 
-    def stats(self) -> dict[str, int]:
-        """What was counted so far: deliveries, drops by reason, duplicates, gaps, spills, errors."""
-        return dict(self._counts)
+    def stats(self) -> dict[str, Any]:
+        """What was counted and measured so far: the figures that `zbus.metrics` shows to Prometheus. Any thread.
+
+        Counters by name (`published`, `delivered`, `dropped_queue_full`, `gaps`, …: those that are 0 may be missing),
+        and groups: `queues`, `latency`, `log`, `cursors` (how many events each durable name is behind; those read by
+        other processes as of the last call), `links` and `caches`.
+        """
+        found = snapshot(self)
+        if self.log is not None and self._executor is not None and (self._listing is None or self._listing.done()):
+            with suppress(RuntimeError):  # the executor was shut down
+                self._listing = self._executor.submit(self._list_cursors)
+        return found
 
     def diagnostics(self) -> dict[str, Any]:
         """What this bus is made of."""
@@ -499,6 +536,9 @@ class Bus:
         """Deliver events of one key that no log keeps; whether readers should have their turn now."""
         if self.network is None:
             raise LogReadOnly(self.need_log("publish").path)
+        self.published_events += len(rows)
+        if wanted(logging.DEBUG):
+            tell_published(rows)
         self.delivery.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)
@@ -529,15 +569,29 @@ class Bus:
             raise LogMissing(doing)
         return self.log
 
-    def count(self, name: str, events: int) -> None:
-        """Add to a counter of `stats`."""
-        if events:
-            self._counts[name] += events
+    @property
+    def subscriptions(self) -> tuple[EventSubscriber, ...]:
+        """Those that are open now. Any thread."""
+        return tuple(self._subscriptions)
+
+    def _list_cursors(self) -> None:
+        with suppress(ZbusError):  # shown to whoever reads them; the figures are as old as they are
+            self.cursors_known = self.need_log("list cursors").cursors.list()
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         rows, offsets = self.delivery.stored(rows, offsets)
+        if rows:
+            self._published(rows, offsets)
         if self.network is not None and rows:
             self.network.send(rows, offsets)
+
+    def _published(self, rows: Sequence[Row], offsets: Sequence[int] | None) -> None:
+        own = rows
+        if self.network is not None and self.network.wants.records:  # some may be of other nodes
+            own = [row for row in rows if not is_foreign(row[5])]
+        self.published_events += len(own)
+        if own and wanted(logging.DEBUG):
+            tell_published(own, offsets)
 
     def _moved(self, head: int) -> None:
         if head > self.delivery.delivered:

@@ -18,8 +18,9 @@ import msgspec
 from .errors import EventInvalid, KeyInvalid
 from .event import Event
 from .keys import check_key
+from .records import RECORDS
 
-ONE, MANY, BEACON, CANCEL = 1, 2, 3, 4  # the first byte of a frame
+ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
 VIA_MAX = 16  # bridges in a row
 KEYS_KEPT_MAX = 10_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -125,11 +126,14 @@ def open_frame(frame: bytes) -> list[Envelope]:
 
 
 def check_received(key: str) -> None:
-    """Refuse a key off the network that is not legal. Keys repeat, so those found legal are remembered."""
+    """Refuse a key off the network that is not legal. Keys repeat, so those found legal are remembered.
+
+    Of the keys of the system, records alone travel as events.
+    """
     if key in _known_keys:
         return
     try:
-        check_key(key)
+        check_key(key.removeprefix(RECORDS))
     except KeyInvalid as error:
         raise EventInvalid(f"not an envelope: {error}") from error
     if len(_known_keys) >= KEYS_KEPT_MAX:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 from .errors import LogError
 from .gate import Gate
+from .histogram import Histogram
 from .ports import Log, Row
 
 # A burst of this many goes to the log at once, so that the log can take its work in parts.
@@ -19,7 +21,7 @@ FLUSH_ROWS = 128
 
 # A future and how many offsets it waits for; 0 stands for a single offset rather than a sequence of them.
 Waiter = tuple["asyncio.Future[int] | asyncio.Future[Sequence[int]]", int]
-Burst = tuple[list[Row], list[Waiter], int]
+Burst = tuple[list[Row], list[Waiter], int, int]  # with its bytes, and when it went to the log
 
 
 class Commits:
@@ -31,9 +33,10 @@ class Commits:
         gate: Gate,
         pending_bytes_max: int,
         stored: Callable[[Sequence[Row], Sequence[int]], None],
+        took: Histogram | None,
     ) -> None:
         self._log, self._gate, self._stored = log, gate, stored
-        self._pending_bytes_max = pending_bytes_max
+        self._pending_bytes_max, self._took = pending_bytes_max, took
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
@@ -72,14 +75,14 @@ class Commits:
             await asyncio.shield(self._idle)
 
     def _flush(self) -> None:
-        burst: Burst = (self._rows, self._waiters, self._bytes)
+        burst: Burst = (self._rows, self._waiters, self._bytes, monotonic_ns())
         if not burst[0]:
             return
         self._rows, self._waiters, self._bytes = [], [], 0
         self._in_flight += 1
         self.pending_bytes += burst[2]
         if self.pending_bytes > self._pending_bytes_max:
-            self._gate.close(self)
+            self._gate.close(self, "the log is behind")
         self._log.append(burst[0], lambda result: self._done(burst, result))
 
     def _done(self, burst: Burst, result: Sequence[int] | LogError) -> None:
@@ -96,7 +99,7 @@ class Commits:
         self._armed = False  # before draining, so that nothing is left unseen
         results = self._results
         while results:
-            (rows, waiters, size), result = results.popleft()
+            (rows, waiters, size, begun), result = results.popleft()
             self._in_flight -= 1
             self.pending_bytes -= size
             if isinstance(result, LogError):
@@ -104,6 +107,8 @@ class Commits:
                     if not waiter.done():
                         waiter.set_exception(result)
             else:
+                if self._took is not None:
+                    self._took.add(monotonic_ns() - begun)
                 self._stored(rows, result)
                 _resolve(waiters, result)
         if self.pending_bytes <= self._pending_bytes_max:

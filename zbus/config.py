@@ -49,6 +49,14 @@ class BusConfig(BaseSettings):
     options: dict[str, str] = Field({}, repr=False, description="what the transport needs besides: see its page")
     record: Literal["own"] | Strings = Field("own", description="'own', or expressions of what else the log keeps")
     wire: Literal["zbus", "dynamo"] = Field("zbus", description="the envelope on the wire")
+    node: str = Field("", max_length=200, description="what this node is called; default: host and process")
+    bus: str = Field("main", max_length=200, description="what this bus is for, such as telemetry or control")
+    metadata: dict[str, str] = Field({}, max_length=100, description="what else others are told of this node")
+    node_ttl_s: float = Field(15.0, gt=0, le=86_400, description="silent for so long, a node counts as gone")
+    metrics: bool = Field(True, description="measure latencies; counters are always kept")
+    records: Literal["off", "debug", "info", "warning"] = Field(
+        "off", description="which records are also published on the bus, under @zbus/record/"
+    )
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")

@@ -6,14 +6,19 @@ the live events without a gap: where the log's page ends, memory goes on.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from time import time_ns
 from typing import Protocol
 
 from .event import Event
 from .headers import NO_HEADERS, decode_headers
+from .histogram import Histogram
 from .ports import Row
+from .records import wanted
 from .router import Router
+from .telling import tell_received
 
 RECENT_EVENTS = 8192
 RECENT_BYTES = 16 * 1024 * 1024
@@ -24,15 +29,17 @@ class Target(Protocol):
 
     records: bool  # it reads through the log what other nodes published
 
-    def offer(self, events: Sequence[Event]) -> None:
-        """Take the events of one burst; never wait."""
+    def offer(self, events: Sequence[Event]) -> int:
+        """Take the events of one burst; never wait. Returns how many a reader has to look at now."""
 
 
 class Delivery:
     """Lives on the event loop, like the subscriptions it delivers to."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Histogram | None = None) -> None:
+        self._taken = taken
         self.router: Router[Target] = Router()
+        self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
         self._recent_events = self._recent_bytes = 0
@@ -48,7 +55,7 @@ class Delivery:
             if not rows:
                 self._forget_passed(given)
                 return rows, offsets
-        routes, wanted, passed = self.router.routes, self._wanted, self.passed
+        routes, gathered, passed = self.router.routes, self._wanted, self.passed
         for row, offset in zip(rows, offsets, strict=True):
             targets = routes(row[3])
             if passed and (row[0], row[1]) in passed:
@@ -65,10 +72,9 @@ class Delivery:
                     offset,
                 )
                 for target in targets:
-                    wanted[target].append(event)
-        for target, events in wanted.items():
-            target.offer(events)
-        wanted.clear()
+                    gathered[target].append(event)
+        if gathered:
+            self._offer()
         self._forget_passed(given)
         self.delivered = offsets[-1]
         self._remember(rows, offsets)
@@ -79,25 +85,26 @@ class Delivery:
         targets = self.router.routes(rows[0][3])
         if targets:
             events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
+            taken = 0
             for target in targets:
-                target.offer(events)
+                taken += target.offer(events)
+            self.deliveries += taken
+            if self._taken is not None:
+                self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
+            if taken and wanted(logging.DEBUG):
+                tell_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
-        routes, wanted = self.router.routes, self._wanted
-        if len(events) == 1:
-            for target in routes(events[0].key):
-                target.offer(events)
-            return
+        routes, gathered = self.router.routes, self._wanted
         key, targets = "", routes(events[0].key)
         for event in events:
             if event.key != key:
                 key, targets = event.key, routes(event.key)
             for target in targets:
-                wanted[target].append(event)
-        for target, offered in wanted.items():
-            target.offer(offered)
-        wanted.clear()
+                gathered[target].append(event)
+        if gathered:
+            self._offer()
 
     def recent_after(self, offset: int, limit: int) -> list[Event] | None:
         """The delivered events after `offset`, if they are few and still in memory; else None."""
@@ -115,6 +122,19 @@ class Delivery:
                     if at > offset
                 ]
         return found
+
+    def _offer(self) -> None:
+        """Hand over what was gathered, once per target."""
+        taken = []
+        for target, events in self._wanted.items():
+            if number := target.offer(events):
+                self.deliveries += number
+                taken.append(events)
+        self._wanted.clear()
+        if taken and self._taken is not None:
+            self._taken.add_ages(time_ns(), [event.published_at for events in taken for event in events])
+        if taken and wanted(logging.DEBUG):
+            tell_received(taken)
 
     def _forget_passed(self, rows: Sequence[Row]) -> None:
         if self.passed:

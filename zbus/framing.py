@@ -31,6 +31,7 @@ class Frames:
     frames: list[tuple[str, bytes]] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     newest: dict[str, Newest] = field(default_factory=dict)
+    events: int = 0
     crossed: int = 0  # of other nodes' events, how many a bridge sends on
     crossed_at: int = 0  # when the last of them was published
 
@@ -87,5 +88,6 @@ class Framing:
     def _finish(self, made: Frames, key: str, run: list[Fields], before: int) -> None:
         if run:
             made.frames.append((key, encode_run(run)))
+            made.events += len(run)
             made.last[key] = before
             made.newest[key] = (before, run[-1][0], run[-1][1])

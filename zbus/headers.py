@@ -79,6 +79,11 @@ class Foreign(dict[str, str]):
         return dict, (dict(self),)  # elsewhere it is an event like any other
 
 
+def is_foreign(encoded: bytes | None) -> bool:
+    """Whether encoded headers are those of an event that another node published."""
+    return encoded is not None and encoded[0] == _SOURCE
+
+
 def encode_foreign(headers: Foreign) -> bytes:
     """What the log keeps of headers that came with an event from another node."""
     return _encode((headers.origin, headers.offset, headers.via, headers.link, dict(headers)))

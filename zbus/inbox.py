@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .beacon import decode_beacon
-from .codec import BEACON, CANCEL, Envelope, open_frame
+from .codec import BEACON, CANCEL, NODE, Envelope, open_frame
 from .errors import EventInvalid, LogError
 from .event import Event
 from .headers import Foreign, encode_foreign
@@ -54,9 +54,11 @@ class Inbox:
         self._lock = threading.Lock()
         self._armed = self._ended = False
         self._seen = Seen()
+        self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.received: dict[str, int] = {}  # events by link, duplicates among them
         self.heard = Heard()
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
@@ -139,6 +141,7 @@ class Inbox:
             if acknowledge is not None:
                 done.append(acknowledge)
         self._hand_over(new, done, came_by)
+        self._opened.clear()
         if lost:
             self.count("dropped_inbox_full", lost)
             self._report(EVENT_DROPPED, "", reason="the inbox is full; what has a log is asked for again", frames=lost)
@@ -151,10 +154,14 @@ class Inbox:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
                 self.heard.hear(beacon, self.wants)
+                self._network.registry.seen(beacon.origin)
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             self._network.answers.cancel(int.from_bytes(frame[1:9]))
+            return ()
+        if kind == NODE:
+            self._network.registry.hear(frame, link, self._network.trust(link))
             return ()
         envelopes = open_frame(frame)
         if not envelopes:
@@ -196,9 +203,11 @@ class Inbox:
     def _watch(self, envelopes: Sequence[Envelope]) -> None:
         """Of senders that cannot be asked, holes are reported by sequence."""
         for envelope in envelopes:
-            last = self._seen.last(envelope.publisher_id)
-            if last is not None and envelope.sequence > last + 1:
-                self.gap(0, envelope.key, envelope.publisher_id, envelope.sequence)
+            publisher_id, sequence = envelope.publisher_id, envelope.sequence
+            last = self._opened.get(publisher_id, self._seen.last(publisher_id))
+            if last is not None and sequence > last + 1:
+                self.gap(0, envelope.key, publisher_id, sequence, last)
+            self._opened[publisher_id] = sequence if last is None else max(last, sequence)
 
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
@@ -215,6 +224,7 @@ class Inbox:
         events: list[Event] = []
         stored: list[Envelope] = []
         crossing: list[Row] | None = [] if self._network.forward is not None else None
+        self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
         key, want = "", NOTHING
         for envelope in envelopes:
@@ -267,10 +277,10 @@ class Inbox:
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
             )
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
+    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, after: int = -1) -> None:
         """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
-        first = 0 if last is None else last + 1
+        first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
             return
         self.count("gaps", 1)

@@ -16,15 +16,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from .announcement import NODES
 from .answering import Answers
 from .asking import CANCELS, Asker
 from .beacon import BEACONS
+from .codec import encode
 from .errors import FabricError, FabricLacks, NobodyAnswers
+from .event import Event
 from .inbox import Inbox
 from .logservice import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
 from .ports import Fabric, Row
 from .records import FABRIC_ERROR, record
+from .registry import Registry
 from .wants import Wants
 
 if TYPE_CHECKING:
@@ -64,6 +68,7 @@ class Network:
         self._since: dict[str, int] = {}
         self.inbox = Inbox(bus, self)
         self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
+        self.registry = Registry(bus, self)
         self._declaring = ThreadPoolExecutor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
@@ -115,6 +120,7 @@ class Network:
                 start = self._position  # nothing may be published between this and the next lines
             link.outbox = Outbox(fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
             self.links.append(link)
+            self.registry.tell_soon()
         except BaseException:
             self._run(_try, fabric.close)
             raise
@@ -147,11 +153,12 @@ class Network:
         """Stop what runs on the loop; returns how much of it did not end in time."""
         self._bus.gate.open(self)
         self._flush()
-        ending: set[asyncio.Task[Any]] = {*self.inbox.close(), *self.answers.cancel_all()}
+        self.registry.leave()
+        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
-        return len((await asyncio.wait(ending, timeout=timeout_s))[1]) if ending else 0
+        return len((await asyncio.wait(ending, timeout=timeout_s))[1])
 
     def close(self, timeout_s: float) -> None:
         """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
@@ -180,6 +187,16 @@ class Network:
                 self._loop.call_soon(self._flush)
             self._unsent += rows
 
+    def say(self, events: Sequence[Event]) -> None:
+        """Let other nodes have events that no log keeps and nobody asks for again. Never waits."""
+        if self.links:
+            self.say_frames([(event.key, encode(event)) for event in events])
+
+    def say_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """The same for frames."""
+        for link in self.links:
+            link.outbox.say(frames)
+
     def _flush(self) -> None:
         rows, self._unsent = self._unsent, []
         if not rows:
@@ -188,7 +205,7 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.outbox.crowded for link in self.links):
-            self._bus.gate.close(self)
+            self._bus.gate.close(self, "the network is slow")
 
     def _room(self) -> None:
         """On an outbox's thread."""
@@ -251,6 +268,14 @@ class Network:
         link = next((each for each in self.links if each.label == name), None)
         return link.outbox.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
 
+    def endpoints(self) -> list[str]:
+        """Where others can reach this node, as far as its transports say."""
+        return [each for link in self.links for each in link.fabric.endpoints]
+
+    def trust(self, name: str) -> str:
+        """How a link makes sure who is at the far end."""
+        return next((link.fabric.trust for link in self.links if link.label == name), "none")
+
     def diagnostics(self) -> dict[str, Any]:
         """The links, and how far each is."""
         found: dict[str, Any] = {"origin": f"{self.origin:x}"}
@@ -307,7 +332,7 @@ class Network:
         fabric = link.fabric
         wanted = list(expressions) if link.receiving else []
         if not fabric.events_only:
-            wanted += [BEACONS] if link.receiving else []
+            wanted += [BEACONS, NODES] if link.receiving else []
             wanted.append(CANCELS)
         fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
         if not fabric.events_only:

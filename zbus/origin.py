@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from .beacon import Beacon
 from .codec import Envelope
 from .errors import RequestError, ZbusError
 from .logservice import LogPage
-from .records import EVENT_GAP, EVENT_RETRY, record
+from .records import (
+    EVENT_GAP,
+    EVENT_REPLAY_DELIVERED,
+    EVENT_REPLAY_FAILED,
+    EVENT_REPLAY_REQUESTED,
+    EVENT_RETRY,
+    record,
+)
 from .wants import NEVER, Wants
 
 HELD_EVENTS_MAX = 8192
@@ -214,6 +222,8 @@ class Origin:
         """Ask until nothing is missing, or, where no log of ours depends on it, until it takes too long."""
         found, met, pause = 0, self._covered is not None or bool(self._last), RETRY_S[0]
         deadline = time.monotonic() + GIVE_UP_S
+        told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": secrets.token_hex(8)}
+        record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **told)
         while True:
             try:
                 if self._past:
@@ -232,6 +242,7 @@ class Origin:
                     unknown = None if isinstance(error, ZbusError) else error
                     record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
                 if time.monotonic() > deadline and not self._reception.wants.records:
+                    record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
                     self._give_up()
                     return
                 self._heard_again.clear()
@@ -242,6 +253,7 @@ class Origin:
             self._reception.count("gaps", 1)
             self._reception.count("gaps_repaired", 1)
         self._reception.count("events_repaired", found)
+        record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **told)
         self._go_on()
 
     def _is_done(self) -> bool:

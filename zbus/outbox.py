@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from .errors import LogTrimmed, ZbusError
@@ -29,6 +30,7 @@ BEACON_S = 1.0  # how often while idle, and the longest while busy
 QUIET_S = 0.05  # how soon after the last event
 GRACE_S = 2.0  # without a log, how long the first events wait for somebody who wants them
 RETRY_S = (0.05, 2.0)
+SAID_MAX = 4096
 
 
 class Outbox:
@@ -49,9 +51,11 @@ class Outbox:
         self._room, self._failing, self._was_crowded = room, False, False
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
         self._backlog_events = 0
+        self._said: list[tuple[str, bytes]] = []  # what has no place in the log: of this node, and records
         self._wake = threading.Condition()
         self._ended = False
         self.sent = start  # everything up to here was handed to the fabric
+        self.sent_events = 0
         self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
         self._behind = log is not None  # until the log has nothing after `start`
         self._framing = Framing(origin, start, forward)
@@ -69,6 +73,20 @@ class Outbox:
             self._backlog.append((rows, offsets))
             self._backlog_events += len(rows)
             self._wake.notify()
+
+    def say(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Send frames that are no events of the log, after what waits; once, and not at all while there is no link."""
+        with self._wake:
+            if len(self._said) + len(frames) > SAID_MAX:
+                self._count("dropped_said", len(frames))
+                return
+            self._said += frames
+            self._wake.notify()
+
+    @property
+    def waiting(self) -> int:
+        """How many events wait in memory."""
+        return self._backlog_events
 
     @property
     def has_sent(self) -> bool:
@@ -107,6 +125,7 @@ class Outbox:
         while self._await_work():
             try:
                 self._send_page() if self._behind else self._send_backlog()
+                self._send_said()
                 self._send_beacon()
                 pause, self._failing = RETRY_S[0], False
                 self._tell_room()
@@ -131,7 +150,7 @@ class Outbox:
     def _await_work(self) -> bool:
         """Wait for events, or until a beacon is due; False at the end."""
         with self._wake:
-            while not self._backlog and not self._behind:
+            while not self._backlog and not self._behind and not self._said:
                 if self._ended:
                     return bool(self._newest)  # one more beacon tells how far it went
                 if not self._wake.wait(self._beacon_due() - time.monotonic()):
@@ -159,6 +178,12 @@ class Outbox:
             raise
         with self._wake:
             self._backlog_events = max(0, self._backlog_events - events)
+
+    def _send_said(self) -> None:
+        with self._wake:
+            said, self._said = self._said, []
+        if said and not self._fabric.events_only:
+            self._fabric.send(said)
 
     def _send_page(self) -> None:
         """Catch up from the log; the backlog takes over again where it continues without a hole."""
@@ -198,6 +223,7 @@ class Outbox:
         if made.frames:
             self._fabric.send(made.frames)
             self._newest.update(made.newest)
+            self.sent_events += made.events
             self._sent_at = time.monotonic()
         if made.crossed:
             self.crossed += made.crossed
@@ -225,12 +251,17 @@ class Outbox:
 
     def _await_somebody(self) -> None:
         """Links and declarations of other nodes take a moment after a start, and what is sent to nobody is gone."""
-        with self._wake:
-            while not self._backlog and not self._ended:
-                self._wake.wait()
-            if self._ended:
-                return
-            key = self._backlog[0][0][0][3]
+        while True:
+            with self._wake:
+                while not (self._backlog or self._said or self._ended):
+                    self._wake.wait()
+                if self._ended:
+                    return
+                if self._backlog:
+                    key = self._backlog[0][0][0][3]
+                    break
+            with suppress(ZbusError):  # no link yet: a node tells of itself again and again
+                self._send_said()
         deadline = time.monotonic() + GRACE_S
         while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
             time.sleep(0.005)

@@ -172,6 +172,8 @@ class Fabric(Protocol):
     name: str
     networked: bool  # whether there can be another node at the far end
     events_only: bool  # it speaks to programs that know events alone: no beacons, no questions
+    trust: str  # how it makes sure who is at the far end: "none", or of "login", "tls", "mtls" and "curve" those in use
+    endpoints: Sequence[str]  # where other nodes can reach this one, as far as it is reached at all
     dense: bool  # the sequences of a publisher come without holes, so that a hole is a loss
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:

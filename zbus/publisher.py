@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CHUNK_EVENTS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_IN_FLIGHT = 4
+KEYS_TOLD_MAX = 1000
 
 
 class EventPublisher:
@@ -35,6 +36,8 @@ class EventPublisher:
         self._bus, self.key = bus, bus.check_key(key)
         # 53 bits, so that it survives JSON; random, so that every incarnation is a new one.
         self.publisher_id = secrets.randbits(53)
+        if len(bus.published_keys) < KEYS_TOLD_MAX:
+            bus.published_keys[key] = None
         self._sequence = 0
 
     @classmethod

@@ -1,23 +1,42 @@
-"""Structured records of what the bus does, through logging: a name, and fields.
+"""Structured records of what the bus does: one vocabulary, through logging and, on request, on the bus itself.
 
-A record is one line of the logger `zbus`, `NAME key=value …`, and carries the same as
-`record.zbus` for handlers that want the fields.
+A record is one line of the logger `zbus`, `NAME field=value …`, and carries the same as `record.zbus` for handlers
+that want the fields. What happens to events is told once per burst, not per event, and only if somebody listens:
+EVENT_PUBLISHED, EVENT_RECEIVED and the replays at level DEBUG, the lives of buses and nodes at INFO, whatever went
+wrong at WARNING or above. Every record has a `correlation_id`: that of the event it is about, or else of this run.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 logger = logging.getLogger("zbus")
+RECORDS = "@zbus/record/"  # and the name: where a record is published on the bus
 
 BUS_STARTED = "BUS_STARTED"
 BUS_STOPPED = "BUS_STOPPED"
+NODE_JOINED = "NODE_JOINED"
+NODE_LEFT = "NODE_LEFT"
+NODE_REJOINED = "NODE_REJOINED"
+EVENT_PUBLISHED = "EVENT_PUBLISHED"
+EVENT_RECEIVED = "EVENT_RECEIVED"
 EVENT_DROPPED = "EVENT_DROPPED"
 EVENT_RETRY = "EVENT_RETRY"
+EVENT_RETRY_LIMIT_EXCEEDED = "EVENT_RETRY_LIMIT_EXCEEDED"
 EVENT_GAP = "EVENT_GAP"
 EVENT_INVALID = "EVENT_INVALID"
+EVENT_INVALID_SCHEMA = "EVENT_INVALID_SCHEMA"
+EVENT_BACKPRESSURE = "EVENT_BACKPRESSURE"
 EVENT_SUBSCRIBER_SLOW = "EVENT_SUBSCRIBER_SLOW"
+EVENT_REPLAY_REQUESTED = "EVENT_REPLAY_REQUESTED"
+EVENT_REPLAY_DELIVERED = "EVENT_REPLAY_DELIVERED"
+EVENT_REPLAY_FAILED = "EVENT_REPLAY_FAILED"
 FABRIC_CONNECTED = "FABRIC_CONNECTED"
 FABRIC_CONNECT_FAILED = "FABRIC_CONNECT_FAILED"
 FABRIC_DISCONNECTED = "FABRIC_DISCONNECTED"
@@ -27,9 +46,61 @@ FABRIC_DISCOVERY_FAILED = "FABRIC_DISCOVERY_FAILED"
 FABRIC_INPUT_REFUSED = "FABRIC_INPUT_REFUSED"
 FABRIC_ERROR = "FABRIC_ERROR"
 
+# Called on any thread with the level and the fields of a record: it only appends and wakes.
+Listener = Callable[[int, dict[str, Any]], None]
+
+RUN_ID = secrets.token_hex(8)  # of this process
+_correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
+_listeners: tuple[tuple[int, Listener], ...] = ()  # each with the least level that it wants; replaced, never changed
+_changing = threading.Lock()
+
 
 def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, **fields: Any) -> None:
     """Write one record, if anybody listens."""
-    if logger.isEnabledFor(level):
+    logged = logger.isEnabledFor(level)
+    heard = [listener for least, listener in _listeners if level >= least] if _listeners else ()
+    if not logged and not heard:
+        return
+    fields.setdefault("correlation_id", _correlation.get())
+    found = {"record": name, **fields}
+    if logged:
         text = " ".join(f"{field}={value!r}" for field, value in fields.items())
-        logger.log(level, "%s %s", name, text, exc_info=exc_info, extra={"zbus": {"record": name, **fields}})
+        logger.log(level, "%s %s", name, text, exc_info=exc_info, extra={"zbus": found})
+    if exc_info is not None:
+        found = found | {"error": f"{type(exc_info).__name__}: {exc_info}"}
+    for listener in heard:
+        listener(level, found)
+
+
+def wanted(level: int) -> bool:
+    """Whether a record of this level would be heard: asked once per burst, before one is made."""
+    return logger.isEnabledFor(level) or any(level >= least for least, _ in _listeners)
+
+
+def listen(level: int, listener: Listener) -> Callable[[], None]:
+    """Let `listener` have every record of `level` and above, from any thread; returns what ends that."""
+    global _listeners
+    entry = (level, listener)
+    with _changing:
+        _listeners = (*_listeners, entry)
+
+    def stop() -> None:
+        global _listeners
+        with _changing:
+            _listeners = tuple(each for each in _listeners if each is not entry)
+
+    return stop
+
+
+@contextmanager
+def correlated(correlation_id: str) -> Iterator[None]:
+    """Records that are written meanwhile, in this task or thread, belong to `correlation_id`.
+
+    >>> with correlated("order-7"):
+    ...     record(EVENT_RETRY, key="shop/orders/created")
+    """
+    before = _correlation.set(correlation_id)
+    try:
+        yield
+    finally:
+        _correlation.reset(before)

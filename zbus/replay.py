@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections import deque
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import LogError
 from .event import Event
 from .keys import KeySet
 from .ports import Page, Span
+from .records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
 from .subscriber import to_ns
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class Replay:
         self._reading: asyncio.Future[Page] | None = None
         self._page: Page | None = None
         self._before = 0  # where that page began
+        self._told: dict[str, Any] = {"keys": keys.expressions, "correlation_id": secrets.token_hex(8)}
+        self._events, self._ended = 0, False
 
     def __aiter__(self) -> Replay:
         return self
@@ -49,13 +54,19 @@ class Replay:
         while not self._ready:
             if self._failed is not None:
                 failed, self._failed = self._failed, None
+                record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(failed), events=self._events, **self._told)
                 raise failed
-            await self._read_page()
+            try:
+                await self._read_page()
+            except LogError as error:
+                record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=self._events, **self._told)
+                raise
         return self._ready.popleft()
 
     async def _read_page(self) -> None:
         log = self._bus.need_log("replay")
         if not self._narrowed:
+            record(EVENT_REPLAY_REQUESTED, logging.DEBUG, span=tuple(self._span), **self._told)
             self._span = await self._bus.run(log.narrow, self._span)
             self._narrowed = True
         if self._page is None:
@@ -65,6 +76,7 @@ class Replay:
         events, self._failed, skipped = page.events(self._skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._ready.extend(events)
+        self._events += len(events)
         if self._failed is not None:  # stay before the bad one: it is met again until it is skipped on request
             self._reading = None
             self._span = self._span._replace(after=events[-1].offset if events else self._before)
@@ -73,6 +85,9 @@ class Replay:
         """Have the next page, and let a thread begin with the one after it."""
         span = self._span
         if span.until is None or span.after >= span.until:
+            if not self._ended:
+                self._ended = True
+                record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=self._events, **self._told)
             raise StopAsyncIteration
         if self._reading is None:
             self._read_ahead()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -22,7 +23,7 @@ from .errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusE
 from .event import Event, Receipt
 from .keys import KeySet
 from .ports import Span
-from .records import EVENT_SUBSCRIBER_SLOW, record
+from .records import EVENT_DROPPED, EVENT_SUBSCRIBER_SLOW, record
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
 PAGE_EVENTS = 1000
 IDLE_S = 0.5
+TELL_EVERY_S = 1.0  # of drops, while they go on; all of them are counted
 
 
 class _Gap:
@@ -76,6 +78,7 @@ class EventSubscriber:
         self.durable, self.schema, self.overflow = durable, schema, overflow
         self.queue_events = queue_events
         self.dropped = 0
+        self._told_at = -TELL_EVERY_S
         self._bound = durable is not None or schema is not None
         self._plain = not self._bound and overflow != "block"  # reading is nothing but taking from the queue
         self._queue: deque[Event | _Gap] = deque()
@@ -130,6 +133,11 @@ class EventSubscriber:
     def queued(self) -> int:
         """How many events wait in memory."""
         return len(self._queue)
+
+    @property
+    def acknowledged(self) -> int | None:
+        """Up to which offset a durable name has acknowledged; None without one, or before it has its place."""
+        return self._durable.acknowledged if self._durable is not None and self._resolved else None
 
     @property
     def is_live(self) -> bool:
@@ -212,14 +220,14 @@ class EventSubscriber:
 
     # What the bus calls, on the loop.
 
-    def offer(self, events: Sequence[Event]) -> None:
-        """Queue live events, or do what the overflow policy says."""
+    def offer(self, events: Sequence[Event]) -> int:
+        """Queue live events, or do what the overflow policy says; returns how many there were."""
         if not self._live:
-            return
+            return 0
         if 0 < events[0].offset <= self._position:
             events = [event for event in events if event.offset > self._position]
             if not events:
-                return
+                return 0
         if self._bound:
             events = [event._with(self._receipt) for event in events]
         queue = self._queue
@@ -232,10 +240,11 @@ class EventSubscriber:
         if len(queue) * 2 >= self.queue_events:
             self._bus.crowded = True
             if len(queue) >= self.queue_events and self.overflow == "block":
-                self._bus.gate.close(self)
+                self._bus.gate.close(self, "a reader's queue is full")
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        return len(events)
 
     def end(self) -> None:
         """The bus is closing: end the stream after what is queued."""
@@ -296,6 +305,7 @@ class EventSubscriber:
         events, error, skipped = page.events(self._bus.config.skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
+        self._bus.delivery.deliveries += len(events)
         if error is None:
             self._position = page.covered
         else:
@@ -312,7 +322,7 @@ class EventSubscriber:
         self._live = True
         wanted = [event for event in missing if event.key in self._keys]
         if wanted:
-            self.offer(wanted)
+            self._bus.delivery.deliveries += self.offer(wanted)
         return True
 
     async def _resolve(self) -> None:
@@ -350,6 +360,10 @@ class EventSubscriber:
             return
         self.dropped += len(events) - room
         self._bus.count("dropped_queue_full", len(events) - room)
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            fields: dict[str, Any] = {"keys": self.key_exprs, "policy": self.overflow, "dropped_total": self.dropped}
+            record(EVENT_DROPPED, logging.WARNING, reason="a reader's queue is full", **fields)
         if self.overflow == "drop_oldest":
             queue.extend(events)
             gap = self._front_gap = self._front_gap or _Gap(self._handed)

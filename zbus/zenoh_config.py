@@ -70,6 +70,14 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
     return built, mode != "embedded"
 
 
+def trust(settings: zenoh.Config) -> str:
+    """How a session that is opened with these settings makes sure who is at the far end."""
+    get = settings.get_json
+    tls = ["mtls"] if get(_OPTIONS["tls_mutual"]) == "true" else ["tls"] if get(_OPTIONS["tls_ca"]) != "null" else []
+    login = ["login"] if any(get(_OPTIONS[name]) != "null" for name in ("user", "users_file")) else []
+    return "+".join(tls + login) or "none"
+
+
 def _read_url(url: str) -> tuple[list[str], dict[str, str]]:
     parts = urlsplit(url if "://" in url else "zenoh://")
     protocol = "tcp"

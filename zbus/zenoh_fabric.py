@@ -16,7 +16,7 @@ import zenoh
 
 from .errors import FabricError
 from .keys import matches
-from .zenoh_config import zenoh_config
+from .zenoh_config import trust, zenoh_config
 
 if TYPE_CHECKING:
     from .config import BusConfig
@@ -36,7 +36,9 @@ def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = Non
     settings, networked = zenoh_config(config, url)
     with _zenoh_errors("open a session"):
         opened = zenoh.open(settings)
-    return ZenohFabric(opened, networked=networked, owned=True)
+    fabric = ZenohFabric(opened, networked=networked, owned=True)
+    fabric.endpoints, fabric.trust = config.listen, trust(settings)
+    return fabric
 
 
 class ZenohFabric:
@@ -45,6 +47,8 @@ class ZenohFabric:
     name = "zenoh"
     events_only = False
     dense = True
+    trust = "none"
+    endpoints: Sequence[str] = ()
 
     def __init__(self, session: zenoh.Session, *, networked: bool, owned: bool) -> None:
         self.session, self.networked, self._owned = session, networked, owned

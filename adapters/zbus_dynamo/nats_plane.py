@@ -40,6 +40,8 @@ class DynamoNats:
     networked = True
     events_only = True
     dense = True
+    trust = "none"  # those that it speaks to know nothing of nodes
+    endpoints: Sequence[str] = ()
 
     def __init__(self, connection: Connection, payload_bytes_max: int) -> None:
         self._connection, self._payload_bytes_max = connection, payload_bytes_max

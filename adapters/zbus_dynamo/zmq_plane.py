@@ -47,6 +47,8 @@ class DynamoZmq:
     networked = True
     events_only = True
     dense = True
+    trust = "none"  # those that it speaks to know nothing of nodes
+    endpoints: Sequence[str] = ()
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
         self._settings = settings

@@ -42,8 +42,10 @@ class NatsFabric:
     networked = True
     events_only = False
     dense = True
+    endpoints: Sequence[str] = ()  # it is reached through the server
 
     def __init__(self, options: NatsOptions) -> None:
+        self.trust = options.trust
         self.connection = Connection(options, self.name)
         self._asks = Asks(self.connection, options.assembly_bytes_max)
         self._listener = Listener(self.connection, options.assembly_bytes_max)

@@ -53,6 +53,8 @@ class JetStreamFabric:
     networked = True
     events_only = True
     dense = False  # subjects that nobody asks for, and messages deleted from the stream, leave holes
+    trust = "none"  # those that it speaks to know nothing of nodes
+    endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions, stream: str, durable: str) -> None:
         self.connection = Connection(options, self.name)

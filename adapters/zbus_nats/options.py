@@ -81,6 +81,13 @@ class NatsOptions(BaseModel):
         return self
 
     @property
+    def trust(self) -> str:
+        """How the server makes sure who connects."""
+        tls = ["mtls" if self.tls_cert is not None else "tls"] if self.wants_tls else []
+        login = any([self.user, self.token, self.nkey, self.nkey_file, self.creds_file])
+        return "+".join(tls + ["login"] * login) or "none"
+
+    @property
     def wants_tls(self) -> bool:
         """Whether a server without TLS is refused."""
         return self.tls or self.tls_first or self.tls_insecure or bool(self.tls_ca or self.tls_cert)

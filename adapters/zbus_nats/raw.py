@@ -86,6 +86,8 @@ class RawFabric:
     networked = True
     events_only = True
     dense = False  # of a publisher elsewhere, a subject here sees some of the events
+    trust = "none"  # those that it speaks to know nothing of nodes
+    endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions) -> None:
         self.connection = Connection(options, self.name)

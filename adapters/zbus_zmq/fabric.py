@@ -63,12 +63,14 @@ class ZmqFabric:
     networked = True
     events_only = False
     dense = True
+    endpoints: Sequence[str] = ()
 
     def __init__(self, config: BusConfig, options: ZmqOptions, session: Any = None) -> None:
         self.node = secrets.token_hex(NODE_ID_BYTES)
         self._options = options
         self._counts = Counts(self.name)
         self._keys = open_keys(options, self._counts)
+        self.trust = "curve" if self._keys is not None else "none"
         self._broker_key = read_public(options.broker_key, "broker_key").decode() if options.broker_key else None
         self._answers: tuple[str, ...] = ()
         self._answers_lock = threading.Lock()
@@ -180,6 +182,7 @@ class ZmqFabric:
         self._asking = Asking(io, asker, Links(io, asker, keys, counts), self.node, counts)
         self._subscriptions = Links(io, sub, keys, counts)
         self._publish_endpoint = None if brokered else bind(xpub, options.bind, options)
+        self.endpoints = () if self._publish_endpoint is None else (self._publish_endpoint,)
         self._questions_endpoint = bind(router, any_port(options.bind), options)
         if brokered:
             self._connect_brokers(xpub)

@@ -54,6 +54,8 @@ class RawFabric:
     networked = True
     events_only = True
     dense = True
+    trust = "none"  # those that it speaks to know nothing of nodes
+    endpoints: Sequence[str] = ()
 
     def __init__(self, options: RawOptions) -> None:
         self._options, self._counts = options, Counts(self.name)

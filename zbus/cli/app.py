@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NoReturn
 
@@ -20,6 +21,7 @@ from .bridge import bridge
 from .demo import demo
 from .doctor import doctor
 from .failures import describe
+from .nodes import nodes
 from .output import note, write
 from .pub import pub
 from .router import router
@@ -43,13 +45,28 @@ class Commands(typer.core.TyperGroup):
         return own if own is not None or other is None else _load(other)
 
 
+class Records(StrEnum):
+    """How records are written."""
+
+    text = "text"
+    json = "json"
+
+
+class Level(StrEnum):
+    """How much is written."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+
+
 app = typer.Typer(
     cls=Commands,
     help="An event bus with a durable log. Data goes to stdout, prose to stderr; exit codes: 0, 1 (error), 2 (usage).",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pub, sub, bridge, router, demo, bench, doctor):
+for command in (pub, sub, bridge, router, nodes, demo, bench, doctor):
     app.command()(command)
 
 
@@ -64,8 +81,16 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
+    records: Annotated[
+        Records | None, typer.Option(help="Write records of what happens to stderr, as text or as JSON lines.")
+    ] = None,
+    records_level: Annotated[
+        Level, typer.Option(help="From which level on: debug also tells of events, once per burst.")
+    ] = Level.info,
 ) -> None:
     """What comes before a command."""
+    if records is not None:
+        zbus.write_records(records.value, level=records_level.value)
 
 
 def main() -> NoReturn:

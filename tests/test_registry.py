@@ -1,0 +1,229 @@
+"""The registry: who is there, what they do, when they were last seen; joining, leaving, and coming back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats_support import nats_server
+
+import zbus
+from zbus.announcement import Announcement, decode_announcement, encode_announcement
+from zbus.errors import EventInvalid
+
+TTL_S = 1.5
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """The records of nodes so far: what, and of which name."""
+    caplog.set_level(logging.INFO, "zbus")
+    return lambda: [
+        (each.zbus["record"], each.zbus["node_name"])  # type: ignore[attr-defined]
+        for each in caplog.records
+        if each.name == "zbus" and each.zbus["record"].startswith("NODE_")  # type: ignore[attr-defined]
+    ]
+
+
+@pytest.fixture(params=["zenoh", "nats", "zmq"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The settings of two nodes that reach each other."""
+    if request.param == "zenoh":
+        endpoint = f"unixsock-stream/{tmp_path}/n.sock"
+        yield {"mode": "peer", "listen": [endpoint]}, {"mode": "peer", "connect": [endpoint]}
+    elif request.param == "nats":
+        with nats_server(tmp_path / "nats") as server:
+            yield {"transport": server.url}, {"transport": server.url}
+    else:
+        url = f"zmq://?registry={tmp_path}/registry"
+        yield {"transport": url}, {"transport": url}
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def others(bus: zbus.Bus) -> dict[str, zbus.Node]:
+    return {node.name: node for node in bus.nodes() if not node.here}
+
+
+async def test_nodes_know_of_each_other_on_every_transport(
+    pair: tuple[dict[str, Any], dict[str, Any]], log_path: Path, told: Any
+) -> None:
+    first, second = pair
+    about = {"node": "second", "bus": "control", "metadata": {"purpose": "billing"}}
+    async with zbus.open(**first, node="first", node_ttl_s=TTL_S) as there:
+        async with zbus.open(log_path, **second, **about, node_ttl_s=TTL_S) as here:
+            await here.publisher("shop/orders/created")
+
+            @here.serve("prices/quote")
+            async def quote(question: zbus.Event) -> bytes:
+                return b""
+
+            async with here.subscribe("audit/**"):
+                await until(lambda: "audit/**" in (others(there).get("second") or there.nodes()[0]).subscribes)
+                node = others(there)["second"]
+                await until(lambda: "first" in others(here))
+
+            assert (node.buses, node.metadata, node.has_log) == (("control",), {"purpose": "billing"}, True)
+            assert (node.publishes, node.serves) == (("shop/orders/created",), ("prices/quote",))
+            assert node.topics == ("shop/orders/created", "audit/**")
+            assert (node.pid, node.present, node.trust, node.version) == (os.getpid(), True, "none", zbus.__version__)
+            assert not any(name.startswith("@zbus") for name in (*node.subscribes, *node.serves))
+            assert there.nodes()[0].here
+            assert there.nodes()[0].name == "first"
+            assert there.stats()["nodes"] == 2
+        await until(lambda: not others(there)["second"].present)
+    assert told().count(("NODE_JOINED", "second")) == 1
+    assert told()[-1] == ("NODE_LEFT", "second")
+
+
+async def test_a_node_that_starts_again_has_rejoined(tmp_path: Path, log_path: Path, told: Any) -> None:
+    endpoint = f"unixsock-stream/{tmp_path}/n.sock"
+    async with zbus.open(mode="peer", listen=[endpoint], node="there") as there:
+        for _ in range(2):
+            async with zbus.open(log_path, mode="peer", connect=[endpoint], node="here"):
+                await until(lambda: others(there).get("here") and others(there)["here"].present)
+            await until(lambda: not others(there)["here"].present)
+
+        assert len(there.nodes()) == 2
+    of_here = [name for name, node in told() if node == "here"]
+    assert of_here == ["NODE_JOINED", "NODE_LEFT", "NODE_REJOINED", "NODE_LEFT"]
+
+
+CHILD = """
+    import asyncio, sys, zbus
+    async def main():
+        async with zbus.open(sys.argv[1], mode="peer", connect=[sys.argv[2]], node="child", node_ttl_s=1.5):
+            await asyncio.sleep(60)
+    asyncio.run(main())
+"""
+
+
+async def test_a_frozen_node_is_gone_after_its_time_to_live_and_rejoins_when_it_goes_on(
+    tmp_path: Path, log_path: Path, told: Any
+) -> None:
+    endpoint = f"unixsock-stream/{tmp_path}/n.sock"
+    async with zbus.open(mode="peer", listen=[endpoint], node_ttl_s=TTL_S) as there:
+        arguments = [sys.executable, "-c", textwrap.dedent(CHILD), str(log_path), endpoint]
+        child = subprocess.Popen(arguments)
+        try:
+            await until(lambda: others(there).get("child") and others(there)["child"].present)
+            child.send_signal(signal.SIGSTOP)
+            await until(lambda: not others(there)["child"].present)
+            child.send_signal(signal.SIGCONT)
+            await until(lambda: others(there)["child"].present)
+            child.kill()
+            await until(lambda: not others(there)["child"].present)
+        finally:
+            child.kill()
+            child.wait()
+    assert [name for name, _ in told()] == ["NODE_JOINED", "NODE_LEFT", "NODE_REJOINED", "NODE_LEFT"]
+
+
+async def test_a_goodbye_of_an_earlier_run_does_not_end_the_next(tmp_path: Path) -> None:
+    endpoint = f"unixsock-stream/{tmp_path}/n.sock"
+    async with zbus.open(mode="peer", listen=[endpoint]) as there:
+        registry = there.network.registry  # type: ignore[union-attr]
+        registry.hear(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
+        registry.hear(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
+        registry.hear(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
+
+        assert [node.present for node in there.nodes()] == [True, True]
+
+
+async def test_alone_a_bus_knows_itself(log_path: Path) -> None:
+    async with zbus.open(log_path, node="me") as bus:
+        (node,) = bus.nodes()
+        assert (node.name, node.here, node.present) == ("me", True, True)
+
+
+def told_by(origin: int, run: str, leaving: bool) -> Announcement:
+    return Announcement(
+        origin=origin,
+        run=run,
+        leaving=leaving,
+        ttl_s=15.0,
+        name="x",
+        bus="main",
+        host="h",
+        pid=1,
+        started_at=1,
+        version="0",
+        has_log=False,
+        endpoints=(),
+        publishes=("a/b",),
+        subscribes=(),
+        serves=(),
+        more=0,
+        metadata={},
+    )
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_crash_the_reader_of_announcements(data: bytes) -> None:
+    try:
+        decode_announcement(b"\x05" + data)
+    except EventInvalid:
+        pass
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_damaged_announcement_is_refused_or_read_whole(at: int, byte: int) -> None:
+    frame = bytearray(encode_announcement(told_by(7, "run", False)))
+    frame[1 + at % (len(frame) - 1)] = byte
+    try:
+        found = decode_announcement(bytes(frame))
+    except EventInvalid:
+        return
+    assert found.ttl_s > 0
+    assert found.origin >= 0
+
+
+async def test_rubbish_in_place_of_an_announcement_is_counted_and_stops_nothing(tmp_path: Path) -> None:
+    endpoint = f"unixsock-stream/{tmp_path}/n.sock"
+    async with zbus.open(mode="peer", listen=[endpoint]) as there, zbus.open(mode="peer", connect=[endpoint]) as here:
+        await until(lambda: len(there.nodes()) == 2)
+        here.zenoh.put("@zbus/node/7", b"\x05rubbish")
+        await until(lambda: there.stats().get("invalid_received") == 1)
+        assert len(there.nodes()) == 2
+
+
+async def test_the_command_lists_nodes_as_a_table_and_as_json(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "nats") as server:
+        async with zbus.open(transport=server.url, node="worker-7") as bus, bus.subscribe("jobs/*"):
+            for flags in ([], ["--json"]):
+                command = [sys.executable, "-m", "zbus.cli", "nodes", "--transport", server.url, *flags]
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+                )
+                stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
+                assert process.returncode == 0, stderr.decode()
+                if flags:
+                    (found,) = [json.loads(line) for line in stdout.splitlines()]
+                    assert (found["name"], found["subscribes"]) == ("worker-7", ["jobs/*"])
+                else:
+                    assert "worker-7" in stdout.decode()
+                    assert "jobs/*" in stdout.decode()
+
+
+async def test_nodes_needs_a_network() -> None:
+    command = [sys.executable, "-m", "zbus.cli", "nodes"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2
+    assert "--transport" in stderr.decode()

@@ -1,0 +1,63 @@
+"""`zbus nodes`: who is there on a transport, what they publish and want, and when they were last heard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import zbus
+from zbus.errors import ConfigInvalid
+
+from .loop import run
+from .options import JsonOption, TransportOption
+from .output import encode_json, note, show, write
+
+NAMES_SHOWN = 4
+
+
+def nodes(
+    transport: TransportOption = None,
+    wait: Annotated[
+        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="How long to listen before it tells.")
+    ] = 1.5,
+    json: JsonOption = False,
+) -> None:
+    """List the nodes of a transport. Each tells of itself as soon as it hears that somebody is new here."""
+    bus = zbus.open(**({"transport": transport} if transport else {}), node="zbus nodes")
+    if not bus.config.networked:
+        raise ConfigInvalid("transport", "without a network there is nobody else: give --transport URL")
+    found = run(_listen(bus, wait))
+    if json:
+        for node in found:
+            write(encode_json(node._asdict()))
+    elif found:
+        show(_table(found))
+    else:
+        note(f"zbus: nobody was heard within {wait:g} s")
+
+
+async def _listen(bus: zbus.Bus, wait_s: float) -> list[zbus.Node]:
+    async with bus:
+        await asyncio.sleep(wait_s)
+        return [node for node in bus.nodes() if not node.here]
+
+
+def _table(found: list[zbus.Node]) -> Table:
+    table = Table(box=None, header_style="")
+    for column in ("NAME", "NODE", "BUS", "LOG", "TRUST", "SEEN", "PUBLISHES", "SUBSCRIBES", "SERVES"):
+        table.add_column(column)
+    for node in found:
+        seen = f"{max(0.0, (time.time_ns() - node.last_seen) / 1e9):.1f} s ago" if node.present else "gone"
+        lists = [_some(names) for names in (node.publishes, node.subscribes, node.serves)]
+        log = "yes" if node.has_log else "no"
+        table.add_row(node.name, node.node, ", ".join(node.buses), log, node.trust, seen, *lists)
+    return table
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return shown + (f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else "") or "-"
