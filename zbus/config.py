@@ -49,6 +49,9 @@ class BusConfig(BaseSettings):
     options: dict[str, str] = Field({}, repr=False, description="what the transport needs besides: see its page")
     record: Literal["own"] | Strings = Field("own", description="'own', or expressions of what else the log keeps")
     wire: Literal["zbus", "dynamo"] = Field("zbus", description="the envelope on the wire")
+    tracing: Literal["auto", "on", "off"] = Field(
+        "auto", description="spans by OpenTelemetry; 'auto': where the application has imported it"
+    )
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")

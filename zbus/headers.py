@@ -14,6 +14,8 @@ from .errors import EventInvalid, EventTooLarge
 CORRELATION_ID = "correlation-id"
 CONTENT_TYPE = "content-type"
 TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+BAGGAGE = "baggage"
 SCHEMA = "schema"
 
 JSON = "application/json"
@@ -77,6 +79,21 @@ class Foreign(dict[str, str]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return dict, (dict(self),)  # elsewhere it is an event like any other
+
+
+class Traced(dict[str, str]):
+    """The headers of what is published inside a span: those given, and the context of the span.
+
+    `sent` is told which event it became: publisher, sequence, and the bytes of its payload.
+    """
+
+    __slots__ = ("sent",)
+
+    def __init__(self, context: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
+        super().__init__(context)
+        if headers:
+            self.update(headers)  # headers given win
+        self.sent: tuple[int, int, int] | None = None
 
 
 def encode_foreign(headers: Foreign) -> bytes:
