@@ -83,7 +83,7 @@ class EventPublisher:
         sequence = self._sequence
         self._sequence = sequence + 1
         row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
-        if type(headers) is Traced:
+        if encoded is not None and type(headers) is Traced:
             headers.sent = (self.publisher_id, sequence, len(body))
         if bus.commits is not None:
             return await bus.commits.add(row)

@@ -48,7 +48,7 @@ class Sending:
 
     def __init__(self, span: Span, headers: Mapping[str, str] | None) -> None:
         self._span, self.context = span, dict[str, str]()
-        if headers is None or TRACEPARENT not in headers:
+        if span.get_span_context().is_valid and (headers is None or TRACEPARENT not in headers):
             where = trace.set_span_in_context(span)
             _w3c.inject(self.context, where)
             _baggage.inject(self.context, where)
@@ -67,8 +67,9 @@ class Sending:
     ) -> None:
         if self.headers.sent is not None:
             publisher_id, sequence, size = self.headers.sent
-            self.note("messaging.message.id", f"{publisher_id}:{sequence}")
-            self.note("messaging.message.body.size", size)
+            self._span.set_attributes(
+                {"messaging.message.id": f"{publisher_id}:{sequence}", "messaging.message.body.size": size}
+            )
         _end(self._span, error)
 
     def note(self, name: str, value: str | int) -> None:
@@ -218,12 +219,15 @@ def _describe(span: Span, event: Event, durable: str | None = None) -> None:
     """Say which event a span is about."""
     if not span.is_recording():
         return
-    span.set_attribute("messaging.message.id", f"{event.publisher_id}:{event.sequence}")
-    span.set_attribute("messaging.message.body.size", len(event.payload))
+    said: dict[str, str | int] = {
+        "messaging.message.id": f"{event.publisher_id}:{event.sequence}",
+        "messaging.message.body.size": len(event.payload),
+    }
     if event.correlation_id is not None:
-        span.set_attribute("messaging.message.conversation_id", event.correlation_id)
+        said["messaging.message.conversation_id"] = event.correlation_id
     if durable is not None:
-        span.set_attribute("messaging.destination.subscription.name", durable)
+        said["messaging.destination.subscription.name"] = durable
+    span.set_attributes(said)
 
 
 def _end(span: Span, error: BaseException | None) -> None:
