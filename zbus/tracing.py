@@ -48,7 +48,7 @@ class Sending:
 
     def __init__(self, span: Span, headers: Mapping[str, str] | None) -> None:
         self._span, self.context = span, dict[str, str]()
-        if span.get_span_context().is_valid and (headers is None or TRACEPARENT not in headers):
+        if span.get_span_context().is_valid:
             where = trace.set_span_in_context(span)
             _w3c.inject(self.context, where)
             _baggage.inject(self.context, where)
