@@ -91,6 +91,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "connect": "tcp/127.0.0.1:7448",
         "record": "own",
         "wire": "zbus",
+        "tracing": "off",
         "payload_bytes_max": "2",
         "pending_bytes_max": "2048",
         "close_timeout_s": "3",

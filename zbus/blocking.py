@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from . import bus as _async
@@ -117,6 +118,10 @@ class Bus:
     def replay(self, *key_exprs: str, **options: Any) -> Iterator[Event]:
         """Stored events, from the log alone; options as for `zbus.Bus.replay`."""
         return _Stream(self, self._inner.replay(*key_exprs, **options))
+
+    def span(self, event: Event, operation: str = "process") -> AbstractContextManager[Any]:
+        """A span for what this thread does with an event; as `zbus.Bus.span`."""
+        return self._inner.span(event, operation)
 
     def stats(self) -> dict[str, Any]:
         """What was counted and measured so far, as `zbus.Bus.stats` tells it."""

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .logservice import Forward
     from .network import Network
     from .registry import Node
+    from .tracing import Sending, Tracing
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
@@ -84,6 +85,7 @@ class Bus:
         self.log: Log | None = None
         self.network: Network | None = None
         self.commits: Commits | None = None
+        self.tracing: Tracing | None = None  # decided when it starts
         self.gate = Gate()
         self.is_open = False
         self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
@@ -119,10 +121,11 @@ class Bus:
 
     async def start(self) -> None:
         """Open the log and the fabric; `async with` does this. Cancelled or failed, nothing stays open."""
-        from .plugins import open_log
+        from .plugins import open_log, open_tracing
 
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
+        self.tracing = open_tracing(self.config)
         self._executor = ThreadPoolExecutor(READ_THREADS, "zbus-read")
         try:
             self.log = await self._opened(
@@ -280,10 +283,16 @@ class Bus:
         Without a log they are delivered only. Cancelled, they may or may not be stored.
         """
         self._check_open("put events")
+        if self.tracing is None or not events:
+            return await self._put(events, None)
+        with self.tracing.putting(events) as span:
+            return await self._put(events, span)
+
+    async def _put(self, events: Sequence[Event], span: Sending | None) -> Sequence[int]:
         rows: list[Row] = []
         for event in events:
             payload, _ = encode_payload(event.payload, self.payload_bytes_max)
-            headers = encode_headers(event.headers, None, None)
+            headers = encode_headers(event.headers if span is None else span.onto(event.headers), None, None)
             self.check_key(event.key)
             rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
         if not rows:
@@ -357,7 +366,9 @@ class Bus:
         def register(handler: H) -> H:
             def begin() -> None:
                 subscription = self.subscribe(*key_exprs, **options)
-                service = asyncio.get_running_loop().create_task(serve(subscription, handler, self.count, retries))
+                run, context = (handler, None) if self.tracing is None else self.tracing.service(handler, subscription)
+                serving = serve(subscription, run, self.count, retries)
+                service = asyncio.get_running_loop().create_task(serving, context=context)
                 self._services.add(service)
                 service.add_done_callback(self._service_ended)
 
@@ -386,7 +397,10 @@ class Bus:
         self._check_open("ask")
         if self._requests is None:
             raise NobodyAnswers(key)
-        return await self._requests.ask(key, payload, timeout, headers, correlation_id)
+        if self.tracing is None:
+            return await self._requests.ask(key, payload, timeout, headers, correlation_id)
+        with self.tracing.sending("request", check_key(key), headers, correlation_id) as span:
+            return await self._requests.ask(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
         """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
@@ -399,13 +413,24 @@ class Bus:
             def begin() -> None:
                 if self._requests is None:
                     raise ConfigInvalid("read_only", "a bus that is read-only serves nothing")
-                self._requests.serve(key, handler)
+                self._requests.serve(key, handler if self.tracing is None else self.tracing.handler(handler))
 
             check_key(key)
             begin() if self.is_open else self._handlers.append(begin)
             return handler
 
         return register
+
+    def span(self, event: Event, operation: str = "process") -> AbstractContextManager[Any]:
+        """A span for what a reader does with an event; handlers of `on` and `serve` have theirs already.
+
+            async for event in sub:
+                with bus.span(event): ...
+
+        Spans made and events published in the block are of the event's trace. An error that leaves it is
+        recorded. It gives OpenTelemetry's span, or None where this bus does not trace.
+        """
+        return nullcontext() if self.tracing is None else self.tracing.handling(event, operation)
 
     async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
         """Move to another transport without losing or repeating an event.

@@ -57,6 +57,9 @@ class BusConfig(BaseSettings):
     records: Literal["off", "debug", "info", "warning"] = Field(
         "off", description="which records are also published on the bus, under @zbus/record/"
     )
+    tracing: Literal["auto", "on", "off"] = Field(
+        "auto", description="spans by OpenTelemetry; 'auto': where the application has imported it"
+    )
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")

@@ -14,6 +14,8 @@ from .errors import EventInvalid, EventTooLarge
 CORRELATION_ID = "correlation-id"
 CONTENT_TYPE = "content-type"
 TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+BAGGAGE = "baggage"
 SCHEMA = "schema"
 
 JSON = "application/json"
@@ -82,6 +84,21 @@ class Foreign(dict[str, str]):
 def is_foreign(encoded: bytes | None) -> bool:
     """Whether encoded headers are those of an event that another node published."""
     return encoded is not None and encoded[0] == _SOURCE
+
+
+class Traced(dict[str, str]):
+    """The headers of what is published inside a span: those given, and the context of the span.
+
+    `sent` is told which event it became: publisher, sequence, and the bytes of its payload.
+    """
+
+    __slots__ = ("sent",)
+
+    def __init__(self, context: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
+        super().__init__(context)
+        if headers:
+            self.update(headers)  # headers given win
+        self.sent: tuple[int, int, int] | None = None
 
 
 def encode_foreign(headers: Foreign) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ from .errors import ConfigInvalid
 if TYPE_CHECKING:
     from .config import BusConfig
     from .ports import Fabric, Log
+    from .tracing import Tracing
 
 
 def open_log(config: BusConfig) -> Log | None:
@@ -22,6 +24,20 @@ def open_log(config: BusConfig) -> Log | None:
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop."""
     return cast("Fabric", _load("zbus.fabrics", url.partition("://")[0], "transport")(config, url, session))
+
+
+def open_tracing(config: BusConfig) -> Tracing | None:
+    """What makes spans; None where nobody asks for them. An application that traces has imported OpenTelemetry."""
+    if config.tracing == "off" or (config.tracing == "auto" and sys.modules.get("opentelemetry.trace") is None):
+        return None
+    try:
+        from .tracing import Tracing
+    except ImportError as error:
+        if config.tracing == "auto":
+            return None
+        reason = "'on' needs opentelemetry-api, which is missing: pip install 'zbus-mesh[tracing]'"
+        raise ConfigInvalid("tracing", reason) from error
+    return Tracing()
 
 
 def _load(group: str, name: str, field: str) -> Any:

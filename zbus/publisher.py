@@ -10,7 +10,7 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from .errors import BusClosed, ZbusError
-from .headers import encode_headers
+from .headers import Traced, encode_headers
 from .payload import encode_payload
 from .scope import Scope
 
@@ -74,6 +74,8 @@ class EventPublisher:
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
         bus = self._bus
+        if bus.tracing is not None and type(headers) is not Traced:
+            return await bus.tracing.publish(self, payload, headers, correlation_id)
         body, kind = encode_payload(payload, bus.payload_bytes_max)
         plain = kind is None and headers is None and correlation_id is None
         encoded = None if plain else encode_headers(headers, correlation_id, kind)
@@ -84,6 +86,8 @@ class EventPublisher:
         sequence = self._sequence
         self._sequence = sequence + 1
         row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
+        if encoded is not None and type(headers) is Traced:
+            headers.sent = (self.publisher_id, sequence, len(body))
         if bus.commits is not None:
             return await bus.commits.add(row)
         if bus.deliver_unlogged((row,)):
@@ -103,6 +107,8 @@ class EventPublisher:
         this call were stored before. Cancelled, a beginning of `payloads` may be stored.
         """
         bus = self._bus
+        if bus.tracing is not None and type(headers) is not Traced:
+            return await bus.tracing.publish_many(self, payloads, headers, correlation_id)
         offsets: list[int] = []
         waiting: deque[asyncio.Future[Sequence[int]]] = deque()
         try:
@@ -129,9 +135,12 @@ class EventPublisher:
         self, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Iterable[list[Row]]:
         limit, rows, size = self._bus.payload_bytes_max, [], 0
+        same: dict[str | None, bytes | None] = {}  # the headers of a call differ by the kind of payload alone
         for payload in payloads:
             body, kind = encode_payload(payload, limit)
-            encoded = encode_headers(headers, correlation_id, kind)
+            if kind not in same:
+                same[kind] = encode_headers(headers, correlation_id, kind)
+            encoded = same[kind]
             rows.append((self.publisher_id, self._sequence, time_ns(), self.key, body, encoded))
             self._sequence += 1
             size += len(body)

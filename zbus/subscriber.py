@@ -80,7 +80,9 @@ class EventSubscriber:
         self.dropped = 0
         self._told_at = -TELL_EVERY_S
         self._bound = durable is not None or schema is not None
-        self._plain = not self._bound and overflow != "block"  # reading is nothing but taking from the queue
+        self._tracing = bus.tracing
+        # Reading is nothing but taking from the queue.
+        self._plain = not self._bound and overflow != "block" and self._tracing is None
         self._queue: deque[Event | _Gap] = deque()
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -171,6 +173,8 @@ class EventSubscriber:
                     self._handed = item.offset
                 if self.schema is not None:
                     item.decode()  # refuse here what does not fit; decoding again is the reader's choice
+                if self._tracing is not None:
+                    self._tracing.received(item, self.durable)
                 return item
             if self._failed is not None:
                 failed, self._failed = self._failed, None

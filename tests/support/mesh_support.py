@@ -37,6 +37,8 @@ class NodeDied(AssertionError):
 class Node:
     """A process with a bus. `stop` ends it whatever state it is in."""
 
+    child = CHILD
+
     def __init__(self, directory: Path, name: str, wire: Wire, *, log: bool = True, **settings: Any) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.name, self.wire, self._settings = name, wire, settings
@@ -53,7 +55,7 @@ class Node:
         """Start the process and open its bus."""
         with self._stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, str(CHILD), str(self.facts_path)],
+                [sys.executable, str(self.child), str(self.facts_path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
