@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from .errors import ConfigInvalid
 
 if TYPE_CHECKING:
+    from .bus import Bus
+    from .caching import Cache, Limits, Wrapped
     from .config import BusConfig
     from .ports import Fabric, Log
 
@@ -22,6 +24,11 @@ def open_log(config: BusConfig) -> Log | None:
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop."""
     return cast("Fabric", _load("zbus.fabrics", url.partition("://")[0], "transport")(config, url, session))
+
+
+def open_cache(bus: Bus, name: str, limits: Limits, wrapped: Wrapped | None = None) -> Cache:
+    """A cache of that name, to be begun when the bus is open; with `wrapped`, the cache of one function."""
+    return cast("Cache", _load("zbus.caches", "moka", "cache")(bus, name, limits, wrapped))
 
 
 def _load(group: str, name: str, field: str) -> Any:
