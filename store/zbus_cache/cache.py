@@ -55,18 +55,18 @@ class Cache:
         """Keep a value. One that was read before an event and is set after it is stale; `load` sees to that."""
         self._check_open("set an entry")
         try:
-            self._loads.pop(key, None)  # what it read is older than this
+            self._keep(key, value)
         except TypeError as error:
             raise unhashable(error) from error
-        self._keep(key, value)
+        self._loads.pop(key, None)  # what it read is older than this
 
     def remove(self, key: Hashable) -> None:
         """Let one entry fall, and what is being loaded for it."""
         try:
-            self._loads.pop(key, None)
+            self._entries.remove(key)
         except TypeError as error:
             raise unhashable(error) from error
-        self._entries.remove(key)
+        self._loads.pop(key, None)
 
     def clear(self) -> None:
         """Let all entries fall, and what is being loaded."""
