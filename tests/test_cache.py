@@ -242,9 +242,7 @@ async def test_concurrent_misses_load_once(bus: zbus.Bus) -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-async def test_what_a_loader_raises_every_waiter_gets_and_the_next_call_loads_again(
-    bus: zbus.Bus, plain: bool
-) -> None:
+async def test_what_a_loader_raises_every_waiter_gets_and_the_next_call_loads_again(bus: zbus.Bus, plain: bool) -> None:
     cache, error = bus.cache(), KeyError("no such todo")
 
     async def fail() -> int:
