@@ -10,8 +10,6 @@ import pytest
 from mesh_lossy import Buses, Losses, buses_on, wanted
 from mesh_support import WIRES, Wire
 
-import zbus
-
 KEY = "events/Todo/7"
 
 

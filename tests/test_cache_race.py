@@ -157,7 +157,7 @@ def test_nobody_who_asks_after_an_event_gets_what_was_read_before_it(
 ) -> None:
     run, bus = on_a_bus
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.lists(OPERATIONS, max_size=40))
     def stories(operations: list[tuple[str, int]]) -> None:
         async def tell() -> None:

@@ -49,7 +49,7 @@ async def test_calls_with_equal_arguments_are_one_however_they_are_spelt(bus: zb
         (7, "en", (1, 2), True, {"x": 1, "y": 2}),
         (7, "en", (), False, {"todo_id": 8}),
     ]
-    with pytest.raises(TypeError, match="todo_id|positional"):
+    with pytest.raises(TypeError, match="missing 1 required"):
         await todo()  # type: ignore[call-arg]
 
 

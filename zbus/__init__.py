@@ -47,6 +47,7 @@ from .subscriber import EventSubscriber
 if TYPE_CHECKING:
     from . import blocking as blocking
     from .bridge import Bridge
+    from .caching import Cache
     from .config import BusConfig
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "Bus",
     "BusClosed",
     "BusConfig",
+    "Cache",
     "ConfigInvalid",
     "CursorError",
     "Event",
@@ -96,6 +98,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".config", __name__).BusConfig
     if name == "Bridge":
         return importlib.import_module(".bridge", __name__).Bridge
+    if name == "Cache":
+        return importlib.import_module(".caching", __name__).Cache
     if name == "blocking":
         return importlib.import_module(".blocking", __name__)
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")
