@@ -281,15 +281,23 @@ async def test_a_cancelled_caller_does_not_cancel_the_load_of_others(bus: zbus.B
 
 
 async def test_the_last_caller_to_be_cancelled_cancels_the_load_and_nobody_joins_it(bus: zbus.Bus) -> None:
-    cache, loader = bus.cache(), Loader()
-    callers = [asyncio.create_task(cache.load("a", loader)) for _ in range(3)]
+    cache, loader, cleaned_up = bus.cache(), Loader(), asyncio.Event()
+
+    async def load() -> int:
+        try:
+            return await loader()
+        finally:
+            await cleaned_up.wait()
+
+    callers = [asyncio.create_task(cache.load("a", load)) for _ in range(3)]
     await loader.begun.wait()
     for caller in callers:
         caller.cancel()
     await asyncio.wait(callers)
-    again = asyncio.create_task(cache.load("a", loader))
+    again = asyncio.create_task(cache.load("a", load))
     await asyncio.sleep(0)
     loader.let_go.set()
+    cleaned_up.set()
     assert await again == 2
     assert loader.cancelled == 1
     assert cache.get("a") == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zbus import ZbusError
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Kept(asyncio.Future[Any]):
-    """A result, to be awaited any number of times; a finished future that passes for a coroutine."""
+    """A result, to be awaited any number of times: a finished future.
+
+    With the methods of a coroutine it passes for one, so that `create_task` takes a hit as it takes a miss.
+    """
 
     def send(self, _: None) -> NoReturn:
         """As a coroutine that ends at once."""
@@ -39,9 +42,6 @@ class Kept(asyncio.Future[Any]):
 
     def close(self) -> None:
         """Nothing is under way."""
-
-
-Coroutine.register(Kept)
 
 
 class FunctionCache(Cache):
