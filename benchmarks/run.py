@@ -26,6 +26,7 @@ BENCHMARKS = (
     "no_log",
     "replay",
     "subscriptions",
+    "cached_read",
     "footprint",
     "observed",
     "on_nats",

@@ -24,6 +24,7 @@ TARGETS = {
     "no_log": [0.5, 50.0],
     "replay": [0.4, 10.0],
     "subscriptions": [1.5, 1.5, 1.5],
+    "cached_read": [0.5, 0.5],
     "footprint": [10.0, 150.0, 25.0],
     "on_nats": [0.6],
     "on_zmq": [0.6],

@@ -32,6 +32,7 @@ from markdown_it import MarkdownIt
 from nats_support import nats_server
 
 import zbus
+import zbus_cache
 import zbus_dynamo
 import zbus_log
 import zbus_nats
@@ -326,7 +327,7 @@ def test_the_harness_runs_the_commands_of_zbus_and_compares_what_they_print(tmp_
 
 def modules() -> list[ModuleType]:
     found = []
-    for package in (zbus, zbus_log, zbus_spark, zbus_nats, zbus_zmq, zbus_dynamo):
+    for package in (zbus, zbus_log, zbus_cache, zbus_spark, zbus_nats, zbus_zmq, zbus_dynamo):
         names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
         found += [importlib.import_module(name) for name in names if not name.endswith("__main__")]
         found.append(package)

@@ -21,7 +21,7 @@ import zbus
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PARTS = ("zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_zmq")
+PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_zmq")
 DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
 
 
@@ -113,7 +113,7 @@ def test_the_parts_import_each_other_in_one_direction_only() -> None:
     assert re.search(r"[1-9]\d* kept, 0 broken", checked.stdout), checked.stdout
 
 
-LATE = ["zenoh", "sqlalchemy", "pysqlite3", "pydantic", "pydantic_settings", "typer", "rich", "zbus_log"]
+LATE = ["zenoh", "sqlalchemy", "pysqlite3", "pydantic", "pydantic_settings", "typer", "rich", "zbus_cache", "zbus_log"]
 OPTIONAL = [
     "nats",
     "zmq",

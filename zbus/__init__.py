@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from . import blocking as blocking
     from . import metrics as metrics
     from .bridge import Bridge
+    from .caching import Cache
     from .config import BusConfig
     from .record_lines import JsonLines, write_records
     from .registry import Node
@@ -58,6 +59,7 @@ __all__ = [
     "Bus",
     "BusClosed",
     "BusConfig",
+    "Cache",
     "ConfigInvalid",
     "CursorError",
     "Event",
@@ -109,4 +111,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(".record_lines", __name__), name)
     if name == "Node":
         return importlib.import_module(".registry", __name__).Node
+    if name == "Cache":
+        return importlib.import_module(".caching", __name__).Cache
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")

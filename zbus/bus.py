@@ -6,15 +6,16 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
-from .delivery import Delivery
+from .delivery import Delivery, Target
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
@@ -36,6 +37,7 @@ from .subscriber import EventSubscriber, Overflow, Start, check_options
 from .telling import tell_published
 
 if TYPE_CHECKING:
+    from .caching import Cache, Caching
     from .config import BusConfig
     from .logservice import Forward
     from .network import Network
@@ -99,6 +101,7 @@ class Bus:
         self._session = session
         self._requests: Requests | None = None
         self._subscriptions: set[EventSubscriber] = set()
+        self._caches: dict[str, Cache] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._services: set[asyncio.Task[None]] = set()
         self._record_feed: RecordFeed | None = None
@@ -219,6 +222,7 @@ class Bus:
         if self._services:
             await asyncio.wait(self._services, timeout=left / 4)
         await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
+        await asyncio.gather(*[each.aclose() for each in tuple(self._caches.values())], return_exceptions=True)
         if self._record_feed is not None:
             self._record_feed.close()
         if self.network is not None:
@@ -479,6 +483,46 @@ class Bus:
         skip = self.config.skip_corrupt if skip_corrupt is None else skip_corrupt
         return Replay(self, KeySet(key_exprs or ("**",)), after, until, skip)
 
+    def cache(
+        self, *, capacity: int = 10_000, ttl: float | None = None, tti: float | None = None, name: str | None = None
+    ) -> Cache:
+        """A cache whose entries fall when events say so; it ends with the bus.
+
+        Of `capacity` entries those stay that are used most. `ttl`: seconds that an entry lives, `tti`: seconds that it
+        lives unused. `name`: by which `stats()` tells of it.
+
+            todos = bus.cache().invalidate_on("events/Todo/{id}", entry="todo/{id}")
+            todo = await todos.load("todo/7", read_todo, 7)
+        """
+        cache: Cache = self._add_cache(name, "cache", (capacity, ttl, tti))
+        return cache
+
+    def cached(
+        self,
+        *,
+        key: str | Callable[..., Hashable] | None = None,
+        invalidate_on: str | Iterable[str] = (),
+        capacity: int = 10_000,
+        ttl: float | None = None,
+        tti: float | None = None,
+        name: str | None = None,
+    ) -> Caching:
+        """Keep what a function returns, until an event says that it is out of date. Options as for `cache`.
+
+            @bus.cached(invalidate_on="events/Todo/{todo_id}")
+            async def todo(todo_id): ...
+
+        `key`: which calls are the same: those with equal arguments, or the text of a template ("todo/{todo_id}"), or
+        what a callable makes of the arguments. `invalidate_on`: with `{…}` fields the entries of those arguments fall,
+        without any all of them. The function is awaited from then on; a plain one runs on a thread.
+        """
+
+        def register(function: Callable[..., Any]) -> Any:
+            default = getattr(function, "__qualname__", "function")
+            return self._add_cache(name, default, (capacity, ttl, tti), (function, key, invalidate_on)).function
+
+        return register
+
     async def head(self) -> int:
         """The offset of the last stored event; 0 for an empty log."""
         self._check_open("read the head")
@@ -495,6 +539,8 @@ class Bus:
         if self.log is not None and self._executor is not None and (self._listing is None or self._listing.done()):
             with suppress(RuntimeError):  # the executor was shut down
                 self._listing = self._executor.submit(self._list_cursors)
+        if self._caches:
+            found["caches"] = {name: cache.stats() for name, cache in list(self._caches.items())}
         return found
 
     def diagnostics(self) -> dict[str, Any]:
@@ -523,26 +569,33 @@ class Bus:
     def attach(self, subscription: EventSubscriber) -> asyncio.Future[Any] | None:
         """Route to a new subscription; the future tells when other nodes are asked for it too."""
         self._subscriptions.add(subscription)
-        for expression in subscription.key_exprs:
-            self.delivery.router.add(expression, subscription)
-        if self.network is None:
-            return None
-        return self.network.want(
-            subscription.key_exprs,
-            subscription.since_ns,
-            subscription.records,
-            keep=subscription.durable is not None,
-        )
+        return self.route(subscription, keep=subscription.durable is not None)
 
     def detach(self, subscription: EventSubscriber) -> None:
         """Forget a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.discard(subscription)
             self.gate.open(subscription)
-            for expression in subscription.key_exprs:
-                self.delivery.router.remove(expression, subscription)
-            if self.network is not None:
-                self.network.unwant(subscription.key_exprs, subscription.since_ns, subscription.records)
+            self.unroute(subscription)
+
+    def route(self, target: Target, keep: bool = False) -> asyncio.Future[Any] | None:
+        """Deliver to a target; the future tells when other nodes are asked for it too. `keep` as for `Network.want`."""
+        for expression in target.key_exprs:
+            self.delivery.router.add(expression, target)
+        if self.network is None:
+            return None
+        return self.network.want(target.key_exprs, target.since_ns, target.records, keep=keep)
+
+    def unroute(self, target: Target) -> None:
+        """Undo `route`."""
+        for expression in target.key_exprs:
+            self.delivery.router.remove(expression, target)
+        if self.network is not None:
+            self.network.unwant(target.key_exprs, target.since_ns, target.records)
+
+    def forget(self, cache: Cache) -> None:
+        """A cache was closed: its name is free."""
+        self._caches.pop(cache.name, None)
 
     async def room(self, key: str) -> None:
         """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
@@ -630,6 +683,19 @@ class Bus:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )
+
+    def _add_cache(self, name: str | None, default: str, *options: Any) -> Any:
+        from .plugins import open_cache
+
+        if self._closing is not None:
+            raise BusClosed("make a cache")
+        if name in self._caches:
+            raise ConfigInvalid("name", f"this bus has a cache {name!r} already")
+        numbered = (default if number == 1 else f"{default}-{number}" for number in count(1))
+        name = name or next(each for each in numbered if each not in self._caches)
+        cache = self._caches[name] = open_cache(self, name, *options)
+        cache.begin() if self.is_open else self._handlers.append(cache.begin)
+        return cache
 
     def _check_open(self, doing: str) -> None:
         if not self.is_open:

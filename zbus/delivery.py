@@ -25,9 +25,14 @@ RECENT_BYTES = 16 * 1024 * 1024
 
 
 class Target(Protocol):
-    """A subscription, as delivery sees it."""
+    """A subscription (or what makes a cache's entries fall), as delivery sees it."""
 
     records: bool  # it reads through the log what other nodes published
+    since_ns: int  # what was published before is not asked for
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """What it wants."""
 
     def offer(self, events: Sequence[Event]) -> int:
         """Take the events of one burst; never wait. Returns how many a reader has to look at now."""

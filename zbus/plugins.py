@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from .errors import ConfigInvalid
 
 if TYPE_CHECKING:
+    from .bus import Bus
+    from .caching import Cache, Limits, Wrapped
     from .config import BusConfig
     from .ports import Fabric, Log
     from .tracing import Tracing
@@ -38,6 +40,11 @@ def open_tracing(config: BusConfig) -> Tracing | None:
         reason = "'on' needs opentelemetry-api, which is missing: pip install 'zbus-mesh[tracing]'"
         raise ConfigInvalid("tracing", reason) from error
     return Tracing()
+
+
+def open_cache(bus: Bus, name: str, limits: Limits, wrapped: Wrapped | None = None) -> Cache:
+    """A cache of that name, to be begun when the bus is open; with `wrapped`, the cache of one function."""
+    return cast("Cache", _load("zbus.caches", "moka", "cache")(bus, name, limits, wrapped))
 
 
 def _load(group: str, name: str, field: str) -> Any:

@@ -1,0 +1,23 @@
+"""The cache of zbus: moka keeps the entries, events let them fall.
+
+A stale entry is never served after the event that outdates it was delivered on this node, and neither is what was
+being loaded when it came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .cache import Cache
+from .functions import FunctionCache
+
+if TYPE_CHECKING:
+    from zbus import Bus
+    from zbus.caching import Limits, Wrapped
+
+__all__ = ["Cache", "FunctionCache", "open_cache"]
+
+
+def open_cache(bus: Bus, name: str, limits: Limits, wrapped: Wrapped | None) -> Cache:
+    """A cache, or with `wrapped` the cache of one function. It works from `begin` on."""
+    return Cache(bus, name, limits) if wrapped is None else FunctionCache(bus, name, limits, *wrapped)

@@ -1,0 +1,122 @@
+"""`@bus.cached`: a function whose results are kept.
+
+A hit should cost little more than moka's own `get`, which is less than Python takes to make a coroutine. So the
+function is compiled for its own parameters, and what is kept of a result is something that was awaited before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zbus import ZbusError
+
+from .cache import Cache
+from .entries import MISSING, unhashable
+from .loading import mark_async
+from .rules import Rule
+from .shapes import Shape
+from .tags import Tags
+from .templates import Places
+
+if TYPE_CHECKING:
+    from zbus import Bus, Event
+    from zbus.caching import Limits
+
+
+class Kept(asyncio.Future[Any]):
+    """A result, to be awaited any number of times: a finished future.
+
+    With the methods of a coroutine it passes for one, so that `create_task` takes a hit as it takes a miss.
+    """
+
+    def send(self, _: None) -> NoReturn:
+        """As a coroutine that ends at once."""
+        raise StopIteration(self.result())
+
+    def throw(self, error: Any, *more: Any) -> NoReturn:
+        """Nothing is here to catch it."""
+        raise more[0] if more and more[0] is not None else error
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class FunctionCache(Cache):
+    """The cache of one function, as its attribute `cache`. Its entries come from calls of the function alone."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        limits: Limits,
+        function: Callable[..., Any],
+        key: str | Callable[..., Hashable] | None,
+        invalidate_on: str | Iterable[str],
+    ) -> None:
+        super().__init__(bus, name, limits)
+        self._function, self._tags = function, list[tuple[Places, Tags]]()
+        self._shape = shape = Shape(function, key)
+        for template in [invalidate_on] if isinstance(invalidate_on, str) else invalidate_on:
+            self._fall_on(Places(template), limits[0])
+        read, counted = self.get, self._counted
+        call, called = shape.compile(self._entries.get, self._miss, unhashable)
+
+        def get(key: Hashable, default: Any = None) -> Any:
+            kept = read(key)
+            return default if kept is None else kept.result()
+
+        self.get = get
+        self._counted = lambda: (counted()[0] + called()[0], counted()[1] + called()[1])
+        wrapper: Any = functools.wraps(function)(call)
+        wrapper.cache, self.function = self, wrapper
+        mark_async(wrapper)
+
+    async def load(self, key: Hashable, loader: Callable[..., Any], *args: Any) -> Any:
+        """Refused: call the function."""
+        raise ZbusError("the entries of a function come from calls of it; nothing was loaded")
+
+    def set(self, key: Hashable, value: Any) -> None:
+        """Refused: call the function."""
+        raise ZbusError("the entries of a function come from calls of it; nothing was set")
+
+    def clear(self) -> None:
+        """Let all entries fall, and what is being loaded."""
+        super().clear()
+        for _, tags in self._tags:
+            tags.clear()
+
+    def _fall_on(self, places: Places, capacity: int) -> None:
+        self._shape.check(places)
+        if not places.names:
+            self._add(Rule(self, [places.expression], None))
+            return
+        tags = Tags(capacity, self._push_out)
+        self._tags.append((places, tags))
+
+        def falls(event: Event) -> Iterable[Hashable]:
+            return tags.take(places.read(event.key))
+
+        self._add(Rule(self, [places.expression], falls))
+
+    def _push_out(self, key: Hashable) -> None:
+        self._fallen["size"] += self._entries.get(key) is not None
+        self.remove(key)
+
+    def _keep(self, key: Hashable, value: Any) -> None:
+        kept = Kept()
+        kept.set_result(value)
+        self._entries.set(key, kept)
+
+    def _find(self, key: Hashable) -> Any:
+        kept = self._entries.get(key)
+        return MISSING if kept is None else kept.result()
+
+    async def _miss(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._tags and key not in self._loads:
+            values = self._shape.values(args, kwargs)
+            for tag, tags in [(self._shape.texts(places, values), tags) for places, tags in self._tags]:
+                tags.add(key, tag)  # before it is loaded: an event that comes meanwhile must find it
+        return await self._load(key, functools.partial(self._function, **kwargs) if kwargs else self._function, args)

@@ -1,0 +1,94 @@
+"""Rules: which entries fall when which events are delivered.
+
+A rule is a target of delivery like a subscription, so it acts inside delivery: when `await publisher.publish()`
+returns, or a subscriber sees the event, the entry is gone. A reader of another process's log follows the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from zbus.keys import KeySet
+
+if TYPE_CHECKING:
+    from zbus import Bus, Event, EventSubscriber
+    from zbus.delivery import Target
+
+    from .cache import Cache
+
+GAP = "@zbus/gap"  # events that are missing for good: nobody knows what they would have said
+
+Falls = Callable[["Event"], Iterable[Hashable]]
+
+
+class Rule:
+    """Lets entries of a cache fall: all of them, or those that `falls` names for an event."""
+
+    records = False
+
+    def __init__(self, cache: Cache, expressions: Iterable[str], falls: Falls | None) -> None:
+        self._cache, self._falls = cache, falls
+        self.key_exprs = KeySet(expressions).expressions
+        self.since_ns = 0
+        self.declared: asyncio.Future[Any] | None = None
+        self._bus: Bus | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def attach(self, bus: Bus) -> None:
+        """From now on."""
+        self._bus, self.since_ns = bus, time_ns()
+        if bus.read_only:
+            self._following = asyncio.get_running_loop().create_task(self._follow(bus.subscribe(*self.key_exprs)))
+            return
+        self.declared = bus.route(self)
+        bus.delivery.router.add(GAP, self)
+
+    def detach(self) -> asyncio.Task[None] | None:
+        """No longer; returns what is to be waited for."""
+        bus, self._bus = self._bus, None
+        if self._following is not None:
+            self._following.cancel()
+        elif bus is not None:
+            bus.delivery.router.remove(GAP, self)
+            bus.unroute(self)
+        return self._following
+
+    def offer(self, events: Sequence[Event]) -> int:
+        """Take the events of one burst; no reader has to look at them.
+
+        Raises nothing: what others are to receive must not depend on a rule.
+        """
+        cache, falls = self._cache, self._falls
+        cache.invalidations += len(events)
+        if falls is None:
+            cache.clear()
+            return 0
+        try:
+            for event in events:
+                if event.key == GAP:
+                    cache.clear()
+                    return 0
+                for key in falls(event):
+                    cache.remove(key)
+        except Exception as error:
+            cache.clear()  # which entries are out of date is not known, so all are
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"an entry rule of the cache {cache.name!r} raised: all entries fell", "exception": error}
+            )
+        return 0
+
+    async def _follow(self, subscription: EventSubscriber) -> None:
+        """Of a log that another process owns, events are read rather than delivered."""
+        try:
+            async with subscription:
+                async for event in subscription:
+                    self.offer((event,))
+        except Exception as error:
+            self._cache.fail(error)
+
+
+if TYPE_CHECKING:
+    _target: type[Target] = Rule

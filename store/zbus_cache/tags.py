@@ -1,0 +1,56 @@
+"""Which entries of a function an event means, by the text of the arguments that its key names.
+
+moka does not tell in time what it evicted, so what is known of an entry here may outlive the entry, but never the
+other way round: room is for twice the entries, and whatever has to go for want of room takes its entry with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+Tag = tuple[str, ...]
+
+
+class Tags:
+    """From the texts of some arguments to the entries that were made of them.
+
+    >>> tags = Tags(10, print)
+    >>> tags.add(7, ("7",)); tags.add("7", ("7",)); tags.add(8, ("8",))
+    >>> tags.take(("7",)) == {7, "7"}, tags.take(("7",))
+    (True, set())
+    """
+
+    def __init__(self, capacity: int, remove: Callable[[Hashable], None]) -> None:
+        self._room, self._remove = 2 * capacity, remove
+        self._keys: dict[Tag, set[Hashable]] = {}
+        self._tags: dict[Hashable, Tag] = {}  # the one that was loaded longest ago first
+
+    def add(self, key: Hashable, tag: Tag) -> None:
+        """An entry of this key is about to be loaded."""
+        self._drop(key)
+        self._tags[key] = tag
+        self._keys.setdefault(tag, set()).add(key)
+        if len(self._tags) > self._room:
+            oldest = next(iter(self._tags))
+            self._drop(oldest)
+            self._remove(oldest)
+
+    def take(self, tag: Tag) -> set[Hashable]:
+        """The entries that fall; they are known no more."""
+        found = self._keys.pop(tag, set())
+        for key in found:
+            del self._tags[key]
+        return found
+
+    def clear(self) -> None:
+        """All fell."""
+        self._keys.clear()
+        self._tags.clear()
+
+    def _drop(self, key: Hashable) -> None:
+        tag = self._tags.pop(key, None)
+        if tag is not None:
+            keys = self._keys[tag]
+            keys.discard(key)
+            if not keys:
+                del self._keys[tag]

@@ -1,0 +1,101 @@
+"""Templates: text with `{name}` fields, filled from a function's arguments or from an event's key.
+
+In a key expression a field is a segment, or the middle of one, and `**` may only come last: so each field has one
+place in a key, and an event names its entries without a doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from string import Formatter
+from typing import Any
+
+from zbus import ConfigInvalid, Event, KeyInvalid
+from zbus.keys import check_expression, check_key
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
+    """The fields of a template, each of which starts with one of `names`; raises `ConfigInvalid`.
+
+    >>> fields_of("todo/{todo.id}/{lang}", "key", ["todo", "lang", "force"])
+    ['todo.id', 'lang']
+    """
+    try:
+        parts = [each for each in Formatter().parse(template) if each[1] is not None]
+    except ValueError as error:
+        raise ConfigInvalid(field, f"{template!r} is no template: {error}") from None
+    known = list(names)
+    for _, name, spec, conversion in parts:
+        if not _NAME.fullmatch(name or "") or spec or conversion:
+            raise ConfigInvalid(field, f"{template!r}: a field is {{name}} or {{name.attribute}}, nothing else")
+        if str(name).partition(".")[0] not in known:
+            told = f"there are: {', '.join(known)}" if known else "there are none"
+            raise ConfigInvalid(field, f"{template!r} names {name!r}; {told}")
+    return [str(name) for _, name, _, _ in parts]
+
+
+class Places:
+    """A key expression with fields: which keys it matches, and what the fields are in each.
+
+    >>> places = Places("events/Todo-{id}/*/{what}/**")
+    >>> places.expression, places.names, places.read("events/Todo-7/x/done/y")
+    ('events/Todo-$*/*/*/**', ('id', 'what'), ('7', 'done'))
+    """
+
+    def __init__(self, template: str) -> None:
+        if not isinstance(template, str):
+            raise KeyInvalid(template, f"a key expression is text, not {type(template).__name__}")
+        self.template = template
+        self.names: tuple[str, ...] = ()
+        self._at: list[tuple[int, int, int]] = []  # segment, from, until (before the end)
+        segments = template.split("/")
+        for at, segment in enumerate(segments):
+            if "{" in segment or "}" in segment:
+                segments[at] = self._place(at, segment)
+        if self.names and "**" in segments[:-1]:
+            raise KeyInvalid(template, "with {fields}, '**' may only be the last segment")
+        self.expression = check_expression("/".join(segments))
+
+    def _place(self, at: int, segment: str) -> str:
+        first, opened, rest = segment.partition("{")
+        name, closed, last = rest.partition("}")
+        if not (opened and closed and _NAME.fullmatch(name)) or re.search(r"[{}*$]", first + last):
+            reason = "a segment holds one {name} or {name.attribute}, and no wildcard beside it"
+            raise KeyInvalid(self.template, reason)
+        self.names += (name,)
+        self._at.append((at, len(first), len(last)))
+        return f"{first}$*{last}" if first or last else "*"
+
+    def read(self, key: str) -> tuple[str, ...]:
+        """The texts of the fields in a key that matches."""
+        segments = key.split("/")
+        return tuple([segments[at][first : len(segments[at]) - last] for at, first, last in self._at])
+
+    def write(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The texts that the fields have for these arguments; raises `KeyInvalid` for one that no key could hold."""
+        texts = tuple([format(_value(values, name)) for name in self.names])
+        for name, text in zip(self.names, texts, strict=True):
+            if "/" in text:
+                raise KeyInvalid(text, f"{name!r} of {self.template!r} is one segment of a key")
+            check_key(text)
+        return texts
+
+
+def entry_of(places: Places, template: str) -> Callable[[Event], str]:
+    """What makes the key of an entry from an event, by the fields of its key."""
+    if not fields_of(template, "entry", places.names):
+        raise ConfigInvalid("entry", f"{template!r} has no field: which entry falls must depend on the event")
+    if any("." in name for name in places.names):
+        raise ConfigInvalid("invalidate_on", f"{places.template!r}: the fields of an event's key are plain names")
+    return lambda event: template.format_map(dict(zip(places.names, places.read(event.key), strict=True)))
+
+
+def _value(values: Mapping[str, Any], name: str) -> Any:
+    first, *attributes = name.split(".")
+    value = values[first]
+    for attribute in attributes:
+        value = getattr(value, attribute)
+    return value

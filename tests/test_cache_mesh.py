@@ -1,0 +1,124 @@
+"""Entries fall when an event is published on another node, on every transport, through a log or past it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from mesh_lossy import Buses, Losses, buses_on, wanted
+from mesh_support import WIRES, Wire
+
+KEY = "events/Todo/7"
+
+
+@pytest.fixture(params=WIRES, ids=lambda kind: kind.name)
+async def buses(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Buses]:
+    kind: type[Wire] = request.param
+    async with buses_on(kind, tmp_path, monkeypatch) as buses:
+        yield buses
+
+
+async def loader() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("log", [False, True])
+async def test_an_event_of_another_node_lets_the_entry_fall_before_any_subscriber_sees_it(
+    buses: Buses, log: bool
+) -> None:
+    a, b = await buses.open("a", log=log), await buses.open("b", log=log)
+    cache = b.cache().invalidate_on("events/Todo/{id}", entry="{id}")
+    await cache.load("7", loader)
+    await cache.load("8", loader)
+    async with b.subscribe("events/**") as subscription:
+        await wanted(a, KEY)
+        await (await a.publisher(KEY)).publish(b"")
+        async with asyncio.timeout(20):
+            await anext(subscription)
+        assert cache.get("7") is None
+        assert cache.get("8") == 1
+
+
+async def test_the_cache_alone_is_reason_enough_for_the_event_to_come(buses: Buses) -> None:
+    a, b = await buses.open("a"), await buses.open("b")
+
+    @b.cached(invalidate_on=KEY)
+    async def todo() -> int:
+        return 1
+
+    await todo()
+    await wanted(a, KEY)
+    await (await a.publisher(KEY)).publish(b"")
+    async with asyncio.timeout(20):
+        while todo.cache.stats()["entries"]:
+            await asyncio.sleep(0.01)
+    assert todo.cache.stats()["invalidations"] == 1
+
+
+async def test_an_event_that_is_recorded_first_lets_the_entry_fall_too(buses: Buses) -> None:
+    a, b = await buses.open("a"), await buses.open("b")
+    cache = b.cache().invalidate_on("events/**")
+    async with b.subscribe("events/**", durable="d") as durable:
+        await cache.load("a", loader)
+        await wanted(a, KEY)
+        await (await a.publisher(KEY)).publish(b"")
+        async with asyncio.timeout(20):
+            await anext(durable)
+        assert cache.get("a") is None
+
+
+async def test_when_events_are_lost_for_good_everything_falls(buses: Buses) -> None:
+    losses = Losses()
+    a, b = await buses.open("a", log=False), await buses.open("b", losses=losses)
+    cache = b.cache().invalidate_on("events/Todo/{id}", entry="{id}")
+    async with b.subscribe(KEY) as subscription:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publisher.publish(b"")
+        async with asyncio.timeout(20):
+            await anext(subscription)
+        await cache.load("7", loader)
+        await cache.load("8", loader)
+        losses.of_events = lambda sequences: True
+        await publisher.publish(b"")
+        async with asyncio.timeout(30):
+            while cache.get("7") is not None:
+                await asyncio.sleep(0.01)
+        assert losses.events_lost
+        assert cache.get("8") is None
+
+
+async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
+    buses: Buses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await buses.open("a")
+    assert a.network is not None
+    listening: list[str] = []
+    for link in a.network.links:
+        listen = link.fabric.listen
+
+        def told(expressions: list[str], receive: object, listen: object = listen) -> None:
+            listen(expressions, receive)  # type: ignore[operator]
+            listening.extend(expressions)
+
+        monkeypatch.setattr(link.fabric, "listen", told)
+
+    @a.cached(invalidate_on=KEY)
+    async def todo() -> list[str]:
+        return list(listening)
+
+    assert KEY in await todo()
+
+
+async def test_a_closed_cache_no_longer_asks_other_nodes(buses: Buses) -> None:
+    b = await buses.open("b")
+    cache = b.cache().invalidate_on(KEY)
+    await cache.declared()
+    assert b.network is not None
+    assert b.network.wants.expressions == (KEY,)
+    await cache.aclose()
+    assert b.network.wants.expressions == ()
