@@ -109,6 +109,38 @@ def test_through_two_brokers_nothing_arrives_twice_and_the_order_is_kept(tmp_pat
         assert mine == [f"{name} {number}" for number in range(3000)]
 
 
+def test_what_one_broker_dropped_is_taken_from_the_other_though_it_comes_late(tmp_path: Path) -> None:
+    collector = Collector()
+    context: zmq.Context[Any] = zmq.Context()
+    brokers = [raw_socket(context, zmq.XPUB) for _ in range(2)]
+    try:
+        for each in brokers:
+            each.bind("tcp://127.0.0.1:*")
+        readies = [{"xsub": "tcp://127.0.0.1:1", "xpub": each.get_string(zmq.LAST_ENDPOINT)} for each in brokers]
+        with fabrics(url_of(tmp_path, *readies), 1) as (listener,):
+            listener.listen(["a/**"], collector)
+            for each in brokers:
+                while each.poll(10_000) and each.recv() != b"\x01a/":
+                    pass  # the mark of a node
+
+            def carry(broker: Any, *numbers: int) -> None:
+                before = len(collector.frames) + seen_twice(listener)
+                for number in numbers:
+                    broker.send_multipart([b"a/b/\0", b"sender-1" + number.to_bytes(8), b"%d" % number])
+                assert until(lambda: len(collector.frames) + seen_twice(listener) == before + len(numbers))
+
+            one, other = brokers
+            carry(one, 6)  # 5 was on its way before the subscription was here, or was dropped
+            carry(other, 5, 6)
+            carry(one, 7, 9)
+            carry(other, 7, 8, 9)
+            carry(one, 5, 8)
+
+        assert collector.frames == [b"6", b"5", b"7", b"9", b"8"]
+    finally:
+        context.destroy(linger=0)
+
+
 def test_when_one_of_two_brokers_is_killed_nothing_is_missing(tmp_path: Path) -> None:
     collector = Collector()
     with broker_process() as (first, one_ready), broker_process() as (_, two_ready):

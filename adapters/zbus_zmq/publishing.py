@@ -7,7 +7,6 @@ before us.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from zbus.records import EVENT_DROPPED
 from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender, quick_send
+from .stamps import stamps_of
 from .subscribers import Subscribers
 from .topics import topic_of
 
@@ -38,9 +38,9 @@ Shape = Callable[[bytes, bytes], Sequence[bytes]]  # the parts of a message, fro
 
 
 def stamped(node: str) -> Shape:
-    """Messages for brokers: topic, stamp, frame. The stamp is the sender and a number that rises."""
-    sender, ordinal = bytes.fromhex(node), itertools.count(1)
-    return lambda topic, frame: (topic, sender + next(ordinal).to_bytes(8), frame)
+    """Messages for brokers: topic, stamp, frame."""
+    stamp = stamps_of(node)
+    return lambda topic, frame: (topic, stamp(), frame)
 
 
 class Publishing:

@@ -5,10 +5,10 @@ for their SUB sockets. A message is [topic, payload], or with `layout=single` on
 becomes an event with an identity of its own: a publisher for each topic, new with each start, sequences from 0. What
 this fabric made, it never sends; but if both sockets meet in one broker, what it sends comes back as news.
 
-A PUB socket throws away what nobody subscribes to. On a node with a log this one refuses to send while nobody subscribes
-to anything, so the log keeps it and it is sent when a subscriber is there. While some are, an event that none of them
-wants is let go of, or it would hold up the rest for ever; without a log so is everything. Both are counted. ZMQ
-acknowledges nothing: what is on its way when a subscriber goes is lost to it.
+A PUB socket throws away what nobody subscribes to. On a node with a log this one refuses to send while nobody
+subscribes to anything, so the log keeps it and it is sent when a subscriber is there. While some are, an event that
+none of them wants is let go of, or it would hold up the rest for ever; without a log so is everything. Both are
+counted. ZMQ acknowledges nothing: what is on its way when a subscriber goes is lost to it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .publishing import Publishing
 from .rawoptions import RawOptions
 from .rawtopics import key_from, topic_from, topic_prefix
 from .sockets import bind, make_socket
+from .source import source_of
 from .topics import widest
 
 if TYPE_CHECKING:
@@ -204,24 +205,25 @@ class RawFabric:
     def _take(self) -> None:
         for _ in range(BURST_MESSAGES):
             try:
-                parts = self._in.recv_multipart(NOBLOCK)
+                frames = self._in.recv_multipart(NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            parts = [frame.bytes for frame in frames]
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
             if len(parts) != 2:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", source_of(frames[0], "a publisher"))
                 continue
-            key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0])
+            key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
                 publisher, sequence = self._makers.next(parts[0])
                 self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
 
-    def _judge(self, topic: bytes) -> str | None:
+    def _judge(self, topic: bytes, frame: zmq.Frame) -> str | None:
         """The key of a topic, where somebody here wants it."""
         key = key_from(topic, self._options.separator)
         if key is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))
             return None
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()
