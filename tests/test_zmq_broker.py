@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from zmq_support import Collector, Replies, broker_process, children, fabrics, raw_socket, until
 
 from zbus.config import BusConfig
@@ -307,3 +310,39 @@ def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counte
             for each in (legacy, rogue_sub, rogue_pub):
                 each.close()
             context.term()
+
+
+def test_no_message_of_a_broker_makes_a_hole_in_what_follows(tmp_path: Path) -> None:
+    collector = Collector()
+    context: zmq.Context[Any] = zmq.Context()
+    broker = raw_socket(context, zmq.XPUB)
+    broker.bind("tcp://127.0.0.1:*")
+    ready = {"xsub": "tcp://127.0.0.1:1", "xpub": broker.get_string(zmq.LAST_ENDPOINT)}
+    topic, numbers = b"a/b/\0", itertools.count()
+    part = st.sampled_from([topic, b"", b"\xff", b"sender-0" + bytes(8)]) | st.binary(max_size=20)
+    try:
+        with fabrics(url_of(tmp_path, ready, ready | {"xpub": "tcp://127.0.0.1:1"}), 1) as (listener,):
+            listener.listen(["a/**"], collector)
+            while broker.poll(10_000) and broker.recv() != b"\x01a/":
+                pass  # the mark of a node
+            expected: list[bytes] = []
+            seen: set[bytes] = set()
+
+            @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(st.lists(part, max_size=4))
+            def send(parts: list[bytes]) -> None:
+                broker.send_multipart([topic, *parts])
+                if len(parts) == 2 and len(parts[0]) == 16 and parts[0] not in seen:
+                    seen.add(parts[0])
+                    expected.append(parts[1])
+                number = next(numbers).to_bytes(8)
+                broker.send_multipart([topic, b"sender-1" + number, number])
+                expected.append(number)
+
+            send()
+
+            assert collector.wait(len(expected)) == expected
+            assert listener.diagnostics()["counts"]["frame_count"] > 0
+            assert "io_failed" not in listener.diagnostics()["counts"]
+    finally:
+        context.destroy(linger=0)
