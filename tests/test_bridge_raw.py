@@ -15,7 +15,8 @@ from pathlib import Path
 import nats
 import pytest
 import zmq
-from bridge_support import ears, free_port, router, until
+from bridge_support import ears, router, until
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 from zmq_support import raw_socket
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import zenoh
+from free_ports import free_port
 from zmq_support import Collector, Replies, children, until
 
 from zbus.config import BusConfig
@@ -24,9 +24,7 @@ from zbus_zmq.options import read_options
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def router_config(port: int) -> zenoh.Config:

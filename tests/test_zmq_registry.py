@@ -154,11 +154,14 @@ def test_a_new_node_is_seen_at_once_however_close_it_follows_another(tmp_path: P
     watch = Watch()
     with registry(tmp_path) as here:
         here.watch(watch)
+        took: list[float] = []
         for number in range(20):
             before = time.monotonic()
             (tmp_path / f"n{number}.json").write_bytes(encode_lease(take_lease("default", node(f"n{number}"), 3600)))
-            assert until(lambda name=f"n{number}": bool(watch.nodes) and name in watch.nodes[-1], 2)
-            assert time.monotonic() - before < 1.0
+            assert until(lambda name=f"n{number}": bool(watch.nodes) and name in watch.nodes[-1])
+            took.append(time.monotonic() - before)
+
+    assert sorted(took)[10] < 0.3, took  # sooner than the scan that looks at everything, half a second apart
 
 
 JOIN = """
