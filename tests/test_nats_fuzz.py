@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from zbus.errors import FabricError
 from zbus.ports import Question
 from zbus_nats.asking import Asks
 from zbus_nats.connection import Subscribed
+from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions
 from zbus_nats.publishing import Publishing
 
@@ -149,6 +151,25 @@ def test_whatever_answers_a_publish_it_is_stored_or_an_error_and_the_next_one_is
     assert not stored or not json.loads(answer).get("error")
     wire.on_send = answered(b'{"stream":"S","seq":1}', None)
     publishing.send([message])
+
+
+@given(ANSWERS)
+def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def told(*arguments: object, **more: object) -> Any:
+        return SimpleNamespace(data=answer)
+
+    consumer = Consumer.__new__(Consumer)
+    consumer.stream, consumer._options, consumer.created = "S", NatsOptions(), ""
+    found = False
+    try:
+        asyncio.run(consumer.look(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
+        found = True
+    except FabricError:
+        pass
+    assert not found, "none of these says when the stream was made"
 
 
 def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
