@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 SPARK = ("test_spark_", "test_cli_pipeline")  # what these share is a Spark session
+# A machine that is busy with other tests says nothing about what is tested.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 LEFT_BEHIND_S = 5.0  # how long threads and tasks have to end by themselves after a test
 
 

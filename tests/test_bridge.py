@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_support import Ears, ears, free_port, identity, router, until
+from bridge_support import Ears, ears, identity, router, until
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
 import zbus

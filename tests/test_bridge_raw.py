@@ -15,7 +15,8 @@ from pathlib import Path
 import nats
 import pytest
 import zmq
-from bridge_support import ears, free_port, router, until
+from bridge_support import ears, router, until
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 from zmq_support import raw_socket
 
@@ -122,6 +123,40 @@ async def test_plain_zmq_messages_become_events_and_events_plain_messages(zenoh_
     finally:
         context.destroy(linger=0)
     assert message == [b"shop.prices", b"event"]
+
+
+async def test_a_durable_bridge_keeps_what_plain_zmq_subscribers_miss_while_none_is_there(
+    zenoh_url: str, tmp_path: Path
+) -> None:
+    ours, log = f"tcp://127.0.0.1:{free_port()}", tmp_path / "bridge.db"
+    raw = f"zmq+raw://?bind={ours}&separator=."
+
+    async def heard(context: zmq.Context[zmq.Socket[bytes]], count: int) -> list[bytes]:
+        receiver = raw_socket(context, zmq.SUB, SUBSCRIBE=b"shop", RCVTIMEO=20_000)
+        receiver.connect(ours)
+        try:
+            return [(await asyncio.to_thread(receiver.recv_multipart))[1] for _ in range(count)]
+        finally:
+            receiver.close(0)
+
+    with zmq.Context() as context:
+        async with zbus.open(tmp_path / "node.db", transport=zenoh_url) as node:
+            publisher = await node.publisher("shop/orders")
+            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forth", log=log) as bridge:
+                assert "kept in the log" in bridge.promise
+                assert "nobody subscribes" in bridge.promise
+                await publisher.publish_many([b"%d" % number for number in range(50)])
+                await until(lambda: bridge.stats()["forth"]["waiting_events"] == 50)
+                assert bridge.stats()["forth"]["crossed"] == 0
+                before = await heard(context, 50)
+                await until(lambda: bridge.stats()["forth"]["crossed"] == 50)
+                await until(lambda: bridge.diagnostics()["links"][1]["subscriptions"] == 0)
+                await publisher.publish_many([b"%d" % number for number in range(50, 100)])
+                await until(lambda: bridge.stats()["forth"]["waiting_events"] == 50)
+            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forth", log=log):  # and from its cursor
+                after = await heard(context, 50)
+
+    assert before + after == [b"%d" % number for number in range(100)]
 
 
 BRIDGE = """

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import nats
 import pytest
-from bridge_support import command, ears, free_port, router, until
+from bridge_support import command, ears, router, until
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
 import zbus

@@ -117,21 +117,29 @@ def test_no_broker_is_an_error_and_a_late_one_is_found(context: Any, keep: Any) 
     assert 4711 in {each["publisher_id"] for each in subscriber.drained()}
 
 
-def test_bad_messages_are_counted_and_what_follows_arrives(context: Any, keep: Any, brokers: list[Broker]) -> None:
+def test_bad_messages_are_counted_by_reason_told_with_their_sender_and_what_follows_arrives(
+    context: Any, keep: Any, brokers: list[Broker], caplog: pytest.LogCaptureFixture
+) -> None:
     ears, fabric = Ears(), through(keep, brokers[0])
     fabric.listen(["ns/**"], ears)
     publisher = keep(ZmqPublisher(context, ("ns", "t"), (brokers[0].xsub,)))
     _publish_until_heard(publisher, ears)
 
+    caplog.clear()
     publisher.socket.send_multipart([b"namespace.ns.t", b"rubbish"])
     publisher.socket.send_multipart(message("namespace.ns.%zz", 9, 0, "%zz", b""))
     publisher.socket.send_multipart(message(subject("ns", "t"), 9, 1, "other", b""))
     publisher.socket.send_multipart([b"namespace.ns.\xff", *message("x", 9, 2, "t", b"")[1:]])
+    publisher.socket.send_multipart(message(subject("ns", "t"), 10, 1, "other", b""))  # another one who does it
     publisher.socket.send_multipart(message(subject("ns", "t"), 9, 3, "t", b"good"))
 
     while ears.next().payload != b"good":
         pass
-    assert fabric.diagnostics()["counts"]["invalid_received"] == 4
+    assert fabric.diagnostics()["counts"] == {"frame_count": 1, "subject": 2, "topic_mismatch": 2}
+    told = [each.getMessage() for each in caplog.records if "topic_mismatch" in each.getMessage()]
+    assert len(told) == 2
+    assert "namespace.ns.t of 0000000000000009" in told[0]
+    assert "namespace.ns.t of 000000000000000a" in told[1]
 
 
 def test_brokers_are_named_by_url_options_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,17 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from log_support import wait_until
 
 from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError
+from zbus.keys import check_key
 from zbus_dynamo import filestore, records
 from zbus_dynamo.filestore import FileStore, default_root
 from zbus_dynamo.records import Channel, file_name, read, record_key, write
@@ -119,6 +121,52 @@ def test_what_is_no_record_is_refused(value: bytes) -> None:
 def test_a_record_with_a_wrong_field_is_refused(changed: dict[str, object]) -> None:
     with pytest.raises(EventInvalid):
         read(_changed(**changed))
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 1 << 70) | st.floats() | st.text(max_size=8) | st.just("Zmq"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=8), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@st.composite
+def _misshapen(draw: st.DrawFn) -> bytes:
+    """A record of either generation with something else in some of its places."""
+    endpoint = {"kind": "endpoint", "endpoint": {"namespace": "n", "component": "c", "name": "e"}}
+    scopes: list[dict[str, Any]] = [{"scope": {"kind": "namespace", "name": "n"}}, {"scope": endpoint}]
+    scope = draw(st.sampled_from([*scopes, {"namespace": "n", "component": "c"}]))
+    transport = {"kind": draw(st.sampled_from(["Zmq", "Nats"])), "config": {"endpoint": "tcp://127.0.0.1:5555"}}
+    record: Any = {"type": "EventChannel", "topic": "t", "instance_id": 7, "transport": transport}
+    record = json.loads(json.dumps(record | scope))
+    for _ in range(draw(st.integers(1, 3))):
+        place = record
+        while isinstance(place, dict) and place:
+            name = draw(st.sampled_from(sorted(place)))
+            if not isinstance(place[name], dict) or draw(st.booleans()):
+                if draw(st.booleans()):
+                    place[name] = draw(_JSON)
+                else:
+                    del place[name]
+                break
+            place = place[name]
+    return json.dumps(record).encode()
+
+
+@given(_misshapen() | st.integers(1, 3000).map(lambda deep: b'{"type":' * deep))
+@example(
+    b'{"type":"EventChannel","scope":{"kind":"namespace","name":"\\ud800"},"topic":"t","instance_id":1,'
+    b'"transport":{"kind":"Nats","config":{}}}'
+)
+def test_a_record_of_the_right_shape_with_the_wrong_things_in_it_is_refused_or_read(value: bytes) -> None:
+    try:
+        found = read(value)
+    except EventInvalid:
+        return
+    check_key(found.place.key)
+    assert type(found.publisher_id) is int
+    if found.endpoint is not None:
+        assert read(write(found)) == found
 
 
 @given(st.binary(max_size=200))

@@ -303,7 +303,7 @@ def test_what_was_sent_before_the_close_arrives(opened: Any) -> None:
     assert [ears.next().sequence for _ in range(5000)] == list(range(5000))
 
 
-def test_bad_messages_are_counted_and_what_follows_arrives(
+def test_bad_messages_are_counted_by_reason_and_what_follows_arrives(
     opened: Any, context: Any, records: Records, keep: Any
 ) -> None:
     ears, fabric = Ears(), opened()
@@ -315,14 +315,26 @@ def test_bad_messages_are_counted_and_what_follows_arrives(
 
     bad = [good[:3], [*good, b""], [b"t"], [good[0], good[1], good[1], good[3]], [*good[:3], b"\x02" + good[3][1:]]]
     bad += [[*good[:3], good[3][:-1]], message("t", made.publisher_id, 501, "other", b"")]
-    bad += [message("t", made.publisher_id, 502, "t", b"x" * 100_001)]
+    bad += [message("t", made.publisher_id, 502, "t", b"x" * 100_001), message("t", 1 << 63, 0, "t", b"")]
+    bad += [[good[0], b"short", *good[2:]], [*good[:3], b"\x01"], [*good[:3], b"\x01" + bytes(4)]]
     for each in bad:
         made.socket.send_multipart(each)
     made.socket.send_multipart(message("t", made.publisher_id, 1000, "t", b"good"))
 
     while ears.next().payload != b"good":
         pass
-    assert fabric.diagnostics()["counts"]["invalid_received"] == len(bad)
+    assert fabric.diagnostics()["counts"] == {
+        "frame_count": 3,
+        "identity_mismatch": 1,
+        "version": 1,
+        "length": 1,
+        "topic_mismatch": 1,
+        "payload_size": 1,
+        "id_length": 1,
+        "header": 1,
+        "envelope": 1,
+        "number": 1,
+    }
 
 
 def test_a_subscriber_that_does_not_read_is_waited_for_a_moment_and_then_counted(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_support import WAIT_S, ears, free_port, router
+from bridge_support import WAIT_S, ears, router
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
 import zbus

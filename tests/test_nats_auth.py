@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from nats_credentials import certificates, operator_config, tls_config, user_key
 from nats_support import Collected, NatsServer, nats_server, wait_for
+from pydantic import SecretStr
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError
 from zbus.ports import Fabric
 from zbus_nats.fabric import open_fabric
 from zbus_nats.jetstream import open_fabric as open_jetstream
+from zbus_nats.options import NatsOptions
 from zbus_nats.raw import open_fabric as open_raw
 
 SECRET = "hunter2-S3CRET"
@@ -143,23 +145,62 @@ def shown(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("opening", [open_fabric, open_raw, open_jetstream], ids=["nats", "raw", "js"])
-@pytest.mark.parametrize("way", ["password", "token"])
+@pytest.mark.parametrize("way", ["password", "token", "nkey", "nkey_file", "seed_none", "creds_file", "creds_none"])
 def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], opening: object, way: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     path = "/S?durable=d" if opening is open_jetstream else ""
-    login = f"someone:{SECRET}@" if way == "password" else f"{SECRET}@"
+    login = {"password": f"someone:{SECRET}@", "token": f"{SECRET}@"}.get(way, "")
+    options, secrets = login_of(way, tmp_path)
     with nats_server(tmp_path, config=f'authorization {{ token: "other-{SECRET}" }}') as server:
         scheme = {open_fabric: "nats", open_raw: "nats+raw", open_jetstream: "nats+js"}[opening]  # type: ignore[index]
         url = f"{scheme}://{login}127.0.0.1:{server.port}{path}"
-        config = BusConfig(options=NO_PATIENCE, transport="nats")
+        config = BusConfig(options=NO_PATIENCE | options, transport="nats")
         with pytest.raises(FabricError) as caught:
             opening(config, url)  # type: ignore[operator]
     texts = shown(caught.value) + caplog.text + "".join(map(str, capfd.readouterr())) + repr(config)
 
-    assert "refused the login" in texts
-    assert SECRET not in texts
+    assert ("could not connect" if way.endswith("none") else "refused the login") in texts
+    assert not [secret for secret in secrets if secret in texts]
+
+
+def login_of(way: str, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """The options of a wrong login, and what of it nobody may see."""
+    seed, file = user_key().seed, folder / "login"
+    if way == "nkey":
+        return {"nkey": seed}, [seed]
+    if way in ("nkey_file", "seed_none"):
+        file.write_text(seed if way == "nkey_file" else SECRET)
+        return {"nkey_file": str(file)}, [seed, SECRET]
+    if way == "creds_file":
+        operator_config(file)  # of another operator
+        words = [word for word in file.read_text().split() if len(word) > 40]
+        assert len(words) == 2, "a JWT and a seed"
+        return {"creds_file": str(file)}, words
+    if way == "creds_none":
+        file.write_text(f"-----BEGIN NATS USER JWT-----\ney{SECRET}\n-\n-----BEGIN USER NKEY SEED-----\nSU{SECRET}\n-")
+        return {"creds_file": str(file)}, [SECRET]
+    return {}, [SECRET]
+
+
+def test_what_login_files_hold_is_taken_out_of_texts_and_so_is_a_short_password_that_stands_by_itself(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "me.creds"
+    operator_config(file)
+    jwt, seed = (word for word in file.read_text().split() if len(word) > 40)
+    creds = NatsOptions(creds_file=str(file))
+    creds.check_files()
+    (tmp_path / "seed").write_text(f"{seed}\n")
+    nkey = NatsOptions(nkey_file=str(tmp_path / "seed"))
+    nkey.check_files()
+    short = NatsOptions(user=SecretStr("me"), password=SecretStr("xy"))
+
+    assert creds.scrub(f"BEGIN USER {jwt}: the seed '{seed}' is none") == "BEGIN USER ***: the seed '***' is none"
+    assert nkey.scrub(f"bad {seed}") == "bad ***"
+    assert short.scrub("time: me:xy@host user=me pass_xy xylophone") == "time: ***:***@host user=*** pass_*** xylophone"
+    assert seed not in f"{creds!r} {nkey!r} {creds} {vars(creds)} {creds.model_dump()}"
 
 
 def test_no_secret_is_shown_while_connected_or_when_the_login_is_refused_later(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -12,9 +13,13 @@ import pytest
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import FabricError
 from zbus.ports import Fabric, Question
 from zbus_nats import fabric as nats_fabric
+from zbus_nats.options import NatsOptions
+from zbus_nats.outgoing import Outgoing
+from zbus_nats.upkeep import Upkeep
 
 
 @pytest.fixture
@@ -217,3 +222,62 @@ def test_half_a_large_frame_cut_off_by_a_kill_is_not_delivered_and_the_next_is(
 
     wait_for(lambda: came.items[-1] == b"next")
     assert all(len(each or b"") in (5, 4, 50_000_000) for each in came.items)
+
+
+async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_and_never_in_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(*arguments: object) -> None:
+        raise ConnectionRefusedError
+
+    async def pauses(attempts: int) -> list[float]:
+        options, loop = NatsOptions(), asyncio.get_running_loop()
+        upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options))
+        upkeep.opened.set_result(None)  # it was connected once: from then on it never gives up
+        found: list[float] = []
+
+        async def waited(pause_s: float) -> None:
+            found.append(pause_s)
+            if len(found) == attempts:
+                upkeep.closing.set()
+
+        monkeypatch.setattr(upkeep, "_closing_within", waited)
+        await upkeep.run()
+        return found
+
+    monkeypatch.setattr("zbus_nats.upkeep.login", refused)
+    first, second = await pauses(300), await pauses(300)
+
+    for each in (first, second):
+        limits = [min(2.0, 0.05 * 2**attempt) for attempt in range(300)]
+        assert all(limit / 2 <= pause <= limit for pause, limit in zip(each, limits, strict=True))
+        capped = each[6:]
+        assert min(capped) < 1.25 < 1.75 < max(capped)  # all over the range, not at one end of it
+        assert 1.4 < sum(capped) / len(capped) < 1.6
+    assert len({*first, *second}) > 590, "two nodes that lost one server do not come back in step"
+
+
+async def test_after_a_connection_that_lasted_the_pauses_begin_small_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, loop = NatsOptions(), asyncio.get_running_loop()
+    upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options))
+    upkeep.opened.set_result(None)
+    monkeypatch.setattr("zbus_nats.upkeep.STEADY_S", 0.0)
+    outcomes: list[Exception | None] = [OSError()] * 8 + [None] + [OSError()] * 3
+    found: list[float] = []
+
+    async def one(client: object, patience_s: float) -> Exception | None:
+        await asyncio.sleep(0.001)
+        return outcomes[len(found)]
+
+    async def waited(pause_s: float) -> None:
+        found.append(pause_s)
+        if len(found) == len(outcomes):
+            upkeep.closing.set()
+
+    monkeypatch.setattr(upkeep, "_one", one)
+    monkeypatch.setattr(upkeep, "_closing_within", waited)
+    await upkeep.run()
+
+    assert found[7] >= 1.0
+    assert found[8] <= 0.05
+    assert 0.05 <= found[9] <= 0.1

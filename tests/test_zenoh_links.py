@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from nats_credentials import certificates
 
 import zbus
@@ -14,8 +14,7 @@ import zbus
 
 @pytest.fixture
 def place() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def tls(folder: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from zmq_support import Collector, Replies, broker_process, children, fabrics, raw_socket, until
 
 from zbus.config import BusConfig
@@ -107,6 +110,38 @@ def test_through_two_brokers_nothing_arrives_twice_and_the_order_is_kept(tmp_pat
     for name in ("a/1", "a/2"):
         mine = [frame.decode() for frame in frames if frame.startswith(name.encode())]
         assert mine == [f"{name} {number}" for number in range(3000)]
+
+
+def test_what_one_broker_dropped_is_taken_from_the_other_though_it_comes_late(tmp_path: Path) -> None:
+    collector = Collector()
+    context: zmq.Context[Any] = zmq.Context()
+    brokers = [raw_socket(context, zmq.XPUB) for _ in range(2)]
+    try:
+        for each in brokers:
+            each.bind("tcp://127.0.0.1:*")
+        readies = [{"xsub": "tcp://127.0.0.1:1", "xpub": each.get_string(zmq.LAST_ENDPOINT)} for each in brokers]
+        with fabrics(url_of(tmp_path, *readies), 1) as (listener,):
+            listener.listen(["a/**"], collector)
+            for each in brokers:
+                while each.poll(10_000) and each.recv() != b"\x01a/":
+                    pass  # the mark of a node
+
+            def carry(broker: Any, *numbers: int) -> None:
+                before = len(collector.frames) + seen_twice(listener)
+                for number in numbers:
+                    broker.send_multipart([b"a/b/\0", b"sender-1" + number.to_bytes(8), b"%d" % number])
+                assert until(lambda: len(collector.frames) + seen_twice(listener) == before + len(numbers))
+
+            one, other = brokers
+            carry(one, 6)  # 5 was on its way before the subscription was here, or was dropped
+            carry(other, 5, 6)
+            carry(one, 7, 9)
+            carry(other, 7, 8, 9)
+            carry(one, 5, 8)
+
+        assert collector.frames == [b"6", b"5", b"7", b"9", b"8"]
+    finally:
+        context.destroy(linger=0)
 
 
 def test_when_one_of_two_brokers_is_killed_nothing_is_missing(tmp_path: Path) -> None:
@@ -275,3 +310,39 @@ def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counte
             for each in (legacy, rogue_sub, rogue_pub):
                 each.close()
             context.term()
+
+
+def test_no_message_of_a_broker_makes_a_hole_in_what_follows(tmp_path: Path) -> None:
+    collector = Collector()
+    context: zmq.Context[Any] = zmq.Context()
+    broker = raw_socket(context, zmq.XPUB)
+    broker.bind("tcp://127.0.0.1:*")
+    ready = {"xsub": "tcp://127.0.0.1:1", "xpub": broker.get_string(zmq.LAST_ENDPOINT)}
+    topic, numbers = b"a/b/\0", itertools.count()
+    part = st.sampled_from([topic, b"", b"\xff", b"sender-0" + bytes(8)]) | st.binary(max_size=20)
+    try:
+        with fabrics(url_of(tmp_path, ready, ready | {"xpub": "tcp://127.0.0.1:1"}), 1) as (listener,):
+            listener.listen(["a/**"], collector)
+            while broker.poll(10_000) and broker.recv() != b"\x01a/":
+                pass  # the mark of a node
+            expected: list[bytes] = []
+            seen: set[bytes] = set()
+
+            @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(st.lists(part, max_size=4))
+            def send(parts: list[bytes]) -> None:
+                broker.send_multipart([topic, *parts])
+                if len(parts) == 2 and len(parts[0]) == 16 and parts[0] not in seen:
+                    seen.add(parts[0])
+                    expected.append(parts[1])
+                number = next(numbers).to_bytes(8)
+                broker.send_multipart([topic, b"sender-1" + number, number])
+                expected.append(number)
+
+            send()
+
+            assert collector.wait(len(expected)) == expected
+            assert listener.diagnostics()["counts"]["frame_count"] > 0
+            assert "io_failed" not in listener.diagnostics()["counts"]
+    finally:
+        context.destroy(linger=0)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq
+
+from zbus.counts import Counts
+from zbus_zmq.links import Links
 
 # libzmq aborts the process where this goes wrong, so it has one of its own.
 DROP = """
@@ -86,3 +91,49 @@ def test_a_node_that_was_dropped_is_connected_to_again_at_once(tmp_path: Path) -
     ended = subprocess.run([sys.executable, "-c", AGAIN, str(tmp_path)], capture_output=True, text=True, timeout=60)
 
     assert (ended.returncode, ended.stdout) == (0, "300\n"), ended.stderr
+
+
+class Clock:
+    """Time that passes from one timer to the next: what `Links` needs of an I/O thread, and of `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.delays: list[float] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def later(self, delay_s: float, step: Callable[[], None]) -> None:
+        self.delays.append(delay_s)
+        self._timers.append((self.now + delay_s, step))
+
+    def read(self, socket: object) -> None:
+        """Nothing waits."""
+
+    def run(self, timers: int) -> None:
+        for _ in range(timers):
+            self._timers.sort(key=lambda timer: timer[0])
+            self.now, step = self._timers.pop(0)
+            step()
+
+
+def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_grow_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, counts = Clock(), Counts("test")
+    monkeypatch.setattr("zbus_zmq.links.time", clock)
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        links = Links(clock, socket, None, counts)  # type: ignore[arg-type]
+        links.want({"nonsense": None, "tcp://127.0.0.1:1": None})
+        clock.run(11)
+
+        assert clock.delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0, 30.0, 30.0]
+        assert counts.snapshot() == {"connect_failed": 12}
+        assert links.made == 1  # nobody listens there: libzmq tries again by itself
+
+        links.want({"tcp://127.0.0.1:1": None})
+        clock.run(1)
+        assert len(clock.delays) == 12, "what is no longer wanted is not tried again"
+        links.want({"nonsense": None})
+        assert clock.delays[12:] == [0.5]

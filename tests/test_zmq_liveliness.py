@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import zenoh
+from free_ports import free_port
 from zmq_support import Collector, Replies, children, until
 
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
+from zbus_zmq.discovery import Node
 from zbus_zmq.fabric import open_fabric
+from zbus_zmq.liveliness import LivelinessDiscovery
+from zbus_zmq.options import read_options
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def router_config(port: int) -> zenoh.Config:
@@ -114,6 +117,32 @@ def test_a_router_that_is_away_at_first_is_tried_again_and_the_trouble_is_seen(p
             assert until(lambda: one.diagnostics()["discovery"]["problem"] == "")
         finally:
             session.close()  # type: ignore[no-untyped-call]
+
+
+def test_a_session_that_cannot_be_opened_is_tried_again_after_pauses_that_grow(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    def refuse(config: zenoh.Config) -> zenoh.Session:
+        tried.append(time.monotonic())
+        raise zenoh.ZError("no")
+
+    monkeypatch.setattr("zbus_zmq.liveliness.zenoh.open", refuse)
+    options = read_options(BusConfig(), f"zmq://?discovery=zenoh&zenoh_connect=tcp/127.0.0.1:{port}")
+    discovery = LivelinessDiscovery(options, Counts("test"), None)
+    try:
+        assert until(lambda: len(tried) >= 5)
+        discovery.announce(Node(node="aa"))  # what wakes the thread does not shorten the pause
+        assert until(lambda: len(tried) >= 6)
+    finally:
+        before = time.monotonic()
+        discovery.close()
+    pauses = [after - at for at, after in itertools.pairwise(tried)]
+
+    assert all(pause >= 0.99 * 0.1 * 2**turn for turn, pause in enumerate(pauses))
+    assert "no" in discovery.diagnostics()["problem"]
+    assert time.monotonic() - before < 1.9  # in the middle of a pause
 
 
 def test_a_router_that_restarts_is_joined_again(port: int) -> None:

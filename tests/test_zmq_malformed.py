@@ -41,12 +41,12 @@ def rogues() -> Iterator[Rogues]:
     made.context.term()
 
 
-def rogue_publisher(rogues: Rogues, folder: Path) -> Any:
+def rogue_publisher(rogues: Rogues, folder: Path, name: str = "cd" * 8) -> Any:
     """A bare XPUB socket that is announced like a node, once somebody listens to it."""
     socket = rogues.socket(zmq.XPUB)
     socket.bind("tcp://127.0.0.1:*")
     endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-    node = Node(node="cd" * 8, publish=endpoint, questions="tcp://127.0.0.1:1")
+    node = Node(node=name, publish=endpoint, questions="tcp://127.0.0.1:1")
     (folder / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
     while True:
         assert socket.poll(10_000)
@@ -131,6 +131,32 @@ def test_rubbish_is_told_once_a_minute_however_much_there_is(
         assert until(lambda: here.diagnostics()["counts"].get("topic") == 100)
 
     assert sum("FABRIC_INPUT_REFUSED" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
+    tmp_path: Path, rogues: Rogues, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,), caplog.at_level(logging.WARNING, "zbus"):
+        here.listen(["**"], Collector())
+        publishers = [rogue_publisher(rogues, tmp_path, name) for name in ("cd" * 8, "ef" * 8)]
+        for publisher in publishers:
+            publisher.send_multipart([b"rubbish"])
+            publisher.send_multipart([b"rubbish"])
+        assert until(lambda: here.diagnostics()["counts"].get("topic") == 4)
+        subscribers, askers = ([rogues.socket(kind) for _ in range(2)] for kind in (zmq.XSUB, zmq.DEALER))
+        for kind, each in [*(("publish", each) for each in subscribers), *(("questions", each) for each in askers)]:
+            each.connect(here.diagnostics()[kind])
+            for _ in range(2):
+                each.send(b"\x07rubbish")
+        assert until(lambda: here.diagnostics()["counts"].get("subscription_invalid") == 4)
+        assert until(lambda: here.diagnostics()["counts"].get("question_invalid") == 4)
+
+    told = [each.getMessage() for each in caplog.records if "FABRIC_INPUT_REFUSED" in each.getMessage()]
+    assert sorted("topic" in each for each in told) == [False] * 4 + [True] * 2
+    for publisher in publishers:
+        endpoint = publisher.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+        assert sum(f"source='{endpoint}'" in each for each in told) == 1
+    assert len({each.partition("source=")[2].split()[0] for each in told}) == 6
 
 
 def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Rogues) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 from zmq_support import Collector, children, fabrics, until
 
 from zbus.config import BusConfig
@@ -23,18 +23,8 @@ def port_of(endpoint: str) -> int:
 @pytest.fixture
 def ports() -> tuple[int, int]:
     """A range of four ports that nobody uses now, two of which a node needs."""
-    for low in range(21000, 30000, 7):
-        held = [socket.socket() for _ in range(4)]
-        try:
-            for offset, each in enumerate(held):
-                each.bind(("127.0.0.1", low + offset))
-            return low, low + 3
-        except OSError:
-            continue
-        finally:
-            for each in held:
-                each.close()
-    raise AssertionError("no four ports in a row are free")
+    low = free_ports(4)
+    return low, low + 3
 
 
 def test_a_node_listens_on_loopback_and_on_ports_that_the_system_gives(tmp_path: Path) -> None:
@@ -121,3 +111,14 @@ def test_a_port_server_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch
 
     with pytest.raises(FabricError, match="port server"):
         open_fabric(BusConfig(), f"zmq://?registry={tmp_path}")
+
+
+def test_the_ports_that_tests_are_given_are_given_once_among_processes() -> None:
+    code = "import sys, free_ports as f; f.HIGHEST = 15_400; "
+    code += "print('ready', *[f.free_port() for _ in range(40)], flush=True); sys.stdin.read()"
+    with children() as start:
+        given = [
+            port for child in [start("run", code) for _ in range(3)] for port in child.wait_for("ready").split()[1:]
+        ]
+
+    assert len(given) == len(set(given)) == 120

@@ -59,7 +59,7 @@ def test_nobody_answers_for_the_key_is_heard_at_once(url: str) -> None:
         one.ask("svc/b", b"q", replies, 10.0)
 
         assert replies.wait() == []
-        assert time.monotonic() - before < 1.0
+        assert time.monotonic() - before < 5.0  # not after the time that the question had
 
 
 def test_answers_are_found_as_soon_as_answer_has_returned(url: str) -> None:
@@ -297,3 +297,52 @@ def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(u
         finally:
             rogue.close()
             context.term()
+
+
+def test_whatever_an_answerer_replies_the_question_ends_and_the_next_one_hears_its_own(tmp_path: Path) -> None:
+    """The answerer is a bare socket with a lease of its own, which sends rubbish about the question that it got."""
+    context: zmq.Context[Any] = zmq.Context()
+    rogue = raw_socket(context, zmq.ROUTER, RCVTIMEO=20_000)
+    rogue.bind("tcp://127.0.0.1:*")
+    mine = Node(node="cd" * 8, questions=rogue.get_string(zmq.LAST_ENDPOINT), answers=("svc/rogue",))
+    (tmp_path / f"{mine.node}.json").write_bytes(encode_lease(take_lease("default", mine, 3600)))
+    part = st.sampled_from([b"", b"R", b"E", b"N", b"C", b"id", bytes(8), (1).to_bytes(8), b"12345678"]) | st.binary(
+        max_size=10
+    )
+    with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,):
+        assert until(lambda: mine.node in here._nodes)
+
+        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.lists(part, min_size=1, max_size=5), max_size=3))
+        def answered(messages: list[list[bytes]]) -> None:
+            rubbish, proper = Replies(), Replies()
+            here.ask("svc/rogue", b"", rubbish, 10.0)
+            route, _, ident, *_ = question(rogue)
+            for message in messages:
+                rogue.send_multipart([route, *[ident if each == b"id" else each for each in message]])
+            rogue.send_multipart([route, b"E", ident, bytes(7) + b"\x63"])  # which cannot be right
+            rubbish.wait()
+            here.ask("svc/rogue", b"", proper, 10.0)
+            route, _, ident, *_ = question(rogue)
+            rogue.send_multipart([route, b"R", ident, bytes(8), b"yes"])
+            rogue.send_multipart([route, b"E", ident, (1).to_bytes(8)])
+
+            assert proper.wait() == [b"yes"]
+            assert (rubbish.ends, proper.ends) == (1, 1)
+
+        try:
+            answered()
+            counts = here.diagnostics()["counts"]
+            assert counts["reply_invalid"] > 0
+            assert counts["reply_out_of_order"] > 0
+            assert "io_failed" not in counts
+        finally:
+            rogue.close()
+            context.term()
+
+
+def question(rogue: Any) -> list[bytes]:
+    """The next question; an asker may also say that it no longer listens."""
+    while (parts := rogue.recv_multipart())[1] != b"Q":
+        pass
+    return list(parts)

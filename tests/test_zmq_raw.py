@@ -202,6 +202,49 @@ def test_it_can_connect_to_a_bound_subscriber(legacy: Legacy) -> None:
         assert legacy.sub.recv_multipart() == [b"a", b"x"]
 
 
+def test_what_nobody_subscribes_to_is_counted_where_no_log_keeps_it(legacy: Legacy) -> None:
+    with opened("zmq+raw://?bind=tcp://127.0.0.1:*") as fabric:
+        fabric.send([("a", encode(Event(7, number, 1, "a", b""))) for number in range(3)])
+        legacy.sub.set(zmq.SUBSCRIBE, b"a")
+        legacy.sub.connect(fabric.endpoint)
+        assert until(lambda: fabric.ready("a"))
+        fabric.send([(key, encode(Event(7, 9, 1, key, b""))) for key in ("b", "a")])
+
+        assert legacy.sub.recv_multipart() == [b"a", b""]
+        assert fabric.diagnostics()["counts"] == {"nobody_subscribed": 3, "nobody_wanted": 1}
+
+
+def test_with_a_log_nothing_is_sent_while_nobody_subscribes_nor_counted_twice(legacy: Legacy) -> None:
+    fabric = open_fabric(BusConfig(log="any.db"), "zmq+raw://?bind=tcp://127.0.0.1:*&separator=.")
+    page = [(key, encode(Event(7, 0, 1, key, key.encode()))) for key in ("v1.2", "a")]
+    try:
+        with pytest.raises(FabricError, match="nobody subscribes; nothing was sent"):
+            fabric.send(page)
+        fabric.send(page[:1])  # nobody could ever receive it: there is no topic for it
+        legacy.sub.set(zmq.SUBSCRIBE, b"a")
+        legacy.sub.connect(fabric.endpoint)
+        assert until(lambda: fabric.ready("a"))
+        fabric.send(page)
+        assert legacy.sub.recv_multipart() == [b"a", b"a"]
+        assert fabric.diagnostics()["counts"] == {"key_without_topic": 2}
+
+        legacy.sub.close()
+        assert until(lambda: not fabric.ready("a"))
+        with pytest.raises(FabricError, match="nobody subscribes"):
+            fabric.send(page)
+    finally:
+        fabric.close()
+
+
+def test_a_socket_that_only_receives_keeps_nothing_waiting(legacy: Legacy) -> None:
+    fabric = open_fabric(BusConfig(log="any.db"), f"zmq+raw://?connect={legacy.endpoint}")
+    try:
+        fabric.send([("a", encode(Event(7, 0, 1, "a", b"")))])
+        assert fabric.diagnostics()["counts"] == {"nobody_subscribed": 1}
+    finally:
+        fabric.close()
+
+
 def test_questions_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy: Legacy) -> None:
     with opened(f"zmq+raw://?connect={legacy.endpoint}&bind=tcp://127.0.0.1:*") as fabric:
         assert fabric.events_only

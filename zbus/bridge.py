@@ -33,6 +33,10 @@ BRIDGE_AWAY = "BRIDGE_AWAY"
 BRIDGE_LINKED = "BRIDGE_LINKED"
 RETRY_S = (0.5, 10.0)
 KEYS_KEPT_MAX = 10_000
+PLAIN_PROMISE = (
+    "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
+    " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
+)
 
 
 class Bridge:
@@ -114,7 +118,9 @@ class Bridge:
     def promise(self) -> str:
         """What happens to events while a side is away."""
         if self.durable:
-            return "what a side misses while it is away is kept in the log and sent when it is back"
+            kept = "what a side misses while it is away is kept in the log and sent when it is back"
+            plain = [url for url in self.config.urls if url.partition("://")[0].endswith("+raw")]
+            return kept + (PLAIN_PROMISE if plain else "")
         return "there is no log: events are lost for a side that is away, and for both while the bridge is"
 
     async def aclose(self) -> None:

@@ -17,8 +17,9 @@ from zbus.keys import KeySet
 from zbus.ports import Receive
 from zbus.records import FABRIC_INPUT_REFUSED
 
-from .frames import pack, unpack
+from .frames import ID_BYTES, pack, unpack
 from .link import Link
+from .refusal import NotDynamo, code_of
 from .scopes import Place, place_of_subject, prefixes
 from .sender import Sender
 from .settings import ZmqSettings
@@ -30,6 +31,7 @@ from .zmq_loop import ZmqLoop
 HOLD_S = 0.3  # after connecting, for the broker to tell who listens
 AGAIN_S = 0.002
 OWN_MAX = 100_000
+SOURCE_BYTES_MAX = 150
 
 
 class Brokered:
@@ -120,7 +122,7 @@ class Brokered:
             try:
                 frame = self._accept(message)
             except EventInvalid as error:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", "broker", detail=str(error)[:500])
+                self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), _source(message), detail=str(error)[:500])
                 continue
             if frame is not None and self._receive is not None:
                 self._receive(frame, None)
@@ -132,8 +134,14 @@ class Brokered:
         try:
             place = place_of_subject(subject.decode())
         except UnicodeDecodeError as error:
-            raise EventInvalid("a subject that is not UTF-8") from error
+            raise NotDynamo("subject", "a subject that is not UTF-8") from error
         frame = incoming(envelope, place, self._wanted, self._payload_bytes_max)
         if frame is None or self._window is None:
             return frame
         return frame if self._window.first(envelope.publisher_id, envelope.sequence, place.key) else None
+
+
+def _source(message: Sequence[bytes]) -> str:
+    """Who sent a message, as far as it says: a broker does not."""
+    subject = message[0][:SOURCE_BYTES_MAX].decode(errors="replace")
+    return f"{subject} of {message[1].hex()}" if len(message) > 1 and len(message[1]) == ID_BYTES else subject

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from zbus.errors import EventInvalid
 from zbus.event import Event
+
+from .refusal import NotDynamo
 
 NS_PER_MS = 1_000_000
 NUMBER_END = 1 << 63
@@ -44,7 +45,7 @@ def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, p
 
 
 def decode(data: bytes | memoryview) -> Envelope:
-    """The envelope in `data`, checked; `EventInvalid` with the reason for anything that is none.
+    """The envelope in `data`, checked; `NotDynamo` with the reason for anything that is none.
 
     >>> decode(encode(1, 0, 5_999_999, "t", b"x")).published_at
     5
@@ -52,11 +53,11 @@ def decode(data: bytes | memoryview) -> Envelope:
     try:
         envelope = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise EventInvalid(f"not a dynamo envelope: {error}") from error
+        raise NotDynamo("envelope", f"not a dynamo envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
-        raise EventInvalid("not a dynamo envelope: a negative number")
+        raise NotDynamo("number", "not a dynamo envelope: a negative number")
     if max(envelope.publisher_id, envelope.sequence) >= NUMBER_END:
-        raise EventInvalid("not a dynamo envelope: a number over 63 bits")
+        raise NotDynamo("number", "not a dynamo envelope: a number over 63 bits")
     if envelope.published_at > TIME_MS_MAX:
-        raise EventInvalid("not a dynamo envelope: a time after the year 2262")
+        raise NotDynamo("number", "not a dynamo envelope: a time after the year 2262")
     return envelope

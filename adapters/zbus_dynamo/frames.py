@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zbus.errors import EventInvalid
-
 from . import envelope
 from .envelope import Envelope
+from .refusal import NotDynamo
 
 VERSION = 1
 HEADER_BYTES = 5
@@ -25,20 +24,21 @@ def pack(topic: bytes, publisher_id: int, sequence: int, body: bytes) -> list[by
 
 
 def unpack(frames: Sequence[bytes]) -> tuple[bytes, Envelope]:
-    """The topic frame and the envelope of a message; `EventInvalid` with the reason if it is not one."""
+    """The topic frame and the envelope of a message; `NotDynamo` with the reason if it is not one."""
     if len(frames) != 4:
-        raise EventInvalid(f"not a dynamo message: {len(frames)} frames, not 4")
+        raise NotDynamo("frame_count", f"not a dynamo message: {len(frames)} frames, not 4")
     topic, publisher_id, sequence, body = frames
     if len(publisher_id) != ID_BYTES or len(sequence) != ID_BYTES:
-        raise EventInvalid("not a dynamo message: an id is not 8 bytes long")
+        raise NotDynamo("id_length", "not a dynamo message: an id is not 8 bytes long")
     if len(body) < HEADER_BYTES:
-        raise EventInvalid(f"not a dynamo message: a last frame of {len(body)} bytes has no header")
+        raise NotDynamo("header", f"not a dynamo message: a last frame of {len(body)} bytes has no header")
     if body[0] != VERSION:
-        raise EventInvalid(f"not a dynamo message: version {body[0]}, not {VERSION}")
+        raise NotDynamo("version", f"not a dynamo message: version {body[0]}, not {VERSION}")
     announced = int.from_bytes(body[1:HEADER_BYTES])
     if announced != len(body) - HEADER_BYTES:
-        raise EventInvalid(f"not a dynamo message: {announced} bytes announced and {len(body) - HEADER_BYTES} there")
+        there = len(body) - HEADER_BYTES
+        raise NotDynamo("length", f"not a dynamo message: {announced} bytes announced and {there} there")
     found = envelope.decode(memoryview(body)[HEADER_BYTES:])
     if (found.publisher_id, found.sequence) != (int.from_bytes(publisher_id), int.from_bytes(sequence)):
-        raise EventInvalid("not a dynamo message: its frames and its envelope name different events")
+        raise NotDynamo("identity_mismatch", "not a dynamo message: its frames and its envelope name different events")
     return topic, found

@@ -16,6 +16,7 @@ from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
+from .refusal import code_of
 from .scopes import check_expressions, place_of_key, place_of_subject, subjects
 from .translate import incoming, outgoing
 from .window import Window
@@ -114,13 +115,12 @@ class DynamoNats:
         if wanted is None or receive is None:
             return
         try:
-            place = place_of_subject(subject.decode())
+            place = place_of_subject(subject.decode(errors="replace"))
             found = envelope.decode(payload)
             frame = incoming(found, place, wanted, self._payload_bytes_max)
-        except (EventInvalid, UnicodeDecodeError) as error:
-            self._counts.tell(
-                FABRIC_INPUT_REFUSED, "invalid_received", subject.decode(errors="replace"), detail=str(error)[:500]
-            )
+        except EventInvalid as error:
+            source = subject.decode(errors="replace")
+            self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source, detail=str(error)[:500])
             return
         window = self._window
         if frame is not None and (window is None or window.first(found.publisher_id, found.sequence, place.key)):

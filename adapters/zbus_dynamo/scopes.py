@@ -12,8 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
+from zbus.errors import FabricLacks, KeyInvalid
 from zbus.keys import check_key
+
+from .refusal import NotDynamo
 
 KINDS = ("namespace", "component", "endpoint")
 DEPTHS = (2, 3, 4)  # segments of a key, the topic included
@@ -76,11 +78,11 @@ def place_of_subject(subject: str) -> Place:
     """The place that a subject names; `EventInvalid` for one that is not Dynamo's, or no legal key."""
     *scope, topic = subject.split(".")
     if len(scope) not in (2, 4, 6) or tuple(scope[0::2]) != KINDS[: len(scope) // 2]:
-        raise EventInvalid(f"the subject {subject[:200]!r} names no topic of a dynamo scope")
+        raise NotDynamo("subject", f"the subject {subject[:200]!r} names no topic of a dynamo scope")
     place = Place(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
     check_place(place)
     if place.subject != subject:
-        raise EventInvalid(f"the subject {subject[:200]!r} is not written the one way there is")
+        raise NotDynamo("subject", f"the subject {subject[:200]!r} is not written the one way there is")
     return place
 
 
@@ -150,7 +152,7 @@ def _decode_segment(text: str) -> str:
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError as error:
-        raise EventInvalid(f"the name {text[:200]!r} is not UTF-8") from error
+        raise NotDynamo("subject", f"the name {text[:200]!r} is not UTF-8") from error
 
 
 def _expand(segments: tuple[str, ...], depth: int) -> Iterator[tuple[str, ...]]:

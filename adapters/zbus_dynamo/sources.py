@@ -21,6 +21,7 @@ from zbus.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
 from .frames import unpack
 from .link import Link
 from .records import Channel
+from .refusal import NotDynamo, code_of
 from .scopes import Place
 from .sockets import make_socket, received
 from .translate import incoming
@@ -50,7 +51,8 @@ class Source:
         if found is None and len(set(places.values())) == 1:
             found = next(iter(places.values()))
         if found is None:
-            raise EventInvalid(f"no record of publisher {publisher_id:x}, and several scopes have its topic")
+            text = f"no record of publisher {publisher_id:x}, and several scopes have its topic"
+            raise NotDynamo("publisher_unknown", text)
         return found
 
 
@@ -157,7 +159,7 @@ class Sources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", source.endpoint, detail=str(error)[:500])
+                self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

@@ -17,6 +17,7 @@ from zbus.records import EVENT_DROPPED
 
 from . import envelope
 from .envelope import Envelope
+from .refusal import NotDynamo
 from .scopes import Place, place_of_key
 
 EVENT_CHANGED = "EVENT_CHANGED"
@@ -50,8 +51,10 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Ou
 def incoming(found: Envelope, place: Place, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
     """The frame of an event from the wire; None where nobody asked for its key; `EventInvalid` where it is none."""
     if found.topic != place.topic:
-        raise EventInvalid(f"the topic is {found.topic[:100]!r} inside and {place.topic[:100]!r} outside")
+        text = f"the topic is {found.topic[:100]!r} inside and {place.topic[:100]!r} outside"
+        raise NotDynamo("topic_mismatch", text)
     if len(found.payload) > payload_bytes_max:
-        raise EventInvalid(f"a payload of {len(found.payload):,} bytes is over the limit of {payload_bytes_max:,}")
+        text = f"a payload of {len(found.payload):,} bytes is over the limit of {payload_bytes_max:,}"
+        raise NotDynamo("payload_size", text)
     key = place.key
     return codec.encode(found.event(key)) if key in wanted else None

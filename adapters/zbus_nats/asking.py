@@ -218,7 +218,11 @@ class Asks:
         self._uploads[inbox] = (key, reply)
         self._connection.later(UPLOAD_S, lambda: self._expire(inbox))
         command = publish_headers(reply, b"NATS/1.0\r\nZbus-Upload: %b\r\n\r\n" % inbox)
-        self._connection.send([command])
+        try:
+            self._connection.send([command])
+        except FabricError:  # whoever asked hears of it from its own connection
+            del self._uploads[inbox]
+            self._counts.tell(FABRIC_INPUT_REFUSED, "upload_unsent", key)
 
     def _uploaded(self, inbox: bytes, data: bytes, headers: bytes | None) -> None:
         whole = data if headers is None else self._assembler.take(inbox, headers, data)

@@ -99,7 +99,7 @@ class Consumer:
             created = str(found["created"])
         except nats.errors.NoRespondersError:
             raise FabricError("the server has no JetStream, or none for this login") from None
-        except (KeyError, AttributeError, *VENDOR_ERRORS) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, *VENDOR_ERRORS) as error:
             raise FabricError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
         if created != self.created:
             self.created, self._handed = created, 0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
 
 PORT = 4222
-SCRUBBED_LENGTH_MIN = 4
+SHORT = 4  # a secret under so many characters is part of many a word
 
 # The environment is asked where neither the URL nor `options` says who logs in (the first of these that is
 # there), or which authority to trust.
@@ -33,6 +33,7 @@ _LOGINS = (
     {"creds_file": "NATS_AUTH_CREDENTIALS_FILE"},
 )
 _CREDS = re.compile(r"BEGIN NATS USER JWT-+\r?\n\S+\r?\n.*BEGIN USER NKEY SEED-+\r?\n\S+\r?\n", re.DOTALL)
+_PLAIN = re.compile(r"-*|[A-Z]{1,12}|-+(BEGIN|END)|(JWT|SEED)-+")  # words of the frame around them
 _TRUST = {"tls_ca": "NATS_TLS_CA_CERT_PATH", "tls_insecure": "NATS_TLS_INSECURE"}
 _LOGIN_FIELDS = {"user", "password", "token", "nkey", "nkey_file", "creds_file"}
 
@@ -68,6 +69,8 @@ class NatsOptions(BaseModel):
     unacknowledged_max: int = Field(10_000, ge=1, description="how many may wait to be stored here")
     ack_wait_s: float = Field(30.0, ge=1, le=3600, description="after this the server hands a message out again")
     idle_timeout_s: float = Field(15.0, ge=1, le=600, description="a consumer silent for so long is looked after")
+
+    _read: tuple[SecretStr, ...] = PrivateAttr(())  # what login files held when they were read last
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -121,18 +124,22 @@ class NatsOptions(BaseModel):
         seed = None if self.nkey is None else self.nkey.get_secret_value()
         if self.nkey_file is not None:
             seed = Path(self.nkey_file).read_text().strip()
+            self._read = (SecretStr(seed),)
         if self.creds_file is None:
             return seed, None
         creds = Path(self.creds_file).read_text()
+        self._read = tuple(SecretStr(line) for line in creds.split() if not _PLAIN.fullmatch(line))
         if not _CREDS.search(creds):  # nats-py would look for the end of it for ever
             raise ValueError(f"creds_file: {self.creds_file} holds no user's JWT and seed")
         return seed, creds
 
     def scrub(self, text: str) -> str:
-        """The text without any secret of ours; one of a letter or two is in every text."""
-        for secret in (self.user, self.password, self.token, self.nkey):
-            if secret is not None and len(secret.get_secret_value()) >= SCRUBBED_LENGTH_MIN:
-                text = text.replace(secret.get_secret_value(), "***")
+        """The text without any secret of ours; a short one is taken out where it stands by itself."""
+        found = {each.get_secret_value() for each in (self.user, self.password, self.token, self.nkey) if each}
+        found |= {each.get_secret_value() for each in self._read}
+        for secret in sorted(found - {""}, key=len, reverse=True):  # one may be part of another
+            pattern = re.escape(secret)
+            text = re.sub(pattern if len(secret) >= SHORT else rf"(?<![^\W_]){pattern}(?![^\W_])", "***", text)
         return text
 
 

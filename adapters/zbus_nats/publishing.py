@@ -72,7 +72,7 @@ class Publishing:
         try:
             answer = json.loads(data)
             error = answer.get("error")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             self._connection.counts.tell(
                 FABRIC_INPUT_REFUSED, "acknowledgement_malformed", subject.decode(errors="replace")
             )

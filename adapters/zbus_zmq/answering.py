@@ -23,6 +23,7 @@ from zbus.ports import Question
 from zbus.records import FABRIC_INPUT_REFUSED
 
 from .io_thread import IoThread
+from .source import source_of
 
 BURST = 1000
 QUEUE_REPLIES_MAX = 256
@@ -56,15 +57,16 @@ class Answering:
         """Take what was asked."""
         for _ in range(BURST):
             try:
-                route, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            route, *parts = [frame.bytes for frame in frames]
             if len(parts) == 4 and parts[0] == b"Q" and len(parts[1]) == ID_BYTES:
-                self._take(route, parts[1], parts[2], parts[3])
+                self._take(frames[-1], route, parts[1], parts[2], parts[3])
             elif len(parts) == 2 and parts[0] == b"C" and len(parts[1]) == ID_BYTES:
                 self.end((route, parts[1]))
             else:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", "an asker")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", source_of(frames[-1], "an asker"))
 
     def end(self, name: tuple[bytes, bytes]) -> None:
         """A question is over, whoever ended it."""
@@ -106,11 +108,11 @@ class Answering:
         for name in list(self._waiting):
             self.flush(name)
 
-    def _take(self, route: bytes, ident: bytes, raw_key: bytes, payload: bytes) -> None:
+    def _take(self, frame: zmq.Frame, route: bytes, ident: bytes, raw_key: bytes, payload: bytes) -> None:
         try:
             key = raw_key.decode()
         except UnicodeDecodeError:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", "an asker")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", source_of(frame, "an asker"))
             return
         name = route, ident
         if self._asked is None or key not in self._keys or name in self._open or len(self._open) >= QUESTIONS_MAX:

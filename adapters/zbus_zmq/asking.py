@@ -114,7 +114,7 @@ class Asking:
                 return
             asked = self._open.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
-                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", "an answerer")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", _node_of(parts[0]))
             elif asked is None or asked.node is None or asked.route != parts[0]:
                 self._counts.note("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
@@ -124,7 +124,7 @@ class Asking:
             elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == asked.replies:
                 self._end(asked)
             else:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", "an answerer")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", _node_of(parts[0]))
                 self._end(asked)
 
     def happened(self, event: int, endpoint: str) -> None:
@@ -201,3 +201,7 @@ class Asking:
         self._ticking = bool(self._open)
         if self._ticking:
             self._io.later(TICK_S, self._tick)
+
+
+def _node_of(route: bytes) -> str:
+    return route.partition(b"/")[0].decode("ascii", "replace")

@@ -22,6 +22,7 @@ from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender, quick_send
 from .sockets import bind, make_socket
+from .source import source_of
 from .topics import MARK, node_of
 
 BURST_MESSAGES = 1000
@@ -146,14 +147,14 @@ class Broker:
     def _subscribe(self) -> None:
         for _ in range(BURST_MESSAGES):
             try:
-                parts = self._out.recv_multipart(NOBLOCK)
+                parts = self._out.recv_multipart(NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            message = parts[0]
+            message = parts[0].bytes
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX
             if len(parts) != 1 or message[:1] not in (b"\0", b"\1") or (full and not known):
-                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", source_of(parts[0], "a subscriber"))
                 continue
             (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
             if self._pacer.stuck and (found := node_of(message[1:])) is not None:

@@ -177,7 +177,7 @@ class ZmqFabric:
         asker = make_socket(io.context, zmq.ROUTER, options, keys, server=False)
         shape = stamped(self.node) if brokered else None
         self._publishing = Publishing(io, xpub, self.node, options, counts, shape=shape)
-        self._receiving = Receiving(io, sub, self.node, counts, stamped=brokered)
+        self._receiving = Receiving(io, sub, self.node, counts, brokers=len(options.xpub) if brokered else 0)
         self._answering = Answering(io, router, counts)
         self._asking = Asking(io, asker, Links(io, asker, keys, counts), self.node, counts)
         self._subscriptions = Links(io, sub, keys, counts)

@@ -8,6 +8,7 @@ the options: no multicast, no endpoint but those named. Opening is tried again f
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -119,16 +120,17 @@ class LivelinessDiscovery:
 
     def _run(self) -> None:
         pause = PAUSE_S[0]
+        due = time.monotonic() + pause
         while not self._ended:
-            whole = self._whole()
-            self._wake.wait(None if whole else pause)
-            if whole:
+            self._wake.wait(None if self._whole() else max(0.0, due - time.monotonic()))
+            self._wake.clear()  # not only when it is whole: whatever fails wakes, and would be tried again at once
+            self._pause.wait(SETTLE_S)
+            if self._whole():
                 pause = PAUSE_S[0]
-                self._wake.clear()
-                self._pause.wait(SETTLE_S)
-            else:
-                pause = min(PAUSE_S[1], pause * 2)
+            elif time.monotonic() >= due and not self._ended:
                 self._open()
+                pause = min(PAUSE_S[1], pause * 2)
+                due = time.monotonic() + pause
             self._tell()
 
     def _whole(self) -> bool:

@@ -7,7 +7,6 @@ before us.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from zbus.records import EVENT_DROPPED
 from .io_thread import IoThread
 from .options import ZmqOptions
 from .pacing import LAST, MORE, PacedSender, quick_send
+from .stamps import stamps_of
 from .subscribers import Subscribers
 from .topics import topic_of
 
@@ -31,16 +31,16 @@ QUEUE_FULL_S = 10.0  # a queue that has not moved for so long is an error
 BURST_FRAMES = 1000  # sent in one go before others have their turn
 RETRY_S = 0.002
 TOPICS_MAX = 100_000
-LINK_S = 1.0  # how long a send waits for a broker
+LINK_S = 1.0  # how long a send waits for a broker, or for whoever else must be there
 
 Batch = Sequence[tuple[str, bytes]]
 Shape = Callable[[bytes, bytes], Sequence[bytes]]  # the parts of a message, from its topic and its frame
 
 
 def stamped(node: str) -> Shape:
-    """Messages for brokers: topic, stamp, frame. The stamp is the sender and a number that rises."""
-    sender, ordinal = bytes.fromhex(node), itertools.count(1)
-    return lambda topic, frame: (topic, sender + next(ordinal).to_bytes(8), frame)
+    """Messages for brokers: topic, stamp, frame."""
+    stamp = stamps_of(node)
+    return lambda topic, frame: (topic, stamp(), frame)
 
 
 class Publishing:
@@ -56,8 +56,10 @@ class Publishing:
         *,
         topic_of: Callable[[str], bytes] = topic_of,
         shape: Shape | None = None,
+        unlinked: str = "no broker is connected",
     ) -> None:
-        self._topic_of, self._shape = topic_of, shape
+        """`unlinked`: what is wrong while there is nobody to send to (see `set_linked`)."""
+        self._topic_of, self._shape, self._unlinked = topic_of, shape, unlinked
         self._io, self._counts = io, counts
         self._frame_bytes_max = options.max_message_bytes
         self._send = quick_send(socket)
@@ -94,6 +96,11 @@ class Publishing:
         """Whether somebody subscribes to something that may be this key."""
         return self._linked and self._subscribers.wants(self._topic_of(key))
 
+    @property
+    def subscribed(self) -> bool:
+        """Whether anybody subscribes to anything."""
+        return bool(self._subscribers.wanted)
+
     def close(self) -> None:
         """Refuse what comes from now on, and whoever waits."""
         with self._changed:
@@ -123,7 +130,7 @@ class Publishing:
         self._check_settled()
 
     def set_linked(self, linked: bool) -> None:
-        """A broker is there, or none is."""
+        """Somebody to send to is there, such as a broker, or nobody is: sends then wait a moment, and fail."""
         with self._changed:
             self._linked = linked
             self._changed.notify_all()
@@ -154,7 +161,7 @@ class Publishing:
                 raise FabricError("the fabric is closed")
             if not self._linked:
                 if now >= link_deadline:
-                    raise FabricError("no broker is connected; nothing was sent")
+                    raise FabricError(f"{self._unlinked}; nothing was sent")
                 self._changed.wait(link_deadline - now)
                 continue
             room = self._frames + frames <= QUEUE_FRAMES_MAX and self._bytes + size <= QUEUE_BYTES_MAX

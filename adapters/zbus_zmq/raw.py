@@ -4,6 +4,11 @@
 for their SUB sockets. A message is [topic, payload], or with `layout=single` one frame of topic, space and payload. It
 becomes an event with an identity of its own: a publisher for each topic, new with each start, sequences from 0. What
 this fabric made, it never sends; but if both sockets meet in one broker, what it sends comes back as news.
+
+A PUB socket throws away what nobody subscribes to. On a node with a log this one refuses to send while nobody
+subscribes to anything, so the log keeps it and it is sent when a subscriber is there. While some are, an event that
+none of them wants is let go of, or it would hold up the rest for ever; without a log so is everything. Both are
+counted. ZMQ acknowledges nothing: what is on its way when a subscriber goes is lost to it.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from .publishing import Publishing
 from .rawoptions import RawOptions
 from .rawtopics import key_from, topic_from, topic_prefix
 from .sockets import bind, make_socket
+from .source import source_of
 from .topics import widest
 
 if TYPE_CHECKING:
@@ -39,12 +45,14 @@ if TYPE_CHECKING:
 
 BURST_MESSAGES = 1000
 TOPICS_MAX = 100_000
+JOINING_S = 0.1  # a program that connects subscribes to one topic after the other
 NOBLOCK = int(zmq.NOBLOCK)
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
     """Open the fabric of a `zmq+raw://` URL. Blocks: call it off the loop."""
-    return RawFabric(validated(RawOptions, config.options_for("zmq+raw") | from_url(url)))
+    options = validated(RawOptions, config.options_for("zmq+raw") | from_url(url))
+    return RawFabric(options, kept=config.log is not None)
 
 
 class RawFabric:
@@ -57,8 +65,10 @@ class RawFabric:
     trust = "none"  # those that it speaks to know nothing of nodes
     endpoints: Sequence[str] = ()
 
-    def __init__(self, options: RawOptions) -> None:
+    def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
+        """`kept`: a log has what is sent, so it can wait there until somebody subscribes."""
         self._options, self._counts = options, Counts(self.name)
+        self._waits = kept and bool(options.bind or options.publish)  # else nobody can ever subscribe
         self._makers = Makers()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
@@ -74,23 +84,32 @@ class RawFabric:
         record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, bound=self.endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Send the payloads of the events that came from elsewhere."""
+        """Send the payloads of the events that came from elsewhere; all of them, or `FabricError`."""
         plain: list[tuple[str, bytes]] = []
+        invalid, unnamed, own = list[str](), list[str](), 0
         for key, frame in frames:
             try:
                 events = unpack(frame)
             except EventInvalid:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_not_events", key)
+                invalid.append(key)
                 continue
             for event in events:
                 if self._makers.made(event.publisher_id):
-                    self._counts.note("own_not_sent_back")
+                    own += 1
                 elif not self._topic(event.key):
-                    self._counts.tell(EVENT_DROPPED, "key_without_topic", event.key)
+                    unnamed.append(event.key)
                 else:
                     plain.append((event.key, event.payload))
         if plain:
             self._publishing.send(plain)
+        # Only now: what was refused is tried again, and would be counted again.
+        for key in invalid:
+            self._counts.tell(FABRIC_INPUT_REFUSED, "frame_not_events", key)
+        for key in unnamed:
+            self._counts.tell(EVENT_DROPPED, "key_without_topic", key)
+        if own:
+            self._counts.note("own_not_sent_back", own)
+        self._count_unwanted(plain)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Receive what matches."""
@@ -138,7 +157,10 @@ class RawFabric:
         out = make_socket(io.context, zmq.XPUB, limits, None, server=options.bind is not None)
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
-        self._publishing = Publishing(io, out, "", limits, self._counts, topic_of=self._topic, shape=shape)
+        self._publishing = Publishing(
+            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, unlinked="nobody subscribes"
+        )
+        self._publishing.set_linked(not self._waits)
         self._publishing.expect((), 0.0)
         self._incoming = Links(io, self._in, None, self._counts)
         self._incoming.want(dict.fromkeys(options.connect))
@@ -146,9 +168,28 @@ class RawFabric:
         self._outgoing.want(dict.fromkeys(options.publish))
         if options.bind is not None:
             self.endpoint = bind(out, options.bind, limits)
-        io.on_readable(out, self._publishing.on_readable)
+        io.on_readable(out, self._hear_of)
         io.on_readable(self._in, self._take)
         io.at_end(lambda: self._publishing.drain(options.linger_s))
+
+    def _hear_of(self) -> None:
+        """Somebody subscribes, or no longer does."""
+        self._publishing.on_readable()
+        if self._waits and self._publishing.subscribed:
+            self._io.later(JOINING_S, self._link)
+        elif self._waits:
+            self._publishing.set_linked(False)
+
+    def _link(self) -> None:
+        self._publishing.set_linked(self._publishing.subscribed)
+
+    def _count_unwanted(self, plain: Sequence[tuple[str, bytes]]) -> None:
+        missed = sum(not self._publishing.wants(key) for key, _ in plain)
+        if missed and self._publishing.subscribed:
+            self._counts.note("nobody_wanted", missed)  # as it goes with topics
+        elif missed:
+            where = self.endpoint or ", ".join(self._options.publish) or "no socket to send on"
+            self._counts.tell(EVENT_DROPPED, "nobody_subscribed", where, missed)
 
     def _topic(self, key: str) -> bytes:
         topic = topic_from(key, self._options.separator) or b""
@@ -166,24 +207,25 @@ class RawFabric:
     def _take(self) -> None:
         for _ in range(BURST_MESSAGES):
             try:
-                parts = self._in.recv_multipart(NOBLOCK)
+                frames = self._in.recv_multipart(NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            parts = [frame.bytes for frame in frames]
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
             if len(parts) != 2:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
+                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", source_of(frames[0], "a publisher"))
                 continue
-            key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0])
+            key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
                 publisher, sequence = self._makers.next(parts[0])
                 self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
 
-    def _judge(self, topic: bytes) -> str | None:
+    def _judge(self, topic: bytes, frame: zmq.Frame) -> str | None:
         """The key of a topic, where somebody here wants it."""
         key = key_from(topic, self._options.separator)
         if key is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", "a publisher")
+            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))
             return None
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()

@@ -1,8 +1,8 @@
 """What this node receives: one SUB socket connected to every publisher, or to every broker.
 
 libzmq filters by prefix, coarsely; the exact filter is here, remembered by topic. Through several brokers a message
-arrives once from each, and our own come back: it carries a stamp (sender and a rising number), and what was seen or is
-ours is left out. A message that is not as it should be is counted and swallowed whole, so the next one is read right.
+arrives once from each, and our own come back: it carries a stamp, and what was seen or is ours is left out. A message
+that is not as it should be is counted and swallowed whole, so the next one is read right.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from zbus.records import FABRIC_INPUT_REFUSED
 
 from .io_thread import IoThread
 from .pacing import PROBE
+from .source import source_of
+from .stamps import SENDER_BYTES, STAMP_BYTES, Stamps
 from .topics import MARK, key_of, mark_of, node_of, prefix_of, widest
 
 BURST_MESSAGES = 1000
 TOPICS_MAX = 10_000
 SENDERS_MAX = 10_000
 PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
-STAMP_BYTES = 16
 NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
 NOBLOCK = int(zmq.NOBLOCK)
 
@@ -34,10 +35,12 @@ NOBLOCK = int(zmq.NOBLOCK)
 class Receiving:
     """The way in. `listen` and `acknowledged` on any thread, the rest on the I/O thread."""
 
-    def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, stamped: bool) -> None:
+    def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, brokers: int) -> None:
+        """`brokers`: from how many of them messages come; 0 for none in between."""
         self._io, self._socket, self._node, self._counts = io, socket, node, counts
         self._recv: Callable[[int, bool], zmq.Frame] = socket.recv  # type: ignore[assignment]  # copy=False
-        self._stamped, self._own = stamped, bytes.fromhex(node)
+        self._stamped, self._own = brokers > 0, bytes.fromhex(node)
+        self._seen = Stamps() if brokers > 1 else None  # one brings nothing twice
         self._receive: Receive | None = None
         self._keys: KeySet | None = None
         self._known: dict[bytes, bool] = {}
@@ -45,7 +48,6 @@ class Receiving:
         self._turn = 0
         self._acknowledged: dict[str, int] = {}  # by publishing node, the last turn that it knows of
         self._news = threading.Condition()
-        self._heard: dict[bytes, int] = {}  # by sender, the highest number
         socket.set(zmq.SUBSCRIBE, mark_of(node, 0))
 
     # any thread
@@ -109,12 +111,12 @@ class Receiving:
                 self._take_unfamiliar(head)
                 continue
             if not head.more:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
+                self._refuse("frame_count", head)
                 continue
             body = recv(NOBLOCK, False)
             if body.more:
                 self._rest(body)
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
+                self._refuse("frame_count", head)
             elif wanted:
                 receive(body.bytes, None)
 
@@ -128,7 +130,7 @@ class Receiving:
                 continue
             parts = self._rest(head)
             if len(parts) != 2 or len(parts[0]) != STAMP_BYTES:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count" if len(parts) != 2 else "stamp", "a broker")
+                self._refuse("frame_count" if len(parts) != 2 else "stamp", head)
             elif wanted and self._is_new(parts[0]):
                 receive(parts[1], None)
 
@@ -136,27 +138,27 @@ class Receiving:
         """The slow way, for a topic that is seen for the first time."""
         topic, parts = head.bytes, self._rest(head)
         if topic[:1] == bytes([MARK]):
-            self._take_mark(topic, parts)
+            self._take_mark(head, parts)
             return
         key = key_of(topic)
         if key is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", "a publisher")
+            self._refuse("topic", head)
             return
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()
         wanted = self._known[topic] = self._keys is not None and key in self._keys
         if len(parts) != (2 if self._stamped else 1):
-            self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", "a publisher")
+            self._refuse("frame_count", head)
         elif self._stamped and len(parts[0]) != STAMP_BYTES:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "stamp", "a broker")
+            self._refuse("stamp", head)
         elif wanted and self._receive is not None and (not self._stamped or self._is_new(parts[0])):
             self._receive(parts[-1], None)
 
-    def _take_mark(self, mark: bytes, parts: list[bytes]) -> None:
-        found = node_of(mark)
+    def _take_mark(self, mark: zmq.Frame, parts: list[bytes]) -> None:
+        found = node_of(mark.bytes)
         valid = found is not None and found[0] == self._node and parts and len(parts[0]) <= 64 and parts[1:] in NOTES
         if found is None or not valid or not (parts[0] == b"" or parts[0].isalnum()):
-            self._counts.tell(FABRIC_INPUT_REFUSED, "mark", "a publisher")
+            self._refuse("mark", mark)
             return
         if parts[1:] == [PROBE] and found[1] == self._turn:
             self._renew_mark()  # somebody asks whether we receive again
@@ -168,17 +170,20 @@ class Receiving:
             self._news.notify_all()
 
     def _is_new(self, stamp: bytes) -> bool:
-        """Whether a message is neither ours nor one that another broker has brought. Each broker keeps the order."""
-        sender, number = stamp[:8], int.from_bytes(stamp[8:])
-        if sender == self._own:
+        """Whether a message is neither ours nor one that another broker has brought."""
+        if stamp[:SENDER_BYTES] == self._own:
             return False
-        if number <= self._heard.get(sender, -1):
-            self._counts.note("duplicate")
-            return False
-        if len(self._heard) >= SENDERS_MAX and sender not in self._heard:
-            del self._heard[next(iter(self._heard))]
-        self._heard[sender] = number
-        return True
+        if self._seen is None or self._seen.first(stamp):
+            return True
+        self._counts.note("duplicate")
+        return False
+
+    def _refuse(self, reason: str, head: zmq.Frame) -> None:
+        """Count a message that is read to its end. A broker hides who sent it; its topic, if it is one, says more."""
+        source = source_of(head, "a publisher")
+        if self._stamped and (key := key_of(head.bytes)) is not None:
+            source = f"{key} through {source}"
+        self._counts.tell(FABRIC_INPUT_REFUSED, reason, source)
 
     def _rest(self, last: zmq.Frame) -> list[bytes]:
         """The parts that follow one, all of them read; beyond a number that no message of ours has, not kept."""

@@ -13,6 +13,7 @@ import zmq
 from zbus.counts import Counts
 from zbus.records import FABRIC_INPUT_REFUSED
 
+from .source import source_of
 from .topics import MARK, mark_of, node_of
 
 BURST = 1000
@@ -48,13 +49,14 @@ class Subscribers:
         arrived: list[bytes] = []
         for _ in range(BURST):
             try:
-                message, *more = self._socket.recv_multipart(zmq.NOBLOCK)
+                frame, *more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
+            message = frame.bytes
             if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
+                self._refuse(frame)
             elif self._node and message[1:2] == bytes([MARK]):
-                if self._take_mark(message[1:], message[0] == 1):
+                if self._take_mark(frame):
                     arrived.append(message[1:])
             elif message[0] == 1:
                 self._prefixes.add(message[1:])
@@ -64,13 +66,13 @@ class Subscribers:
         for mark in arrived:  # whoever made it may now count on `wants`
             self._acknowledge(mark)
 
-    def _take_mark(self, mark: bytes, subscribed: bool) -> bool:
+    def _take_mark(self, frame: zmq.Frame) -> bool:
         """Note a mark, or that it is gone; whether it is to be acknowledged."""
-        found = node_of(mark)
+        found = node_of(frame.bytes[1:])
         if found is None or len(self._turns) >= KEPT_MAX:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", "a subscriber")
+            self._refuse(frame)
             return False
-        node, turn = found
+        (node, turn), subscribed = found, frame.bytes[0] == 1
         turns = self._turns.setdefault(node, set())
         if subscribed:
             turns.add(turn)
@@ -81,6 +83,9 @@ class Subscribers:
         if subscribed or not turns:
             self.seen(node)
         return subscribed
+
+    def _refuse(self, frame: zmq.Frame) -> None:
+        self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", source_of(frame, "a subscriber"))
 
     def _acknowledge(self, mark: bytes) -> None:
         try:

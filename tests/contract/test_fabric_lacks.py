@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_support import free_port
+from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
 from zbus.codec import encode, unpack

@@ -7,15 +7,13 @@ other processes live as long as the run, since nothing of them outlasts the node
 
 from __future__ import annotations
 
-import random
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from contract_far import FarNode, FarProcess
-from contract_node import WAIT_S, Node
+from contract_node import Node
 
 from zbus.config import BusConfig
 from zbus.plugins import open_fabric
@@ -156,17 +154,3 @@ class Mesh:
         else:
             self.processes.give_back(far.process)
         return left
-
-
-def free_port() -> int:
-    """A free loopback port below those that the system gives to outgoing connections."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as tried:
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")

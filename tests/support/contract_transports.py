@@ -12,7 +12,8 @@ from typing import Any
 import contract_hostile as hostile
 import zmq
 from contract_node import WAIT_S
-from contract_support import Attack, Mesh, free_port
+from contract_support import Attack, Mesh
+from free_ports import free_port
 from nats_support import NatsServer
 
 

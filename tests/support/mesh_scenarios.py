@@ -70,7 +70,7 @@ def killed_before_the_first_event(directory: Path, kind: type[Wire], events: int
         a.call("publish", "shop/orders", events)
         b.start()
         b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
-        until_seen(b, "d", lambda: a.facts.published(), 15)
+        until_seen(b, "d", lambda: a.facts.published(), 30 + events / 500)
         b.facts.check_durable("d")
 
 

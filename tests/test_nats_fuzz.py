@@ -1,0 +1,184 @@
+"""What others send to our inboxes and to the subjects we answer on: never a crash, and what follows is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zbus.counts import Counts
+from zbus.errors import FabricError
+from zbus.ports import Question
+from zbus_nats.asking import Asks
+from zbus_nats.connection import Subscribed
+from zbus_nats.consumer import Consumer
+from zbus_nats.options import NatsOptions
+from zbus_nats.publishing import Publishing
+
+
+class Wire:
+    """A connection that goes nowhere: what is subscribed to can be called, what is sent is kept, or refused."""
+
+    def __init__(self) -> None:
+        self.counts, self.max_payload = Counts("test"), 1000
+        self.options = NatsOptions(send_timeout_s=5)
+        self.on_lost: list[Callable[[], None]] = []
+        self.sinks: dict[str, Any] = {}
+        self.sent: list[bytes] = []
+        self.away = False
+        self.on_send: Callable[[], None] = lambda: None
+
+    def change(self, add: Sequence[Subscribed], remove: Sequence[int], phase: object = None) -> list[int]:
+        self.sinks.update({each.subject: each.sink for each in add})
+        return [len(self.sinks)] * len(add)
+
+    def send(self, commands: Sequence[bytes]) -> None:
+        if self.away:
+            raise FabricError("there is no connection")
+        self.sent.extend(commands)
+        self.on_send()
+
+    def soon(self, call: Callable[[], object]) -> None:
+        call()
+
+    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
+        return SimpleNamespace(cancel=lambda: None)
+
+
+NAMES = st.sampled_from([b"Zbus-End", b"Zbus-Large", b"Zbus-Upload", b"Zbus-Part", b"Status", b"X"])
+VALUES = st.one_of(
+    st.binary(max_size=30),
+    st.integers(-1, 10**20).map(lambda number: b"%d" % number),
+    st.sampled_from([b"_INBOX.a.1", b"_INBOX.>", b"a b", b"0123456789abcdef 0 1 5", b"0123456789abcdef 0 2 9"]),
+)
+HEADERS = st.none() | st.one_of(
+    st.binary(max_size=40),
+    st.lists(st.tuples(NAMES, VALUES), max_size=3).map(
+        lambda pairs: b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in pairs) + b"\r\n"
+    ),
+    st.just(b"NATS/1.0 503\r\n\r\n"),
+)
+SUBJECTS = st.one_of(
+    st.binary(max_size=30),
+    st.binary(max_size=20).map(lambda tail: b"@ask." + tail),
+    st.sampled_from([b"@ask.a.b", b"@ask.a..b", b"@ask.%zz", b"@ask.", b"@ask.a.*", b"a.b", b"@ask.\xff"]),
+)
+REPLIES = st.binary(max_size=20) | st.sampled_from([b"", b"_INBOX.me.1", b"_INBOX.*", b"$JS.API.STREAM.DELETE.X"])
+
+
+@given(SUBJECTS, REPLIES, st.binary(max_size=50), HEADERS, st.booleans())
+def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
+    subject: bytes, reply: bytes, data: bytes, headers: bytes | None, away: bool
+) -> None:
+    wire, asked = Wire(), list[Question]()
+    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    asks.answer(["a/b"], asked.append)
+    question = wire.sinks["@ask.a.b"]
+
+    wire.away = away
+    question(subject, reply, data, headers)
+    wire.away = False
+    question(b"@ask.a.b", b"_INBOX.me.1", b"after", None)
+
+    assert asked[-1].payload == b"after"
+    for each in asked:
+        each.reply(b"yes")
+        each.close()
+    assert all(command.split()[1].startswith(b"_INBOX.") for command in wire.sent), "replies go to inboxes alone"
+
+
+@given(st.lists(st.tuples(st.binary(max_size=50), HEADERS), max_size=4), st.booleans())
+def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
+    replies: list[tuple[bytes, bytes | None]], away: bool
+) -> None:
+    wire = Wire()
+    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    first: list[bytes | None] = []
+    asks.ask("a/b", b"?" * 5000, first.append, 5.0)
+    (hear,) = (sink for subject, sink in wire.sinks.items() if subject.startswith("_INBOX."))
+    inbox = wire.sent[-1].split()[2]
+
+    wire.away = away
+    for data, headers in replies:
+        hear(inbox, b"", data, headers)
+        hear(inbox + b"x", b"", data, headers)  # nobody waits there
+    wire.away = False
+    second: list[bytes | None] = []
+    asks.ask("a/b", b"?", second.append, 5.0)
+    inbox = wire.sent[-1].split()[2]
+    hear(inbox, b"", b"yes", None)
+    hear(inbox, b"", b"", b"NATS/1.0\r\nZbus-End: 1\r\n\r\n")
+
+    assert first.count(None) <= 1
+    assert None not in first[:-1], "nothing is heard after the end"
+    assert second == [b"yes", None]
+
+
+ANSWERS = st.one_of(
+    st.binary(max_size=40),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["error", "description"]), inner),
+        max_leaves=5,
+    ).map(lambda value: json.dumps(value).encode()),
+    st.integers(1, 3000).map(lambda deep: b"[" * deep),
+)
+
+
+@given(ANSWERS, HEADERS)
+def test_whatever_answers_a_publish_it_is_stored_or_an_error_and_the_next_one_is_stored(
+    answer: bytes, headers: bytes | None
+) -> None:
+    wire = Wire()
+    publishing = Publishing(wire)  # type: ignore[arg-type]
+    message = (b"a.b", b"NATS/1.0\r\n\r\n", b"x")
+
+    def answered(data: bytes, headers: bytes | None) -> Callable[[], None]:
+        return lambda: publishing.subscription.sink(wire.sent[-1].split()[2], b"", data, headers)
+
+    publishing.subscription.sink(b"_INBOX.nobody", b"", answer, headers)
+    wire.on_send = answered(answer, headers)
+    stored = True
+    try:
+        publishing.send([message])
+    except FabricError:
+        stored = False
+    assert not stored or not json.loads(answer).get("error")
+    wire.on_send = answered(b'{"stream":"S","seq":1}', None)
+    publishing.send([message])
+
+
+@given(ANSWERS)
+def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def told(*arguments: object, **more: object) -> Any:
+        return SimpleNamespace(data=answer)
+
+    consumer = Consumer.__new__(Consumer)
+    consumer.stream, consumer._options, consumer.created = "S", NatsOptions(), ""
+    found = False
+    try:
+        asyncio.run(consumer.look(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
+        found = True
+    except FabricError:
+        pass
+    assert not found, "none of these says when the stream was made"
+
+
+def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
+    wire, asked = Wire(), list[Question]()
+    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    asks.answer(["a/b"], asked.append)
+    wire.away = True
+
+    wire.sinks["@ask.a.b"](b"@ask.a.b", b"_INBOX.me.1", b"", b"NATS/1.0\r\nZbus-Large: 5000\r\n\r\n")
+
+    assert wire.counts.snapshot() == {"upload_unsent": 1}
+    assert not asks._uploads
