@@ -267,17 +267,32 @@ class Inbox:
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
             )
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
+    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
         """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
         first = 0 if last is None else last + 1
         if first >= sequence:
-            return
-        self.count("gaps", 1)
-        self.count("gaps_unrepaired", 1)
+            return False
+        if not counted:
+            self.count("gaps", 1)
+            self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
-        self._deliver([gap_event(fields)])
+        self._deliver([gap_event(fields | {"open": False})])
+        return True
+
+    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        """Tell of events that are missing, and asked for until their node is back: the same, but they are open."""
+        last = self._seen.last(publisher_id)
+        first = max(after, -1 if last is None else last) + 1
+        if first >= sequence:
+            return False
+        self.count("gaps_open", 1)
+        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+        reason = "still missing, and its node cannot be asked; it is asked again until it is back"
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, reason=reason)
+        self._deliver([gap_event(fields | {"open": True})])
+        return True
 
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))
