@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SPARK = ("test_spark_", "test_cli_pipeline")  # what these share is a Spark session
+hypothesis.settings.register_profile("zbus", deadline=None)  # a busy machine makes an example slow, not wrong
+hypothesis.settings.load_profile("zbus")
 LEFT_BEHIND_S = 5.0  # how long threads and tasks have to end by themselves after a test
 
 

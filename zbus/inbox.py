@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .beacon import decode_beacon
-from .codec import BEACON, CANCEL, Envelope, open_frame
-from .errors import EventInvalid, LogError
+from .codec import BEACON, CANCEL, MANY, ONE, Envelope, open_frame
+from .errors import EventInvalid, KeyInvalid, LogError
 from .event import Event
 from .headers import Foreign, encode_foreign
 from .heard import Heard
@@ -36,6 +36,7 @@ TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
 ORIGINS_MAX = 10_000
 REPORT_S = 60.0
 GATE_S = 0.005
+CANCEL_BYTES = 9  # its mark, and the number of the question
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
@@ -131,8 +132,7 @@ class Inbox:
             try:
                 new += self._open(frame, link, dense)
             except EventInvalid as error:
-                self.count("invalid_received", 1)
-                self._report(EVENT_INVALID, link, reason=str(error), link=link)
+                self._invalid(_reason(frame, error), link, reason=str(error), link=link)
             except Exception as error:  # a fault of ours: what follows must still arrive
                 self.count("receive_errors", 1)
                 self._report("RECEIVE_FAILED", link, error, link=link)
@@ -154,7 +154,9 @@ class Inbox:
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
-            self._network.answers.cancel(int.from_bytes(frame[1:9]))
+            if len(frame) < CANCEL_BYTES:
+                raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
+            self._network.answers.cancel(int.from_bytes(frame[1:CANCEL_BYTES]))
             return ()
         envelopes = open_frame(frame)
         if not envelopes:
@@ -200,6 +202,11 @@ class Inbox:
             if last is not None and envelope.sequence > last + 1:
                 self.gap(0, envelope.key, envelope.publisher_id, envelope.sequence)
 
+    def _invalid(self, counted: str, source: str, **fields: Any) -> None:
+        self.count("invalid_received", 1)  # of whatever kind
+        self.count(counted, 1)
+        self._report(EVENT_INVALID, source, **fields)
+
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
         now = time.monotonic()
@@ -222,8 +229,7 @@ class Inbox:
                 self.count("loops_stopped", 1)
                 continue
             if len(envelope.payload) > self._payload_bytes_max:
-                self.count("invalid_received", 1)
-                self._report(EVENT_INVALID, link, reason="its payload is over the limit", key=envelope.key)
+                self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
             if envelope.key != key:
@@ -313,6 +319,14 @@ class Inbox:
 
         stored.add_done_callback(look)
         return stored
+
+
+def _reason(frame: bytes, error: EventInvalid) -> str:
+    """By what name a frame that is none is counted."""
+    kind = frame[0] if frame else ONE
+    if kind in (ONE, MANY):
+        return "invalid_key" if isinstance(error.__cause__, KeyInvalid) else "invalid_envelope"
+    return {BEACON: "invalid_beacon", CANCEL: "invalid_cancel"}.get(kind, "invalid_version")
 
 
 def gap_event(fields: dict[str, Any]) -> Event:

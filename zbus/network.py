@@ -226,6 +226,12 @@ class Network:
         self.inbox.wants_changed()
         self._declare()
 
+    def check_answering(self, links: Sequence[Link] | None = None) -> None:
+        """Raise `FabricLacks` where none of the links (or of these) can carry a question."""
+        links = self.links if links is None else links
+        if links and all(link.fabric.events_only for link in links):
+            raise FabricLacks(", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does")
+
     def answering(self) -> asyncio.Future[Any]:
         """Tell the fabrics for which keys this node answers."""
         return self._declare()
