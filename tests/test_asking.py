@@ -152,4 +152,3 @@ def test_whatever_comes_the_answer_is_whole_or_an_error(replies: list[bytes]) ->
         assert int.from_bytes(replies[ends[0]][1:5]) == len(bodies)
 
     asyncio.run(answer())
-

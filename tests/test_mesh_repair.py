@@ -352,7 +352,10 @@ async def test_the_last_event_lost_of_a_publisher_that_is_gone_for_good_is_repor
     monkeypatch.setattr(origin, "GIVE_UP_S", 1.0)
     losses = Losses()
     a, b = await buses.open("a"), await buses.open("b", log=recorded, losses=losses)
-    async with b.subscribe(KEY, overflow="spill" if recorded else None) as subscription, b.subscribe("@zbus/gap") as gaps:
+    async with (
+        b.subscribe(KEY, overflow="spill" if recorded else None) as subscription,
+        b.subscribe("@zbus/gap") as gaps,
+    ):
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
         await publish_one_by_one(publisher, 5)

@@ -250,8 +250,13 @@ class Inbox:
         if events:
             self._deliver(events)
         if crossing:
-            self._network.send_unlogged(crossing)
-        return self._store(rows, stored) if rows else None
+            self._network.cross(crossing, link)
+        if not rows:
+            return None
+        storing = self._store(rows, stored)
+        if crossing is not None:
+            self._network.crossing(rows, link, storing)
+        return storing
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None

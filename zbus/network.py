@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,7 @@ from .logservice import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .outbox import Outbox
 from .ports import Fabric, Row
 from .records import FABRIC_ERROR, record
+from .waiting import Waiting
 from .wants import Wants
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class Network:
         self.wants = Wants()
         self.answers = Answers(bus.count)
         self.forward = bus.forward  # a bridge sends on what others published
+        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
         self._position = 0  # without a log, the number of the last event
         self._unsent: list[Row] = []  # of this turn of the loop
@@ -179,6 +182,20 @@ class Network:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent += rows
+
+    def cross(self, rows: Sequence[Row], link: str) -> None:
+        """Send on what came over a link, where no log keeps it."""
+        self.send_unlogged(rows)
+        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0][2])
+
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+        """Note what came over a link and goes out over the other once it is stored."""
+
+        def note(stored: asyncio.Future[Sequence[int]]) -> None:
+            if not stored.cancelled() and stored.exception() is None:
+                self.waiting[link].entered(max(stored.result()), len(rows), rows[0][2])
+
+        storing.add_done_callback(note)
 
     def _flush(self) -> None:
         rows, self._unsent = self._unsent, []

@@ -12,6 +12,7 @@ import pytest
 from contract_support import free_port
 from nats_support import NatsServer, nats_server
 
+import zbus
 from zbus.codec import encode, unpack
 from zbus.config import BusConfig
 from zbus.errors import FabricLacks
@@ -97,3 +98,53 @@ def test_events_flow_after_a_refusal(fabrics: list[Fabric]) -> None:
         sequence += 1
     events = unpack(received[0])
     assert [(event.key, event.payload) for event in events] == [("namespace/component/topic", b"x")]
+
+
+@pytest.fixture(params=EVENTS_ONLY)
+def place(request: pytest.FixtureRequest, server: NatsServer, tmp_path: Path) -> dict[str, Any]:
+    """The settings of a bus on it."""
+    url, config = EVENTS_ONLY[request.param](server, tmp_path)[0]
+    return {"transport": url} | config
+
+
+async def quote(question: zbus.Event) -> bytes:
+    return b"12"
+
+
+async def test_serving_is_refused_by_name_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+    async with zbus.open(**place) as bus:
+        with pytest.raises(FabricLacks) as caught:
+            bus.serve("prices/quote")(quote)
+        assert "answering questions" in caught.value.capability
+        assert bus.is_open
+
+
+async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+    bus = zbus.open(**place)
+    bus.serve("prices/quote")(quote)
+    with pytest.raises(FabricLacks):
+        await bus.start()
+    assert not bus.is_open  # and no thread of it is left, which every test checks
+
+
+async def test_a_bus_that_serves_does_not_move_to_a_transport_that_carries_no_questions(
+    server: NatsServer, place: dict[str, Any]
+) -> None:
+    if place.get("wire"):
+        pytest.skip("a wire is for all transports of a bus")
+    async with zbus.open(transport=server.url) as bus, zbus.open(transport=server.url) as other:
+        bus.serve("prices/quote")(quote)
+        with pytest.raises(FabricLacks):
+            await bus.switch_transport(place["transport"], overlap_s=0.1)
+        assert [link["transport"] for link in bus.diagnostics()["links"]] == [server.url]
+        assert (await other.request("prices/quote", timeout=10)).payload == b"12"
+
+
+async def test_beside_a_transport_that_carries_questions_serving_is_not_refused(
+    server: NatsServer, place: dict[str, Any]
+) -> None:
+    if place.get("wire"):
+        pytest.skip("a wire is for all transports of a bus")
+    async with zbus.open(transports=[server.url, place["transport"]]) as bus, zbus.open(transport=server.url) as other:
+        bus.serve("prices/quote")(quote)
+        assert (await other.request("prices/quote", timeout=10)).payload == b"12"
