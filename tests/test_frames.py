@@ -80,11 +80,11 @@ def test_a_reply_is_read_as_it_was_written(kind: int, number: int, body: bytes) 
 
 @given(st.binary(max_size=20))
 def test_anything_shorter_is_no_reply(data: bytes) -> None:
-    try:
+    if len(data) >= 5:
         assert encode_reply(*_read_reply(data)) == data
-    except FabricError as error:
-        assert len(data) < 5
-        assert "a reply that is none" in str(error)
+    else:
+        with pytest.raises(FabricError, match="a reply that is none"):
+            _read_reply(data)
 
 
 @given(st.one_of(st.binary(max_size=60), st.tuples(st.text(), st.text()).map(msgspec.msgpack.encode)))
@@ -119,9 +119,12 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
 
     try:
         page = asyncio.run(ask())
-        assert 0 <= min(page[1:]) <= max(page[1:]) < 1 << 63
     except FabricError as error:
-        assert "the log 7 " in str(error)
+        refused = str(error)
+    else:
+        refused = ""
+        assert 0 <= min(page[1:]) <= max(page[1:]) < 1 << 63
+    assert not refused or refused.startswith("the log 7 ")
 
 
 @given(st.binary(max_size=60))
@@ -135,10 +138,13 @@ def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
 
     try:
         told = asyncio.run(ask())
+    except FabricError as error:
+        refused = str(error)
+    else:
+        refused = ""
         numbers = (told.origin, told.head, told.low_water, *told.heard)
         assert 0 <= min(numbers) <= max(numbers) < 1 << 63
-    except FabricError as error:
-        assert "answered nonsense" in str(error)
+    assert not refused or "answered nonsense" in refused
 
 
 cancels = st.binary(max_size=12).map(lambda rest: bytes([CANCEL]) + rest)

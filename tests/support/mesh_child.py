@@ -211,6 +211,7 @@ class Program:
 
     async def request(self, key: str, payload: str, timeout: float) -> dict[str, Any]:
         began = time.monotonic()
+        note(f"asking {key}")
         try:
             reply = await self.bus.request(key, payload.encode(), timeout=timeout)
             told: dict[str, Any] = {"reply": reply.payload.decode()}
