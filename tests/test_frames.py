@@ -109,7 +109,7 @@ def answered(*bodies: bytes) -> Callable[[str, bytes, float], AsyncIterator[byte
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=40).map(lambda rest: b"\0" + rest)), max_size=3))
-@example([b"\0" + b"\x91" * 50_000])
+@example([b"\0\x95\0\0\0\0" + b"\x91" * 50_000])  # a field of a later version, and a deep one
 @example([b"\0\x93\xff\x00\x00"])  # a negative number
 @example([b"\0\x93\xcf" + b"\xff" * 8 + b"\x00\x00"])  # one that no log counts up to
 @example([b"\x01\x93\x01"])
@@ -128,7 +128,7 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
 
 
 @given(st.binary(max_size=60))
-@example(b"\x91" * 50_000)
+@example(b"\x95\x01\0\0\x90" + b"\x91" * 50_000)
 @example(b"\x94\xff\x00\x00\x90")
 @example(b"\x94\x01\x00\x00\x91\xff")
 @example(b"\x94\x01\x00\xcf" + b"\xff" * 8 + b"\x90")

@@ -126,7 +126,7 @@ def _read_reply(data: bytes) -> tuple[int, int, bytes]:
 def _read_failure(body: bytes) -> tuple[str, str]:
     try:
         return _failure(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return "Error", "its reason could not be read"
 
 

@@ -76,7 +76,7 @@ class Origin:
         self._past: list[tuple[str, ...]] = []
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
         self._holes = Holes(id, reception)
-        self._overdue = False  # what is only read live goes on, while what is recorded waits
+        self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
         self._trimmed: Trimmed | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
@@ -85,7 +85,7 @@ class Origin:
         if self._repairing is not None:
             self._heard_again.set()
             if self._overdue:
-                envelopes = self._take_live(envelopes, link)
+                envelopes = self._take_unbroken(envelopes, link)
                 self._taken += len(envelopes)
                 return envelopes
             self._hold(envelopes, link)
@@ -325,7 +325,7 @@ class Origin:
     def _give_up(self) -> None:
         """Nobody has what is missing: say so where it is missing, and go on with what there is.
 
-        What our log records waits on, as long as there is a log to ask; readers that are live only do not.
+        Of what our log records, a key with a hole waits on, as long as there is a log to ask; all else does not.
         """
         held, self._held = sorted(self._held, key=_by_offset), deque()
         wants, waiting = self._reception.wants, self.has_log and self._reception.wants.records
@@ -336,7 +336,7 @@ class Origin:
             if envelope.offset <= seen:
                 self._reception.count("duplicates_received", 1)
                 continue
-            if waiting and wants.of(envelope.key).recorded:
+            if waiting and envelope.previous > seen and wants.of(envelope.key).recorded:
                 self._held.append((envelope, link))
                 continue
             if envelope.previous > seen or link != came_by:
@@ -363,17 +363,17 @@ class Origin:
                 head = max(offset for offset, _, _ in fresh.values())
                 self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
 
-    def _take_live(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
-        """Of what comes while other things are missing: what is only read live, and follows what came before."""
+    def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
+        """Of what comes while other things are missing: what follows what came before on its key."""
         new: list[Envelope] = []
         for envelope in envelopes:
-            key, seen = envelope.key, self._reached(envelope.key)
+            seen = self._reached(envelope.key)
             if envelope.offset <= seen:
                 self._reception.count("duplicates_received", 1)
-            elif envelope.previous > seen or self._reception.wants.of(key).recorded:
+            elif envelope.previous > seen:
                 self._hold([envelope], link)
             else:
-                self._last[key] = envelope.offset
+                self._last[envelope.key] = envelope.offset
                 new.append(envelope)
         return new
 
