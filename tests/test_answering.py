@@ -1,12 +1,20 @@
-"""Answering: what becomes of a question that arrives while a node closes."""
+"""Answering: what becomes of a question that is none, and of one that arrives while a node closes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections import Counter
+from collections.abc import Callable
 
+import pytest
+
+import zbus
 from zbus.answering import Answers
-from zbus.asking import Asked, encode_asked
+from zbus.asking import FAILED, Asked, _read_failure, _read_reply, encode_asked
+from zbus.codec import encode
+from zbus.logservice import LogService, log_key
 
 
 class Asker:
@@ -14,8 +22,8 @@ class Asker:
 
     key = "prices/quote"
 
-    def __init__(self, number: int) -> None:
-        self.payload = encode_asked(Asked(number, b""))
+    def __init__(self, number: int, payload: bytes | None = None, key: str = key) -> None:
+        self.payload, self.key = encode_asked(Asked(number, b"")) if payload is None else payload, key
         self.replies: list[bytes] = []
         self.closed = threading.Event()
 
@@ -53,3 +61,62 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
 
     assert (len(started), late.replies, too_late.replies) == (1, [], [])
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "zbus")
+    handled: list[bytes] = []
+    async with zbus.open() as bus:
+
+        @bus.serve(Asker.key)
+        async def answer(question: zbus.Event) -> bytes:
+            handled.append(question.payload)
+            return b""
+
+        assert bus.network is not None
+        answers = bus.network.answers
+        junk = [Asker(0, b"junk")] + [Asker(number, encode_asked(Asked(number, b"junk"))) for number in range(1, 50)]
+        for each in junk:
+            answers.asked(each, "somewhere")
+        good = Asker(99, encode_asked(Asked(99, encode(zbus.Event(1, 0, 1, Asker.key, b"good")))))
+        answers.asked(good, "somewhere")
+        for each in (*junk, good):
+            assert await asyncio.to_thread(each.closed.wait, 10)
+
+        assert handled == [b"good"]
+        assert len(good.replies) == 3
+        stats = bus.stats()
+        assert (stats["invalid_received"], stats["invalid_question"], "handler_errors" in stats) == (50, 50, False)
+        assert told(caplog) == {"EVENT_INVALID": 1}
+        assert junk[0].replies == []  # there is no telling who asked for what
+        for each in junk[1:]:
+            assert [_read_reply(reply)[0] for reply in each.replies] == [FAILED]
+            assert _read_failure(_read_reply(each.replies[0])[2])[0] == "EventInvalid"
+
+
+@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_asked(Asked(1, body))], ids=["question", "body"])
+async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
+    caplog: pytest.LogCaptureFixture, wrap: Callable[[bytes], bytes]
+) -> None:
+    caplog.set_level(logging.WARNING, "zbus")
+    counts: Counter[str] = Counter()
+    answers = Answers(lambda name, number: counts.update({name: number}))
+    answers.serve(log_key(7), LogService(None, 7).page)  # type: ignore[arg-type]  # junk never reaches the log
+    junk = [Asker(number, wrap(b"junk"), log_key(7)) for number in range(50)]
+    for each in junk:
+        answers.asked(each, "somewhere")
+    for each in junk:
+        assert await asyncio.to_thread(each.closed.wait, 10)
+    await asyncio.sleep(0)  # what the threads left for the loop
+
+    assert counts == {"invalid_received": 50, "invalid_question": 50}
+    assert told(caplog) == {"EVENT_INVALID": 1}
+    assert all(_read_reply(each.replies[-1])[0] == FAILED for each in junk)
+    answers.close()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> Counter[str]:
+    """How often each record of a warning or an error was written."""
+    return Counter(each.zbus["record"] for each in caplog.records if each.name == "zbus")

@@ -69,6 +69,7 @@ async def test_an_event_crosses_both_ways_as_the_same_event(places: Places, othe
     assert (stats["forth"]["crossed"], stats["back"]["crossed"]) == (50, 50)
     assert stats["forth"]["waiting_events"] == stats["back"]["waiting_events"] == 0
     assert 0 < stats["forth"]["lag_ms"] < 20_000
+    assert 0 < stats["back"]["lag_ms"] < 20_000
 
 
 @pytest.mark.parametrize("direction", ["forth", "back"])
@@ -213,6 +214,9 @@ async def test_what_a_nats_side_misses_while_its_server_is_dead_crosses_later_in
                 for start in range(100, 500, 50):
                     await publisher.publish_many([b"%d" % n for n in range(start, start + 50)])
                 await until(lambda: bridge.stats()["back"]["waiting_events"] == 400)
+                away = bridge.stats()
+                await until(lambda: bridge.stats()["back"]["lag_ms"] > away["back"]["lag_ms"] + 300)
+                assert away["forth"]["waiting_events"] == 0
                 places.server.start()
                 events = await at_left.only(500)
                 stats = bridge.stats()
@@ -220,6 +224,69 @@ async def test_what_a_nats_side_misses_while_its_server_is_dead_crosses_later_in
     assert [event.sequence for event in events] == list(range(500))
     assert stats["back"]["crossed"] == 500
     assert stats["back"]["waiting_events"] == 0
+    assert stats["back"]["lag_ms"] >= 300  # that of the last one, which waited
+
+
+async def test_what_waits_is_counted_for_its_own_direction_and_lag_is_the_age_of_the_oldest(tmp_path: Path) -> None:
+    """One side is away from the start, also in a second run; between the two sides that are there, nothing waits."""
+    here, there = f"zmq://?registry={tmp_path}/a", f"zenoh://127.0.0.1:{free_port()}"
+    log = tmp_path / "bridge.db"
+    async with zbus.open(transport=here) as left:
+        async with zbus.Bridge((here, there), ["shop/**"], log=log) as bridge:
+            assert {way: bridge.stats()[way]["lag_ms"] for way in ("forth", "back")} == {"forth": 0, "back": 0}
+            async with asyncio.timeout(20):
+                while not bridge.stats()["forth"]["waiting_events"]:
+                    await publish(left, "shop/orders", 1)
+                    await asyncio.sleep(0.05)
+            first = bridge.stats()
+            await until(lambda: bridge.stats()["forth"]["lag_ms"] > 500)
+            assert first["forth"]["lag_ms"] < bridge.stats()["forth"]["lag_ms"]
+            assert (first["back"]["waiting_events"], first["back"]["lag_ms"]) == (0, 0)
+        async with zbus.Bridge((here, there), ["shop/**"], log=log) as bridge:
+            again = bridge.stats()["forth"]
+            assert again["waiting_events"] >= first["forth"]["waiting_events"]
+            assert again["lag_ms"] > 500
+
+
+@pytest.mark.parametrize("away", ["node", "bridge"])
+async def test_a_durable_name_behind_a_zmq_bridge_misses_nothing_while_it_or_the_bridge_is_away(
+    server: NatsServer, tmp_path: Path, away: str
+) -> None:
+    between = (server.url, f"zmq://?registry={tmp_path}/zmq")
+
+    def bridge() -> zbus.Bridge:
+        return zbus.Bridge(between, ["shop/**"], log=tmp_path / "bridge.db")
+
+    def node() -> Bus:
+        return zbus.open(tmp_path / "node.db", transport=between[1])
+
+    async def read(bus: Bus, count: int) -> list[int]:
+        async with asyncio.timeout(30), bus.subscribe("shop/**", durable="d") as subscription:
+            return [(await anext(subscription)).sequence for _ in range(count)]
+
+    async with AsyncExitStack() as stack:
+        left = await stack.enter_async_context(zbus.open(tmp_path / "left.db", transport=between[0]))
+        publisher = await left.publisher("shop/orders")
+        crossing, reader = bridge(), node()
+        for each in (crossing, reader):
+            stack.push_async_callback(each.aclose)
+            await each.start()
+        reading = asyncio.create_task(read(reader, 100))
+        await until(lambda: reader.diagnostics()["subscriptions"])
+        await publisher.publish_many([b""] * 100)
+        assert await reading == list(range(100))
+        await (reader if away == "node" else crossing).aclose()
+        for _ in range(10):
+            await publisher.publish_many([b""] * 50)
+        if away == "node":
+            await until(lambda: crossing.stats()["forth"]["crossed"] == 600)  # into the void
+            reader = await stack.enter_async_context(node())
+        else:
+            await stack.enter_async_context(bridge())
+
+        came = await read(reader, 501)
+
+    assert came[-500:] == list(range(100, 600))  # the last one of before was not acknowledged: it was not asked on
 
 
 async def test_what_a_zenoh_side_misses_while_its_router_is_dead_crosses_later_in_order(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zbus
-from zbus.asking import Asked, decode_asked, encode_asked
+from zbus.asking import Asked, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
 from zbus.beacon import Beacon, decode_beacon, encode_beacon
-from zbus.codec import encode
-from zbus.errors import EventInvalid
-from zbus.logservice import LogService
+from zbus.codec import CANCEL, encode
+from zbus.errors import EventInvalid, FabricError
+from zbus.logservice import LogPage, LogService, LogTold, ask_log, ask_page
 
 numbers = st.integers(0, (1 << 63) - 1)
 beacons = st.builds(
@@ -72,8 +73,86 @@ def test_a_log_is_asked_nonsense_and_says_so(question: bytes) -> None:
     assert found.startswith("not a question for a log")
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.one_of(st.binary(max_size=80), beacons.map(encode_beacon)), max_size=30))
+@given(st.integers(0, 255), st.integers(0, (1 << 32) - 1), st.binary(max_size=50))
+def test_a_reply_is_read_as_it_was_written(kind: int, number: int, body: bytes) -> None:
+    assert _read_reply(encode_reply(kind, number, body)) == (kind, number, body)
+
+
+@given(st.binary(max_size=20))
+def test_anything_shorter_is_no_reply(data: bytes) -> None:
+    if len(data) >= 5:
+        assert encode_reply(*_read_reply(data)) == data
+    else:
+        with pytest.raises(FabricError, match="a reply that is none"):
+            _read_reply(data)
+
+
+@given(st.one_of(st.binary(max_size=60), st.tuples(st.text(), st.text()).map(msgspec.msgpack.encode)))
+@example(b"\x91" * 50_000)
+@example(b"\x92\xa1\xff\xa1a")  # no text
+@example(b"\x93\xa1a\xa1b\xa1c")  # three of them
+def test_a_failure_is_always_a_kind_and_a_reason(body: bytes) -> None:
+    kind, reason = _read_failure(body)
+
+    assert isinstance(kind, str)
+    assert isinstance(reason, str)
+
+
+def answered(*bodies: bytes) -> Callable[[str, bytes, float], AsyncIterator[bytes]]:
+    """Somebody whose replies these are."""
+
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        for each in bodies:
+            yield each
+
+    return ask
+
+
+@given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=40).map(lambda rest: b"\0" + rest)), max_size=3))
+@example([b"\0\x95\0\0\0\0" + b"\x91" * 50_000])  # a field of a later version, and a deep one
+@example([b"\0\x93\xff\x00\x00"])  # a negative number
+@example([b"\0\x93\xcf" + b"\xff" * 8 + b"\x00\x00"])  # one that no log counts up to
+@example([b"\x01\x93\x01"])
+def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: list[bytes]) -> None:
+    async def ask() -> LogPage:
+        return await ask_page(answered(*bodies), 7, ("**",), 0, 0, 1.0)
+
+    try:
+        page = asyncio.run(ask())
+    except FabricError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        assert 0 <= min(page[1:]) <= max(page[1:]) < 1 << 63
+    assert not refused or refused.startswith("the log 7 ")
+
+
+@given(st.binary(max_size=60))
+@example(b"\x95\x01\0\0\x90" + b"\x91" * 50_000)
+@example(b"\x94\xff\x00\x00\x90")
+@example(b"\x94\x01\x00\x00\x91\xff")
+@example(b"\x94\x01\x00\xcf" + b"\xff" * 8 + b"\x90")
+def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
+    async def ask() -> LogTold:
+        return await ask_log(answered(body), 1.0)
+
+    try:
+        told = asyncio.run(ask())
+    except FabricError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        numbers = (told.origin, told.head, told.low_water, *told.heard)
+        assert 0 <= min(numbers) <= max(numbers) < 1 << 63
+    assert not refused or "answered nonsense" in refused
+
+
+cancels = st.binary(max_size=12).map(lambda rest: bytes([CANCEL]) + rest)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(st.binary(max_size=80), beacons.map(encode_beacon), cancels), max_size=30))
+@example([bytes([CANCEL]), bytes([CANCEL]) + b"\xff" * 7, bytes([CANCEL]) + b"\xff" * 8, bytes([CANCEL]) * 50])
 def test_nothing_that_arrives_stops_what_follows(frames: list[bytes]) -> None:
     async def receive() -> None:
         async with zbus.open(mode="embedded") as bus, bus.subscribe("**") as subscription:
@@ -90,19 +169,31 @@ def test_nothing_that_arrives_stops_what_follows(frames: list[bytes]) -> None:
     asyncio.run(receive())
 
 
-async def test_bad_input_is_counted_and_reported_once_a_minute(
+async def test_bad_input_is_counted_by_reason_and_reported_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with zbus.open() as bus, bus.subscribe("**") as subscription:
+    async with zbus.open(payload_bytes_max=10) as bus, bus.subscribe("**") as subscription:
         assert bus.network is not None
         receive = bus.network.inbox.receiver("somewhere", True)
-        for frame in (b"", b"\x07", b"\x01\x93\x01", b"\x01" + b"\xff" * 50, b"\x02\xdd\xff\xff\xff\xff", b"\x03\x00"):
+        bad_key = encode(zbus.Event(5, 0, 1, "a/b", b"x")).replace(b"\xa3a/b", b"\xa3a//")
+        short, large = (b"\x04" + b"\x00" * 7, encode(zbus.Event(5, 0, 1, "a/b", b"x" * 11)))
+        bad = (b"", b"\x07", b"\x01\x93\x01", b"\x02\xdd\xff\xff\xff\xff", b"\x03\x00", bad_key, short, large)
+        for frame in bad:
             receive(frame, None)
         receive(encode(zbus.Event(5, 0, 1, "a/b", b"x")), None)
 
         assert (await anext(subscription)).payload == b"x"
 
-        assert bus.stats()["invalid_received"] == 6
+        counted = {name: count for name, count in bus.stats().items() if name.startswith("invalid_")}
+        assert counted == {
+            "invalid_received": 8,
+            "invalid_envelope": 3,
+            "invalid_version": 1,
+            "invalid_beacon": 1,
+            "invalid_key": 1,
+            "invalid_cancel": 1,
+            "invalid_too_large": 1,
+        }
         assert [record.message.split()[0] for record in caplog.records].count("EVENT_INVALID") == 1
 
 

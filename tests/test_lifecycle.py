@@ -236,6 +236,63 @@ def test_the_embedded_bus_opens_no_socket(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ True\n", result.stdout), result.stderr
 
 
+@pytest.mark.parametrize("mode", ["peer", "client", "router"])
+def test_a_networked_zenoh_bus_opens_the_sockets_it_was_asked_for_and_no_multicast(mode: str) -> None:
+    """One that listens on a loopback port, and the link to the node that was named: nothing else, and no datagrams."""
+    script = textwrap.dedent("""
+        import asyncio, os, re, socket, sys, zbus
+        def own():
+            links = []
+            for fd in os.listdir("/proc/self/fd"):
+                try:
+                    links.append(os.readlink(f"/proc/self/fd/{fd}"))
+                except FileNotFoundError:
+                    pass
+            return {found[1] for link in links if (found := re.fullmatch(r"socket:\\[(\\d+)\\]", link))}
+        def sockets():
+            inodes, found = own(), []
+            for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+                for line in open(f"/proc/self/net/{kind}").readlines()[1:]:
+                    fields = line.split()
+                    if fields[9] in inodes:
+                        found.append((kind, fields[1], "listening" if fields[3] == "0A" else ""))
+            return found
+        def free():
+            with socket.socket() as taken:
+                taken.bind(("127.0.0.1", 0))
+                return taken.getsockname()[1]
+        async def main():
+            mode, there, here = sys.argv[1], free(), free()
+            listen = [f"tcp/127.0.0.1:{here}"] if mode != "client" else []
+            far = await asyncio.create_subprocess_exec(
+                sys.executable, "-c",
+                "import asyncio, sys, zbus\\n"
+                "async def main():\\n"
+                f"    async with zbus.open(mode='router', listen=['tcp/127.0.0.1:{there}']):\\n"
+                "        print('open', flush=True); sys.stdin.read()\\n"
+                "asyncio.run(main())",
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )
+            await far.stdout.readline()
+            async with zbus.open(mode=mode, listen=listen, connect=[f"tcp/127.0.0.1:{there}"]) as bus:
+                async with asyncio.timeout(20):
+                    while not bus.diagnostics()["links"][0]["linked"]:
+                        await asyncio.sleep(0.01)
+                found = sockets()
+                listening = [address for _, address, kind in found if kind == "listening"]
+                assert listening == [f"0100007F:{here:04X}"] * len(listen), found
+                assert len(found) > len(listening), found
+                assert {kind for kind, _, _ in found} == {"tcp"}, found
+                assert all(address.startswith("0100007F:") for _, address, _ in found), found
+            far.stdin.close()
+            await far.wait()
+            print("as asked")
+        asyncio.run(main())
+    """)
+    result = subprocess.run([sys.executable, "-c", script, mode], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "as asked\n", result.stderr
+
+
 async def test_the_loop_is_never_blocked_while_much_is_published_replayed_and_closed(log_path: Path) -> None:
     """No statement runs on the loop's thread, and a heartbeat there never pauses for long.
 

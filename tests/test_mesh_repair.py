@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, wanted
@@ -268,29 +269,194 @@ async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buse
     assert stats_of(b)["events_repaired"] >= len(came) - 1
 
 
+async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPublisher, sequence: int) -> None:
+    """The next four are published, one of them is lost, and its node goes away before its log can be asked."""
+    assert a.network is not None
+    await a.run(a.network.links[0].fabric.answer, [], lambda question: None)  # alive, but its log cannot be asked
+    losses.of_events = lambda sequences: sequence in sequences
+    await publish_one_by_one(publisher, 4)
+    await a.aclose()
+
+
+def gaps_told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, int]]:
+    found = [each.zbus for each in caplog.records if getattr(each, "zbus", {}).get("record") == "EVENT_GAP"]
+    return [(each["publisher_id"], each["first"], each["last"]) for each in found]
+
+
+@pytest.mark.parametrize("beside", [None, "other/**"], ids=["plain", "plain-beside-durable"])
 async def test_a_publisher_that_is_gone_for_good_has_its_gap_reported_after_a_while(
-    buses: Buses, monkeypatch: pytest.MonkeyPatch
+    buses: Buses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, beside: str | None
 ) -> None:
     monkeypatch.setattr(origin, "GIVE_UP_S", 1.0)
     losses = Losses()
-    a, b = await buses.open("a"), await buses.open("b", log=False, losses=losses)
+    a, b = await buses.open("a"), await buses.open("b", log=beside is not None, losses=losses)
+    if beside is not None:
+        async with b.subscribe(beside, durable="d"):
+            pass  # from now on this node records
     async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
         await publish_one_by_one(publisher, 5)
         assert len(await take(subscription, 5)) == 5
-        assert a.network is not None
-        await a.run(a.network.links[0].fabric.answer, [], lambda question: None)  # alive, but its log cannot be asked
-        losses.of_events = lambda sequences: 6 in sequences
-        await publish_one_by_one(publisher, 4)
-        await a.aclose()
+        await lose_one_for_good(a, losses, publisher, 6)
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [5, 7, 8]
         (gap,) = await take(gaps, 1, 5)
         told = gap.decode(dict)
         assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 6, 6)
-        await nothing_more(gaps)
+        assert not told["open"]
+        await nothing_more(gaps, 1.5)
     assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
+    assert not b.stats().get("gaps_open")
+    assert gaps_told(caplog) == [(publisher.publisher_id, 6, 6)]
+
+
+@pytest.mark.parametrize("options", [{"durable": "d"}, {"overflow": "spill"}], ids=["durable", "spill"])
+async def test_a_hole_in_what_is_recorded_is_open_until_its_publisher_is_back(
+    buses: Buses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(origin, "GIVE_UP_S", 0.5)
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", losses=losses)
+    async with b.subscribe(KEY, **options) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 5)
+        assert len(await take(subscription, 5)) == 5
+        await lose_one_for_good(a, losses, publisher, 6)
+
+        assert [event.sequence for event in await take(subscription, 1, 10)] == [5]
+        (gap,) = await take(gaps, 1, 10)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 6, 6)
+        assert told["open"]
+        await nothing_more(gaps, 1.5)  # it is asked for all the time, and told once
+        await nothing_more(subscription, 0.1)
+        assert b.stats()["gaps_open"] == 1
+        assert gaps_told(caplog) == [(publisher.publisher_id, 6, 6)]
+        losses.of_events = lambda sequences: False
+        again = await buses.open("a")
+
+        assert [event.sequence for event in await take(subscription, 3, 10)] == [6, 7, 8]
+        assert again.is_open
+        repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0}
+        await eventually(lambda: stats_of(b) | repaired == stats_of(b), 3, lambda: stats_of(b))
+        assert b.stats()["gaps_open"] == 0
+        await nothing_more(gaps)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "spill"])
+async def test_the_last_event_lost_of_a_publisher_that_is_gone_for_good_is_reported(
+    buses: Buses, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    monkeypatch.setattr(origin, "GIVE_UP_S", 1.0)
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", log=recorded, losses=losses)
+    async with (
+        b.subscribe(KEY, overflow="spill" if recorded else None) as subscription,
+        b.subscribe("@zbus/gap") as gaps,
+    ):
+        await wanted(a, KEY)
+        publisher = await a.publisher(KEY)
+        await publish_one_by_one(publisher, 5)
+        assert len(await take(subscription, 5)) == 5
+        await lose_one_for_good(a, losses, publisher, 8)
+
+        assert [event.sequence for event in await take(subscription, 3, 10)] == [5, 6, 7]
+        (gap,) = await take(gaps, 1, 10)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 8, 8)
+        assert told["open"] is recorded
+        await nothing_more(gaps, 1.5)
+    assert (b.stats().get("gaps_open", 0), stats_of(b)["gaps_unrepaired"]) == ((1, 0) if recorded else (0, 1))
+
+
+async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
+    buses: Buses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher is there all the time, but its log cannot be asked; then it can."""
+    monkeypatch.setattr(origin, "GIVE_UP_S", 0.5)
+    losses = Losses()
+    a, b = await buses.open("a"), await buses.open("b", losses=losses)
+    async with (
+        b.subscribe("shop/kept", overflow="spill") as kept,
+        b.subscribe("shop/whole", overflow="spill") as whole,
+        b.subscribe("shop/read") as read,
+        b.subscribe("@zbus/gap") as gaps,
+    ):
+        await wanted(a, "shop/kept")
+        await wanted(a, "shop/read")
+        keeper, reader = await a.publisher("shop/kept"), await a.publisher("shop/read")
+        await publish_one_by_one(keeper, 3)
+        await publish_one_by_one(reader, 3)
+        assert (len(await take(kept, 3)), len(await take(read, 3))) == (3, 3)
+        assert a.network is not None
+        link = a.network.links[0]
+        await a.run(link.fabric.answer, [], lambda question: None)
+        losses.of_events = lambda sequences: 3 in sequences
+        unbroken = await a.publisher("shop/whole")
+        await publish_one_by_one(keeper, 3)
+        await publish_one_by_one(unbroken, 2)
+        await publish_one_by_one(reader, 3)
+        assert [event.sequence for event in await take(read, 2, 10)] == [4, 5]
+        assert [event.sequence for event in await take(whole, 2, 10)] == [0, 1]
+        told = [gap.decode(dict) for gap in await take(gaps, 2, 10)]
+        assert [(each["publisher_id"], each["first"], each["last"], each["open"]) for each in told] == [
+            (reader.publisher_id, 3, 3, False),
+            (keeper.publisher_id, 3, 3, True),
+        ]
+        monkeypatch.setattr(origin.Origin, "_give_up", lambda self: None)  # what goes on now does so without it
+        losses.of_events = lambda sequences: False
+        for _ in range(10):
+            await publish_one_by_one(keeper, 1)
+            await publish_one_by_one(unbroken, 1)
+            await publish_one_by_one(reader, 2)
+        assert [event.sequence for event in await take(read, 20, 10)] == list(range(6, 26))
+        assert [event.sequence for event in await take(whole, 10, 10)] == list(range(2, 12))
+        await nothing_more(kept, 0.1)
+
+        await a.run(a.network._listen_on, link, a.network.wants.expressions, a.network.answers.keys)
+
+        assert [event.sequence for event in await take(kept, 13, 10)] == list(range(3, 16))
+        await eventually(lambda: b.stats()["gaps_open"] == 0)
+        await publish_one_by_one(reader, 3)
+        assert [event.sequence for event in await take(read, 3, 10)] == [26, 27, 28]
+        await nothing_more(gaps)
+        for each in (read, whole, kept):
+            await nothing_more(each, 0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"overflow": "spill"}], ids=["plain", "spill"])
+async def test_where_retention_removed_everything_it_is_told_at_the_next_event(
+    buses: Buses, options: dict[str, Any]
+) -> None:
+    losses = Losses()
+    a = await buses.open("a", retain_events=1_000)
+    b = await buses.open("b", losses=losses)
+    async with b.subscribe(KEY, **options) as subscription, b.subscribe("@zbus/gap") as gaps:
+        await wanted(a, KEY)
+        publisher, filler = await a.publisher(KEY), await a.publisher("unwanted")
+        await publisher.publish_many([b""] * 10)
+        assert len(await take(subscription, 10)) == 10
+        losses.of_events = losses.of_beacons = lambda _: True
+        await publisher.publish_many([b""] * 10)
+        assert a.log is not None
+        while await a.run(a.log.low_water) < 5_000:
+            await filler.publish_many([b""] * 2_000)
+        losses.of_events = losses.of_beacons = lambda _: False
+        await eventually(lambda: stats_of(b)["gaps_unrepaired"] == 1)  # by a beacon; nothing is left to tell it by
+        await nothing_more(gaps, 0.1)
+
+        await publisher.publish(b"now")
+
+        assert [event.sequence for event in await take(subscription, 1)] == [20]
+        (gap,) = await take(gaps, 1)
+        told = gap.decode(dict)
+        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 10, 19)
+        await publisher.publish_many([b"and on"] * 3)
+        assert [event.sequence for event in await take(subscription, 3)] == [21, 22, 23]
+        await nothing_more(gaps, 0.2)
+    assert stats_of(b)["gaps"] == stats_of(b)["gaps_unrepaired"] == 1, "counted twice"
 
 
 async def test_a_publisher_that_went_away_before_the_repair_has_its_gap_repaired_when_it_is_back(

@@ -6,13 +6,14 @@ All pairs of transports have their turn in `tests/faults/test_mesh_faults.py`.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mesh_lossy import Buses, buses_on, nothing_more, take
+from mesh_lossy import Buses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import Nats, ZenohRouter, Zmq
 from mesh_switch import both_switch, forth_and_back, old_and_new_mesh
 
@@ -140,3 +141,94 @@ async def test_a_transport_that_cannot_be_opened_leaves_the_old_one_in_use(old_a
         await (await a.publisher("shop/orders")).publish(b"still here")
         assert [event.payload for event in await take(subscription, 1, 5)] == [b"still here"]
     assert len(a.diagnostics()["links"]) == 1
+
+
+@pytest.mark.parametrize("logged", [True, False], ids=["with-a-log", "without-a-log"])
+async def test_an_embedded_bus_moves_to_a_network_without_losing_or_repeating_an_event(
+    old_and_new: tuple[Buses, Buses], tmp_path: Path, logged: bool
+) -> None:
+    """Its own readers notice nothing; those elsewhere see all that is published once it has moved."""
+    _, new = old_and_new
+    there = await new.open("there", log=False)
+    async with zbus.open(tmp_path / "embedded.db" if logged else None) as bus, there.subscribe("shop/**") as far:
+        assert "links" not in bus.diagnostics()
+        publisher = await bus.publisher("shop/orders")
+        async with bus.subscribe("shop/**", queue_events=10_000) as near:
+            switching = asyncio.create_task(bus.switch_transport(new.wire.url, overlap_s=0.1))
+            while not switching.done():
+                await publisher.publish(b"")
+                await asyncio.sleep(0.001)
+            await switching
+            await wanted(bus, "shop/orders")
+            moved = publisher.sequence
+            await publisher.publish_many([b"moved"] * 50)
+            assert [event.sequence for event in await take(near, moved + 50)] == list(range(moved + 50))
+            came = [event.sequence for event in await take(far, 50)]
+            while came[-1] < moved + 49:
+                came += [event.sequence for event in await take(far, 1)]
+            assert came == list(range(came[0], moved + 50))
+            assert came[0] <= moved
+            assert [link["fabric"] for link in bus.diagnostics()["links"]] == ["nats"]
+            await (await there.publisher("shop/back")).publish(b"and back")
+            assert [event.payload for event in await take(near, 1)] == [b"and back"]
+
+
+async def test_a_switch_that_is_cancelled_half_way_leaves_both_in_use(old_and_new: tuple[Buses, Buses]) -> None:
+    old, new = old_and_new
+    a = await old.open("a")
+    on_old, on_new = await old.open("on-old", log=False), await new.open("on-new", log=False)
+    async with on_old.subscribe("shop/**") as by_old, on_new.subscribe("shop/**") as by_new:
+        switching = asyncio.create_task(a.switch_transport(new.wire.url, overlap_s=60))
+        await eventually(lambda: len(a.diagnostics()["links"]) == 2)
+        switching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await switching
+
+        assert [link["fabric"] for link in a.diagnostics()["links"]] == ["zmq", "nats"]
+        await wanted(a, "shop/orders")
+        publisher = await a.publisher("shop/orders")
+        await publisher.publish_many([b"by both"] * 20)
+        for subscription in (by_old, by_new):
+            assert [event.sequence for event in await take(subscription, 20)] == list(range(20))
+        async with a.subscribe("back/**") as back:
+            for each in (on_old, on_new):
+                await wanted(each, "back/x")
+                await (await each.publisher("back/x")).publish(b"back")
+            assert len(await take(back, 2)) == 2
+
+        await a.receive_on()  # and it still works as a bus of two transports: one can be left by hand
+        assert a.network is not None
+        await a.network.remove(a.network.links[0], 2.0)
+        await publisher.publish(b"by the new one")
+        assert [event.payload for event in await take(by_new, 1)] == [b"by the new one"]
+
+
+async def test_a_switch_that_is_cancelled_while_the_new_transport_is_opened_leaves_the_old_one_alone(
+    old_and_new: tuple[Buses, Buses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = old_and_new
+    a, b = await old.open("a"), await old.open("b", log=False)
+    open_fabric, opening, go_on = plugins.open_fabric, threading.Event(), threading.Event()
+    opened: list[Fabric] = []
+
+    def open_late(config: BusConfig, url: str, session: Any = None) -> Fabric:
+        opening.set()
+        go_on.wait(20)
+        opened.append(open_fabric(config, url, session))
+        return opened[-1]
+
+    monkeypatch.setattr(plugins, "open_fabric", open_late)
+    switching = asyncio.create_task(a.switch_transport(new.wire.url, overlap_s=0.1))
+    assert await asyncio.to_thread(opening.wait, 20)
+    switching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await switching
+    go_on.set()
+
+    await eventually(lambda: opened)
+    await eventually(lambda: not opened[0].ready("shop/orders"), told=lambda: "it is still connected")
+    assert [link["fabric"] for link in a.diagnostics()["links"]] == ["zmq"]
+    async with b.subscribe("shop/**") as subscription:
+        await wanted(a, "shop/orders")
+        await (await a.publisher("shop/orders")).publish(b"still here")
+        assert [event.payload for event in await take(subscription, 1)] == [b"still here"]

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from mesh_lossy import Buses, buses_on, nothing_more, take, wanted
+from mesh_lossy import WAIT_S, Buses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import ZenohPeers
+
+import zbus
 
 KEY = "shop/orders"
 
@@ -17,6 +19,22 @@ KEY = "shop/orders"
 async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Buses]:
     async with buses_on(ZenohPeers, tmp_path, monkeypatch) as found:
         yield found
+
+
+async def told(listener: zbus.Bus, speaker: zbus.Bus) -> None:
+    """Until one bus has heard, by a beacon, of all that the other has sent so far."""
+    assert listener.network is not None
+    assert speaker.network is not None
+    origin, head, positions = speaker.network.origin, speaker.network.head, listener.network.inbox.positions
+    await eventually(lambda: positions.get(origin, 0) >= head)
+
+
+async def unwanted(bus: zbus.Bus, key: str) -> None:
+    """Until this bus knows that no other node wants `key` any more."""
+    assert bus.network is not None
+    async with asyncio.timeout(WAIT_S):
+        while await bus.run(bus.network.links[0].fabric.ready, key):
+            await asyncio.sleep(0.005)
 
 
 async def test_a_plain_reader_sees_nothing_twice_when_a_durable_one_fetches_the_past(buses: Buses) -> None:
@@ -44,7 +62,7 @@ async def test_a_durable_name_that_is_left_and_taken_again_at_once_misses_nothin
             await publisher.publish(b"")
             assert [event.sequence for event in await take(durable, 1)] == [0]
         await publisher.publish_many([b""] * 5)
-        await asyncio.sleep(0.4)  # a beacon passes
+        await told(b, a)
         async with b.subscribe(KEY, durable="d") as durable:
             events = await take(durable, 6, 4)
             assert [event.sequence for event in events if event.sequence] == [1, 2, 3, 4, 5]
@@ -57,9 +75,9 @@ async def test_a_durable_name_that_is_left_for_a_while_misses_nothing(buses: Bus
         await wanted(a, KEY)
         await publisher.publish(b"")
         assert [event.sequence for event in await take(durable, 1)] == [0]
-    await asyncio.sleep(0.6)
+    await told(b, a)
     await publisher.publish_many([b""] * 5)
-    await asyncio.sleep(0.6)
+    await told(b, a)
     async with b.subscribe(KEY, durable="d") as durable:
         events = await take(durable, 6, 4)
         assert [event.sequence for event in events if event.sequence] == [1, 2, 3, 4, 5]
@@ -72,11 +90,11 @@ async def test_a_reader_of_what_is_new_sees_nothing_from_before_it_came(buses: B
         await wanted(a, KEY)
         await publisher.publish(b"")
         assert await take(subscription, 1)
-    await asyncio.sleep(0.6)
+    await unwanted(a, KEY)
     await publisher.publish_many([b"old"] * 5)
-    await asyncio.sleep(0.3)
+    await told(b, a)
     async with b.subscribe(KEY, overflow="spill") as subscription:
-        await asyncio.sleep(0.3)
+        await wanted(a, KEY)
         await publisher.publish(b"new")
         assert [event.payload for event in await take(subscription, 1, 5)] == [b"new"]
         await nothing_more(subscription)

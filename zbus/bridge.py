@@ -26,6 +26,7 @@ from .keys import KeySet
 from .logservice import Forward
 from .network import Link
 from .outbox import Outbox
+from .ports import Log, Span
 from .records import record
 
 BRIDGE_STARTED = "BRIDGE_STARTED"
@@ -130,8 +131,9 @@ class Bridge:
     def stats(self) -> dict[str, Any]:
         """What crossed in this run, per direction, and how far behind it is.
 
-        `crossed` counts an event once, however often it was sent; `lag_ms` is how old the last one was when it was
-        sent; `waiting_events` are those between the end of the log and what was sent, of either direction.
+        `crossed` counts an event once, however often it was sent; `waiting_events` are those that came and were not
+        sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
+        the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
         counts = self._bus.stats()
         first, second = self.config.labels
@@ -155,13 +157,17 @@ class Bridge:
         link = self._link(target)
         outbox: Outbox | None = link.outbox if link is not None else None
         network = self._bus.network
+        waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
+        lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
+        if oldest_ns is not None:
+            lag_ns = max(0, time.time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
             "linked": outbox is not None,
             "crossed": outbox.crossed if outbox is not None else 0,
-            "lag_ms": round(outbox.crossed_lag_ns / 1e6, 3) if outbox is not None else 0.0,
-            "waiting_events": max(0, network.head - network.sent(target)) if network is not None else 0,
+            "lag_ms": round(lag_ns / 1e6, 3),
+            "waiting_events": waiting,
         }
 
     def _link(self, label: str) -> Link | None:
@@ -196,6 +202,7 @@ class _TwoLinks(Bus):
         super().__init__(config.bus_config())
         self._names = dict(zip(config.urls, config.labels, strict=True))
         self._trying: set[asyncio.Task[None]] = set()
+        self._left_noted = False
 
     async def start(self) -> None:
         """Open what can be opened."""
@@ -208,12 +215,25 @@ class _TwoLinks(Bus):
     async def link(self, url: str) -> None:
         """Open one side, now or later."""
         try:
+            if self.log is not None and not self._left_noted:
+                await self._note_left(self.log)
             await super().link(url)
         except FabricError as error:
             if self.log is None:
                 raise
             record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
             self._trying.add(asyncio.get_running_loop().create_task(self._keep_trying(url)))
+
+    async def _note_left(self, log: Log) -> None:
+        """Before anything arrives: what an earlier run left unsent."""
+        assert self.network is not None
+        self._left_noted, head = True, self.delivery.delivered
+        first, second = self._names.values()
+        for source, target in ((first, second), (second, first)):
+            sent = self.network.sent(target)
+            if sent < head:
+                oldest_ns = await self.run(_oldest_ns, log, sent)
+                self.network.waiting[source].entered(head, head - sent, oldest_ns)
 
     async def aclose(self) -> None:
         """Close, whether or not both sides were ever there."""
@@ -238,3 +258,9 @@ class _TwoLinks(Bus):
             task.cancel()
         if trying:
             await asyncio.wait(trying)
+
+
+def _oldest_ns(log: Log, after: int) -> int:
+    """When the first event after an offset was published, as far as the log still has it."""
+    events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
+    return events[0].published_at if events else time.time_ns()

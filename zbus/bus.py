@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .commits import Commits
 from .delivery import Delivery, Target
-from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
+from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
 from .event import Event
 from .gate import Gate
 from .headers import encode_headers, is_foreign
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .caching import Cache, Caching
     from .config import BusConfig
     from .logservice import Forward
-    from .network import Network
+    from .network import Link, Network
     from .registry import Node
     from .tracing import Sending, Tracing
 
@@ -141,8 +141,12 @@ class Bus:
             self._release(1.0)
             raise
         self.is_open = True
-        for start in self._handlers:
-            start()
+        try:
+            for start in self._handlers:
+                start()
+        except BaseException:
+            await self.aclose()
+            raise
         if self.config.records != "off":
             self._record_feed = RecordFeed(self, logging.getLevelName(self.config.records.upper()))
         if self.log is not None and self.commits is not None:
@@ -409,6 +413,8 @@ class Bus:
     def serve(self, key: str) -> Callable[[A], A]:
         """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
 
+        Raises `FabricLacks` (or `start` does) where no transport in use carries questions: raw ones, wire="dynamo".
+
         @bus.serve("prices/quote")
         async def quote(question): return {"price": 12}
         """
@@ -448,9 +454,21 @@ class Bus:
         async with self._switching:
             old = list(self.network.links)
             await self.link(url)
+            await self._check_serving(self.network.links[len(old) :])
             await asyncio.sleep(overlap_s if old else 0)
             for link in old:
                 await self.network.remove(link, self.config.close_timeout_s / 2)
+
+    async def _check_serving(self, new: Sequence[Link]) -> None:
+        """Refuse to move to what cannot carry the questions that are answered here; the old ones stay in use."""
+        assert self.network is not None
+        try:
+            if self.network.answers.serves:
+                self.network.check_answering(new)
+        except FabricLacks:
+            for link in new:
+                await self.network.remove(link, self.config.close_timeout_s / 2)
+            raise
 
     async def receive_on(self, *transports: str) -> None:
         """Of several transports, receive on these only, by name or URL; on all, if none is given.

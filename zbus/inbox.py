@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .beacon import decode_beacon
-from .codec import BEACON, CANCEL, NODE, Envelope, open_frame
-from .errors import EventInvalid, LogError
+from .codec import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
+from .errors import EventInvalid, KeyInvalid, LogError
 from .event import Event
 from .headers import Foreign, encode_foreign
 from .heard import Heard
@@ -36,6 +36,7 @@ TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
 ORIGINS_MAX = 10_000
 REPORT_S = 60.0
 GATE_S = 0.005
+CANCEL_BYTES = 9  # its mark, and the number of the question
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
@@ -133,8 +134,7 @@ class Inbox:
             try:
                 new += self._open(frame, link, dense)
             except EventInvalid as error:
-                self.count("invalid_received", 1)
-                self._report(EVENT_INVALID, link, reason=str(error), link=link)
+                self._invalid(_reason(frame, error), link, reason=str(error), link=link)
             except Exception as error:  # a fault of ours: what follows must still arrive
                 self.count("receive_errors", 1)
                 self._report("RECEIVE_FAILED", link, error, link=link)
@@ -158,7 +158,9 @@ class Inbox:
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
-            self._network.answers.cancel(int.from_bytes(frame[1:9]))
+            if len(frame) < CANCEL_BYTES:
+                raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
+            self._network.answers.cancel(int.from_bytes(frame[1:CANCEL_BYTES]))
             return ()
         if kind == NODE:
             self._network.registry.hear(frame, link, self._network.trust(link))
@@ -206,8 +208,13 @@ class Inbox:
             publisher_id, sequence = envelope.publisher_id, envelope.sequence
             last = self._opened.get(publisher_id, self._seen.last(publisher_id))
             if last is not None and sequence > last + 1:
-                self.gap(0, envelope.key, publisher_id, sequence, last)
+                self.gap(0, envelope.key, publisher_id, sequence, after=last)
             self._opened[publisher_id] = sequence if last is None else max(last, sequence)
+
+    def _invalid(self, counted: str, source: str, **fields: Any) -> None:
+        self.count("invalid_received", 1)  # of whatever kind
+        self.count(counted, 1)
+        self._report(EVENT_INVALID, source, **fields)
 
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
@@ -232,8 +239,7 @@ class Inbox:
                 self.count("loops_stopped", 1)
                 continue
             if len(envelope.payload) > self._payload_bytes_max:
-                self.count("invalid_received", 1)
-                self._report(EVENT_INVALID, link, reason="its payload is over the limit", key=envelope.key)
+                self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
             if envelope.key != key:
@@ -254,8 +260,13 @@ class Inbox:
         if events:
             self._deliver(events)
         if crossing:
-            self._network.send_unlogged(crossing)
-        return self._store(rows, stored) if rows else None
+            self._network.cross(crossing, link)
+        if not rows:
+            return None
+        storing = self._store(rows, stored)
+        if crossing is not None:
+            self._network.crossing(rows, link, storing)
+        return storing
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
@@ -277,17 +288,34 @@ class Inbox:
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
             )
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, after: int = -1) -> None:
+    def gap(
+        self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
+    ) -> bool:
         """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
-            return
-        self.count("gaps", 1)
-        self.count("gaps_unrepaired", 1)
+            return False
+        if not counted:
+            self.count("gaps", 1)
+            self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
-        self._deliver([gap_event(fields)])
+        self._deliver([gap_event(fields | {"open": False})])
+        return True
+
+    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        """Tell of events that are missing, and asked for until their node is back: the same, but they are open."""
+        last = self._seen.last(publisher_id)
+        first = max(after, -1 if last is None else last) + 1
+        if first >= sequence:
+            return False
+        self.count("gaps_open", 1)
+        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+        reason = "still missing, and its node cannot be asked; it is asked again until it is back"
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, reason=reason)
+        self._deliver([gap_event(fields | {"open": True})])
+        return True
 
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))
@@ -308,6 +336,14 @@ class Inbox:
 
         stored.add_done_callback(look)
         return stored
+
+
+def _reason(frame: bytes, error: EventInvalid) -> str:
+    """By what name a frame that is none is counted."""
+    kind = frame[0] if frame else ONE
+    if kind in (ONE, MANY):
+        return "invalid_key" if isinstance(error.__cause__, KeyInvalid) else "invalid_envelope"
+    return {BEACON: "invalid_beacon", CANCEL: "invalid_cancel", NODE: "invalid_node"}.get(kind, "invalid_version")
 
 
 def gap_event(fields: dict[str, Any]) -> Event:

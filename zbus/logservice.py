@@ -8,7 +8,7 @@ Who does not know whom to ask begins with `@zbus/log`, where every node with a l
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,8 @@ PAGE_EVENTS, PAGE_EVENTS_MAX = 2000, 8000
 FRAME_EVENTS = 256
 FRAME_BYTES = 128 * 1024
 ENDLESS = (1 << 63) - 1  # no time is later
+HEARD_MAX = 100_000
+_Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
 _encode = msgspec.msgpack.Encoder().encode
 
 Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
@@ -46,19 +48,19 @@ class _Wanted(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
-    covered: int
-    head: int
-    low_water: int
-    skipped: int = 0  # corrupt events that were left out
+    covered: _Number
+    head: _Number
+    low_water: _Number
+    skipped: _Number = 0  # corrupt events that were left out
 
 
 class LogTold(msgspec.Struct, array_like=True, frozen=True):
     """What a node says of its log, and the logs of other nodes that it has heard of since it runs."""
 
-    origin: int
-    head: int
-    low_water: int
-    heard: tuple[int, ...]
+    origin: _Number
+    head: _Number
+    low_water: _Number
+    heard: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=HEARD_MAX)]
 
 
 _decode_wanted = msgspec.msgpack.Decoder(_Wanted).decode
@@ -171,10 +173,13 @@ async def ask_page(
         if body[:1] == b"\0":
             try:
                 covered = _decode_covered(memoryview(body)[1:])
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
         else:
-            envelopes += open_frame(body)
+            try:
+                envelopes += open_frame(body)
+            except EventInvalid as error:
+                raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
     if covered is None:
         raise FabricError(f"the log {origin:x} did not say how far its page reaches; ask again")
     return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
@@ -186,7 +191,7 @@ async def ask_log(ask: Ask, timeout_s: float) -> LogTold:
     async for body in ask(LOGS, b"", timeout_s):
         try:
             told = _decode_told(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FabricError(f"a node answered nonsense for {LOGS!r}: {error}") from error
     if told is None:
         raise FabricError(f"a node answered nothing for {LOGS!r}; ask again")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,7 @@ from .outbox import Outbox
 from .ports import Fabric, Row
 from .records import FABRIC_ERROR, record
 from .registry import Registry
+from .waiting import Waiting
 from .wants import Wants
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Network:
         self.wants = Wants()
         self.answers = Answers(bus.count)
         self.forward = bus.forward  # a bridge sends on what others published
+        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
         self._position = 0  # without a log, the number of the last event
         self._unsent: list[Row] = []  # of this turn of the loop
@@ -197,6 +200,20 @@ class Network:
         for link in self.links:
             link.outbox.say(frames)
 
+    def cross(self, rows: Sequence[Row], link: str) -> None:
+        """Send on what came over a link, where no log keeps it."""
+        self.send_unlogged(rows)
+        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0][2])
+
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+        """Note what came over a link and goes out over the other once it is stored."""
+
+        def note(stored: asyncio.Future[Sequence[int]]) -> None:
+            if not stored.cancelled() and stored.exception() is None:
+                self.waiting[link].entered(max(stored.result()), len(rows), rows[0][2])
+
+        storing.add_done_callback(note)
+
     def _flush(self) -> None:
         rows, self._unsent = self._unsent, []
         if not rows:
@@ -242,6 +259,12 @@ class Network:
         self.wants.remove(expressions, since_ns, record)
         self.inbox.wants_changed()
         self._declare()
+
+    def check_answering(self, links: Sequence[Link] | None = None) -> None:
+        """Raise `FabricLacks` where none of the links (or of these) can carry a question."""
+        links = self.links if links is None else links
+        if links and all(link.fabric.events_only for link in links):
+            raise FabricLacks(", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does")
 
     def answering(self) -> asyncio.Future[Any]:
         """Tell the fabrics for which keys this node answers."""

@@ -3,7 +3,8 @@
 Each event says which one was before it on its key, and beacons say how far the node has sent. So a
 hole is noticed, at the latest with the next beacon. Then everything that comes of that node is held
 back, its log is asked for what follows the last offset up to which nothing is missing, and after that
-what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap.
+what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap: for good,
+and the readers go on; or, where our log records it, as one that is open until the node is back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 from .beacon import Beacon
 from .codec import Envelope
 from .errors import RequestError, ZbusError
+from .holes import Holes, Teller, Trimmed
 from .logservice import LogPage
 from .records import (
     EVENT_GAP,
@@ -31,7 +33,7 @@ from .records import (
     EVENT_RETRY,
     record,
 )
-from .wants import NEVER, Wants
+from .wants import NEVER
 
 HELD_EVENTS_MAX = 8192
 TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
@@ -40,10 +42,8 @@ GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 
 
-class Reception(Protocol):
+class Reception(Teller, Protocol):
     """What an origin needs of the node that hears it."""
-
-    wants: Wants
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
         """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
@@ -58,12 +58,6 @@ class Reception(Protocol):
 
     def covered(self, origin: int, offset: int) -> None:
         """Nothing of `origin` up to `offset` is missing."""
-
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int) -> None:
-        """What was not seen of a publisher before this sequence is missing for good."""
-
-    def count(self, name: str, events: int) -> None:
-        """Add to a counter."""
 
 
 class Origin:
@@ -89,12 +83,19 @@ class Origin:
         self._again: int | None = None
         self._past: list[tuple[str, ...]] = []
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
+        self._holes = Holes(id, reception)
+        self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
+        self._trimmed: Trimmed | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Those that are new and follow what came before; the rest is left out, or held until it does."""
         self.heard_at, self._link = time.monotonic(), link
         if self._repairing is not None:
             self._heard_again.set()
+            if self._overdue:
+                envelopes = self._take_unbroken(envelopes, link)
+                self._taken += len(envelopes)
+                return envelopes
             self._hold(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
@@ -118,6 +119,8 @@ class Origin:
         self._taken += len(new)
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
+        if self._trimmed is not None:
+            self._trimmed.tell(new)
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
@@ -128,12 +131,16 @@ class Origin:
             # Its events may still be under way on another thread; or they were sent before we came.
             self._covered, self._unsure = beacon.since, 1
         self._heard_again.set()
-        if self._repairing is not None or (self._covered is not None and beacon.head <= self._covered):
+        if self._covered is not None and beacon.head <= self._covered:
+            return
+        if self._repairing is not None:
+            self._name(beacon)
             return
         pending = self._pending
         if pending is not None and beacon.since <= pending.head:
             beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
         if self._covered is None or (beacon.since > self._covered and self.has_log):
+            self._name(beacon)
             self._repair()  # never heard of, or a beacon is missing
         elif self._missing(beacon):
             self._pending = beacon
@@ -164,6 +171,7 @@ class Origin:
             self._timer.cancel()
         if self._repairing is not None:
             self._repairing.cancel()
+        self._holes.close()
         return self._repairing
 
     def _missing(self, beacon: Beacon) -> list[str]:
@@ -173,6 +181,11 @@ class Origin:
             for key, (offset, _, _) in beacon.newest.items()
             if offset > max(covered, self._last.get(key, 0)) and wants.of(key).since != NEVER
         ]
+
+    def _name(self, beacon: Beacon) -> None:
+        """Keep what a beacon names, for the case that nobody can be asked; not what may be from before our time."""
+        if not self._unsure and (self._covered is not None or self._last):
+            self._holes.name(beacon.newest)
 
     def _await_tail(self, turns: int) -> None:
         check = partial(self._check_tail, self._taken, turns)
@@ -191,6 +204,7 @@ class Origin:
         if not missing or (self._unsure and not self.has_log):
             self._advance(beacon.head)
         elif self.has_log:
+            self._name(beacon)
             self._repair()
         else:
             for key in missing:
@@ -219,9 +233,9 @@ class Origin:
             self._repairing = asyncio.get_running_loop().create_task(run())
 
     async def _run_repair(self) -> None:
-        """Ask until nothing is missing, or, where no log of ours depends on it, until it takes too long."""
+        """Ask until nothing is missing, or, where our log records nothing of others, until it takes too long."""
         found, met, pause = 0, self._covered is not None or bool(self._last), RETRY_S[0]
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline, failed = time.monotonic() + GIVE_UP_S, False
         told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": secrets.token_hex(8)}
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **told)
         while True:
@@ -233,6 +247,7 @@ class Origin:
                     self._covered, self._again = min(self._covered or 0, self._again), None
                     self._last.clear()
                 page = await self._page()
+                self._overdue = False
                 found += len(page)
                 pause, deadline = RETRY_S[0], time.monotonic() + GIVE_UP_S
                 if self._is_done():
@@ -241,13 +256,18 @@ class Origin:
                 if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
                     unknown = None if isinstance(error, ZbusError) else error
                     record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
-                if time.monotonic() > deadline and not self._reception.wants.records:
-                    record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
+                if time.monotonic() > deadline:
+                    if not failed:
+                        record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
+                    failed = True
                     self._give_up()
-                    return
+                    if self._repairing is None:
+                        return
+                    deadline = time.monotonic() + GIVE_UP_S
                 self._heard_again.clear()
                 with suppress(TimeoutError):  # it is there again: now is the time to ask
-                    await asyncio.wait_for(self._heard_again.wait(), pause)
+                    async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
+                        await self._heard_again.wait()
                 pause = min(RETRY_S[1], pause * 2)
         if found and met:
             self._reception.count("gaps", 1)
@@ -268,19 +288,17 @@ class Origin:
         link = self._link
         page = await self._reception.page(self.id, after, from_ns, link)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
-        told: set[int] = set()
         new: list[Envelope] = []
         for envelope in page.envelopes:
             if self._is_past(envelope, wants.of(envelope.key).since):
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
-                if trimmed and envelope.publisher_id not in told:  # retention removed what came before it
-                    told.add(envelope.publisher_id)
-                    self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
-        if trimmed and not told:
-            self._reception.count("gaps", 1)
-            self._reception.count("gaps_unrepaired", 1)
+        if trimmed:
+            self._trimmed = Trimmed(self.id, page.low_water, self._reception)
+        told = self._trimmed is not None and self._trimmed.tell(new)
+        if trimmed and not told and self._trimmed is not None:
+            self._trimmed.count()
             reason = "retention removed it at the publisher"
             record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
         await self._reception.room()
@@ -288,7 +306,7 @@ class Origin:
         if stored is not None:
             await stored
         for envelope in new:
-            self._last[envelope.key] = envelope.offset
+            self._last[envelope.key] = max(envelope.offset, self._last.get(envelope.key, 0))
         self._covered = max(after, page.covered)
         self._complete = page.covered >= page.head
         return new
@@ -320,16 +338,21 @@ class Origin:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody has what is missing: say so where it is missing, and go on with what there is."""
+        """Nobody has what is missing: say so where it is missing, and go on with what there is.
+
+        Of what our log records, a key with a hole waits on, as long as there is a log to ask; all else does not.
+        """
         held, self._held = sorted(self._held, key=_by_offset), deque()
-        self._held_lost, self._repairing = 0, None
-        covered = self._covered or 0
+        wants, waiting = self._reception.wants, self.has_log and self._reception.wants.records
         run: list[Envelope] = []
         came_by = ""
         for envelope, link in held:
-            seen = max(covered, self._last.get(envelope.key, 0))
+            seen = self._reached(envelope.key)
             if envelope.offset <= seen:
                 self._reception.count("duplicates_received", 1)
+                continue
+            if waiting and envelope.previous > seen and wants.of(envelope.key).recorded:
+                self._held.append((envelope, link))
                 continue
             if envelope.previous > seen or link != came_by:
                 self._reception.accept(run, came_by)
@@ -339,11 +362,43 @@ class Origin:
             self._last[envelope.key] = envelope.offset
             run.append(envelope)
         self._reception.accept(run, came_by)
+        fresh, ends = self._holes.ends(self._reached, TAIL_S)
+        for key in [each for each in ends if not (waiting and wants.of(each).recorded)]:
+            self._last[key], publisher_id, sequence = ends.pop(key)
+            self._reception.gap(self.id, key, publisher_id, sequence + 1)
+        if waiting:
+            self._holes.report([envelope for envelope, _ in self._held], ends, self._reached)
+            self._overdue = True
+            return
+        self._holes.close()
+        self._held_lost, self._repairing = 0, None
         if self.has_log:  # or every beacon would ask again for what nobody has
-            self._covered = max([covered, *self._last.values()])
+            self._covered = max([self._covered or 0, *self._last.values()])
+            if fresh:  # its last beacon came just now: what it names may still be under way
+                head = max(offset for offset, _, _ in fresh.values())
+                self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
+
+    def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
+        """Of what comes while other things are missing: what follows what came before on its key."""
+        new: list[Envelope] = []
+        for envelope in envelopes:
+            seen = self._reached(envelope.key)
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+            elif envelope.previous > seen:
+                self._hold([envelope], link)
+            else:
+                self._last[envelope.key] = envelope.offset
+                new.append(envelope)
+        return new
+
+    def _reached(self, key: str) -> int:
+        """Up to which offset everything of a key came, or was given up."""
+        return max(self._covered or 0, self._last.get(key, 0))
 
     def _go_on(self) -> None:
         """Hand over what was held meanwhile."""
+        self._holes.close()
         held, self._held = sorted(self._held, key=_by_offset), deque()
         self._held_lost, self._repairing = 0, None
         for link, items in groupby(held, key=lambda item: item[1]):

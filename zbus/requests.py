@@ -55,13 +55,14 @@ class Requests:
     def serve(self, key: str, handler: Handler) -> asyncio.Future[Any]:
         """Answer for `key` from soon on; the future tells when the fabrics know."""
 
-        async def answer(question: bytes) -> bytes:
-            result = await handler(decode(question))
+        async def answer(question: Event) -> bytes:
+            result = await handler(question)
             return self._frame(key, b"" if result is None else result, None, None)
 
         if self._network.answers.handler(key) is not None:
             raise ConfigInvalid("key", f"{key!r} is served on this bus already")
-        self._network.answers.handle(check_key(key), answer)
+        self._network.check_answering()
+        self._network.answers.handle(check_key(key), answer, decode)
         return self._network.answering()
 
     def _frame(self, key: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None) -> bytes:

@@ -68,18 +68,18 @@ def test_a_key_that_many_expressions_match_arrives_once(transport: Mesh) -> None
 def test_overlapping_expressions_bring_a_frame_once(transport: Mesh) -> None:
     near, far = transport.open(), transport.spawn()
     for number, expressions in enumerate(OVERLAPPING):
-        prefix = f"round{number}"
-        far.listen([f"{prefix}/{each}" for each in expressions])
+        prefix, end = f"round{number}", f"end/{number}"
+        far.listen([*(f"{prefix}/{each}" for each in expressions), end])
         wanted = [f"{prefix}/{key}" for key in wanted_by(*expressions) if key in SHORT_KEYS]
-        near.wanted(wanted)
+        near.wanted([*wanted, end])
         far.forget()
 
         near.send([(f"{prefix}/{key}", f"{prefix}/{key}".encode()) for key in SHORT_KEYS])
-        assert far.heard_all([key.encode() for key in wanted]) == []
-        time.sleep(LATE_S / 4)
+        near.send([(end, end.encode())])
+        assert far.heard_all([key.encode() for key in [*wanted, end]]) == []
 
         heard = sorted(frame.decode() for frame in far.heard(0))
-        assert heard == sorted(wanted), expressions
+        assert heard == sorted([*wanted, end]), expressions
 
 
 def test_new_expressions_replace_the_earlier_ones(transport: Mesh) -> None:

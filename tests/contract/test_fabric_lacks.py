@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ import pytest
 from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
+import zbus
 from zbus.codec import encode, unpack
 from zbus.config import BusConfig
-from zbus.errors import FabricLacks
+from zbus.errors import FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.plugins import open_fabric
 from zbus.ports import Fabric
@@ -97,3 +99,64 @@ def test_events_flow_after_a_refusal(fabrics: list[Fabric]) -> None:
         sequence += 1
     events = unpack(received[0])
     assert [(event.key, event.payload) for event in events] == [("namespace/component/topic", b"x")]
+
+
+@pytest.fixture(params=EVENTS_ONLY)
+def place(request: pytest.FixtureRequest, server: NatsServer, tmp_path: Path) -> dict[str, Any]:
+    """The settings of a bus on it."""
+    url, config = EVENTS_ONLY[request.param](server, tmp_path)[0]
+    return {"transport": url} | config
+
+
+async def quote(question: zbus.Event) -> bytes:
+    return b"12"
+
+
+async def test_serving_is_refused_by_name_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+    async with zbus.open(**place) as bus:
+        with pytest.raises(FabricLacks) as caught:
+            bus.serve("prices/quote")(quote)
+        assert "answering questions" in caught.value.capability
+        assert bus.is_open
+
+
+async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+    bus = zbus.open(**place)
+    bus.serve("prices/quote")(quote)
+    with pytest.raises(FabricLacks):
+        await bus.start()
+    assert not bus.is_open  # and no thread of it is left, which every test checks
+
+
+async def price(bus: zbus.Bus) -> bytes:
+    """The answer of the one who serves; it may take a moment until the server knows of it."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return (await bus.request("prices/quote", timeout=10)).payload
+            except NobodyAnswers:
+                await asyncio.sleep(0.01)
+
+
+beside_others = pytest.mark.parametrize("place", ["nats-raw", "zmq-raw"], indirect=True)  # a wire is for all of a bus
+
+
+@beside_others
+async def test_a_bus_that_serves_does_not_move_to_a_transport_that_carries_no_questions(
+    server: NatsServer, place: dict[str, Any]
+) -> None:
+    async with zbus.open(transport=server.url) as bus, zbus.open(transport=server.url) as other:
+        bus.serve("prices/quote")(quote)
+        with pytest.raises(FabricLacks):
+            await bus.switch_transport(place["transport"], overlap_s=0.1)
+        assert [link["transport"] for link in bus.diagnostics()["links"]] == [server.url]
+        assert await price(other) == b"12"
+
+
+@beside_others
+async def test_beside_a_transport_that_carries_questions_serving_is_not_refused(
+    server: NatsServer, place: dict[str, Any]
+) -> None:
+    async with zbus.open(transports=[server.url, place["transport"]]) as bus, zbus.open(transport=server.url) as other:
+        bus.serve("prices/quote")(quote)
+        assert await price(other) == b"12"

@@ -84,7 +84,8 @@ class Program:
             count += 1
             if event.key == "@zbus/gap":
                 gap = event.decode(dict)
-                note(f"gap {gap['publisher_id']} {gap['first']} {gap['last']}")
+                kind = "open" if gap["open"] else "gap"
+                note(f"{kind} {gap['publisher_id']} {gap['first']} {gap['last']}")
                 continue
             took_s = (time.time_ns() - event.published_at) / 1e9
             note(f"seen {name} {event.publisher_id} {event.sequence} {event.offset} {event.key} {took_s:.4f}")
@@ -210,6 +211,7 @@ class Program:
 
     async def request(self, key: str, payload: str, timeout: float) -> dict[str, Any]:
         began = time.monotonic()
+        note(f"asking {key}")
         try:
             reply = await self.bus.request(key, payload.encode(), timeout=timeout)
             told: dict[str, Any] = {"reply": reply.payload.decode()}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-from mesh_support import Mesh, Middle, Node, mesh_of, until
+from mesh_support import Mesh, Middle, Node, mesh_of, until, until_still
 
 TIMEOUT_S = 2.0
 
@@ -29,9 +28,10 @@ def middle_gone(directory: Path, kind: type[Middle], how: str) -> None:
         mesh.wire.freeze() if how == "frozen" else mesh.wire.kill()
         for node in (a, without):
             node.call("publish", "shop/much", 20_000)
-        time.sleep(0.5)
         for node in (a, without):
             node.call("stop_load")
+        for node in (a, without):  # what could still go has gone, and the rest is stuck
+            until_still(lambda node=node: [link["sent"] for link in node.call("diagnostics")["links"]])
         closes_in_time(a, b, without)
 
 
@@ -65,7 +65,7 @@ def repair_under_way(mesh: Mesh) -> None:
         node.call("subscribe", "d2", ["shop/**"], durable="d", start="beginning")
     until(lambda: len(b.facts.seen("d2")) > 10, what="the repair")
     a.freeze()
-    time.sleep(0.3)
+    until_still(lambda: [len(node.facts.seen("d2")) for node in (b, c)])  # nobody answers any more
     closes_in_time(b, c)
 
 
@@ -89,7 +89,8 @@ def question_under_way(mesh: Mesh) -> None:
     server.call("serve", "calc/echo", "echo")
     until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
     server.freeze()
+    asked = len(asker.facts.of("asking"))
     for _ in range(6):
         asker.begin("request", "calc/echo", "x", 60.0)
-    time.sleep(0.3)
+    until(lambda: len(asker.facts.of("asking")) == asked + 6, 10, "the questions")
     closes_in_time(asker)

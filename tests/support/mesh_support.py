@@ -219,6 +219,17 @@ def until(true: Callable[[], Any], wait_s: float = 30.0, what: str = "it") -> No
         time.sleep(0.02)
 
 
+def until_still(look: Callable[[], Any], still_s: float = 0.3, wait_s: float = 30.0) -> None:
+    """Wait until something stays as it is for a while."""
+    deadline, before, since = time.monotonic() + wait_s, look(), time.monotonic()
+    while time.monotonic() - since < still_s:
+        assert time.monotonic() < deadline, f"it still moves after {wait_s:g} s: {before}"
+        time.sleep(0.05)
+        now = look()
+        if now != before:
+            before, since = now, time.monotonic()
+
+
 def until_seen(node: Node, name: str, published: Callable[[], dict[int, list[int]]], wait_s: float = 60.0) -> None:
     """Wait until a subscription saw everything that was acknowledged, or stopped seeing more of it."""
     deadline = time.monotonic() + wait_s
