@@ -194,7 +194,8 @@ class Consumer:
         loop, patience_s = asyncio.get_running_loop(), self._options.idle_timeout_s
         while self.healthy:
             try:
-                await asyncio.wait_for(self._troubled.wait(), patience_s / 2)
+                async with asyncio.timeout(patience_s / 2):  # `wait_for` may lose a cancellation before Python 3.12
+                    await self._troubled.wait()
             except TimeoutError:
                 self._pull()
                 if self._left and loop.time() - self._heard_at > patience_s:

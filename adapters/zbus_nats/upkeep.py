@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -160,7 +161,6 @@ class Upkeep:
                 self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
-        try:
-            await asyncio.wait_for(self.closing.wait(), pause_s)
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self.closing.wait()
