@@ -12,6 +12,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .checks import Checks
 from .commits import Commits
 from .delivery import Delivery
 from .errors import BusClosed, ConfigInvalid, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
@@ -27,6 +28,7 @@ from .records import BUS_STARTED, BUS_STOPPED, record
 from .replay import Replay
 from .requests import Handler as Answer
 from .requests import Requests
+from .schemas import Schemas
 from .scope import Scope
 from .service import Handler, serve
 from .subscriber import EventSubscriber, Overflow, Start, check_options
@@ -83,6 +85,8 @@ class Bus:
         self.is_open = False
         self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
         self.delivery = Delivery()
+        self.checks: Checks | None = None  # None where no schema is in force: nothing else is looked at then
+        self.schemas = Schemas(self)
         self.forward: Callable[[str], Forward] | None = None  # set by a bridge, for each of its links by name
         self._session = session
         self._requests: Requests | None = None
@@ -117,6 +121,7 @@ class Bus:
             self.log = await self._opened(
                 lambda: open_log(self.config), lambda log: log.close(1.0) if log is not None else None
             )
+            await self.schemas.load()
             await self._connect()
         except BaseException:
             if self.network is not None:
@@ -260,6 +265,8 @@ class Bus:
             payload, _ = encode_payload(event.payload, self.payload_bytes_max)
             headers = encode_headers(event.headers, None, None)
             self.check_key(event.key)
+            if self.checks is not None:
+                self.checks.hold(event.key, payload)
             rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
         if not rows:
             return []
@@ -528,6 +535,12 @@ class Bus:
         if self.log is None:
             raise LogMissing(doing)
         return self.log
+
+    def hold_to(self, checks: Checks | None) -> None:
+        """Hold what is published and read from now on to other schemas."""
+        self.checks = checks
+        for subscription in self._subscriptions:
+            subscription.checks_changed()
 
     def count(self, name: str, events: int) -> None:
         """Add to a counter of `stats`."""
