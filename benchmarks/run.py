@@ -27,6 +27,7 @@ BENCHMARKS = (
     "replay",
     "subscriptions",
     "footprint",
+    "schema_check",
     "on_nats",
     "on_zmq",
     "on_zenoh",

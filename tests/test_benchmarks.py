@@ -25,6 +25,7 @@ TARGETS = {
     "replay": [0.4, 10.0],
     "subscriptions": [1.5, 1.5, 1.5],
     "footprint": [10.0, 150.0, 25.0],
+    "schema_check": [1.3, 1.3],
     "on_nats": [0.6],
     "on_zmq": [0.6],
     "on_zenoh": [0.5],
