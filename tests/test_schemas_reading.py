@@ -109,6 +109,7 @@ async def test_live_events_of_another_node_are_held_to_the_schemas_of_this_one(
                 await here.schemas.register(EXPRESSION, Order)  # while the subscription is open
                 await publisher.publish(BAD)
                 await publisher.publish(GOOD)
+                await until(lambda: subscription.queued == 2)
                 with pytest.raises(zbus.SchemaInvalid, match=r"\$\.id"):
                     await anext(subscription)
                 assert (await anext(subscription)).payload == GOOD
