@@ -29,6 +29,7 @@ BENCHMARKS = (
     "cached_read",
     "footprint",
     "observed",
+    "schema_check",
     "on_nats",
     "on_zmq",
     "on_zenoh",

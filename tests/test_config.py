@@ -95,6 +95,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "payload_bytes_max": "2",
         "pending_bytes_max": "2048",
         "close_timeout_s": "3",
+        "check_schemas": "false",
         "skip_corrupt": "true",
         "accept_loss": "true",
         "retain_age_s": "4",

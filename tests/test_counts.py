@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from zbus import counts as counting
-from zbus.counts import SOURCES_MAX, Counts
-from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+from zbus import told as telling
+from zbus.counts import Counts
+from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, RUN_ID
+from zbus.told import TOLD_MAX
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_a_record_names_the_fabric_the_reason_the_source_and_the_total(told: Any
     counts.note("topic", 6)
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "x" * 1_000, detail="no key")
     expected = {"record": FABRIC_INPUT_REFUSED, "fabric": "test", "reason": "topic", "source": "x" * 200}
-    assert told() == [expected | {"count_total": 7, "detail": "no key"}]
+    assert told() == [expected | {"count_total": 7, "detail": "no key", "correlation_id": RUN_ID}]
 
 
 def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
@@ -50,7 +51,7 @@ def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
 
 
 def test_a_source_is_told_again_when_its_time_is_over(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "TELL_EVERY_S", 0.3)
+    monkeypatch.setattr(telling, "TELL_EVERY_S", 0.3)
     counts, deadline = Counts("test"), time.monotonic() + 10
     begun = time.monotonic()
     while len(told()) < 2 and time.monotonic() < deadline:
@@ -61,19 +62,19 @@ def test_a_source_is_told_again_when_its_time_is_over(told: Any, monkeypatch: py
 
 def test_a_flood_of_sources_is_counted_and_only_so_many_are_told(told: Any) -> None:
     counts = Counts("test")
-    for number in range(SOURCES_MAX + 500):
+    for number in range(TOLD_MAX + 500):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
-    assert counts.snapshot() == {"topic": SOURCES_MAX + 500}
-    assert [each["source"] for each in told()] == [f"source {number}" for number in range(SOURCES_MAX)]
+    assert counts.snapshot() == {"topic": TOLD_MAX + 500}
+    assert [each["source"] for each in told()] == [f"source {number}" for number in range(TOLD_MAX)]
 
 
 def test_after_a_flood_new_sources_are_told_again(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counts("test")
-    for number in range(SOURCES_MAX):
+    for number in range(TOLD_MAX):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
-    assert len(told()) == SOURCES_MAX
-    monkeypatch.setattr(counting, "TELL_EVERY_S", 0.0)  # as if the minute were over
+    assert len(told()) == TOLD_MAX
+    monkeypatch.setattr(telling, "TELL_EVERY_S", 0.0)  # as if the minute were over
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
     assert told()[-1]["source"] == "a late one"
 

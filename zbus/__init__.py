@@ -35,10 +35,14 @@ from .errors import (
     PayloadInvalid,
     RequestError,
     RequestTimeout,
+    SchemaConflict,
+    SchemaError,
+    SchemaInvalid,
     SubscriberLagged,
     ZbusError,
 )
 from .event import Event
+from .ports import Schema
 from .publisher import EventPublisher
 from .replay import Replay
 from .scope import Scope
@@ -87,6 +91,10 @@ __all__ = [
     "Replay",
     "RequestError",
     "RequestTimeout",
+    "Schema",
+    "SchemaConflict",
+    "SchemaError",
+    "SchemaInvalid",
     "Scope",
     "SubscriberLagged",
     "ZbusError",

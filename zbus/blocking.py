@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from . import bus as _async
 from .errors import BusClosed
 from .event import Event
+from .ports import Schema
 from .publisher import EventPublisher
+from .schemas import Schemas as _AsyncSchemas
 from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
     from .config import BusConfig
     from .registry import Node
 
-__all__ = ["Bus", "Publisher", "Subscription", "open"]
+__all__ = ["Bus", "Publisher", "Schemas", "Subscription", "open"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,6 +121,11 @@ class Bus:
         """Stored events, from the log alone; options as for `zbus.Bus.replay`."""
         return _Stream(self, self._inner.replay(*key_exprs, **options))
 
+    @property
+    def schemas(self) -> Schemas:
+        """What the payloads of some keys must look like."""
+        return Schemas(self, self._inner.schemas)
+
     def span(self, event: Event, operation: str = "process") -> AbstractContextManager[Any]:
         """A span for what this thread does with an event; as `zbus.Bus.span`."""
         return self._inner.span(event, operation)
@@ -189,6 +196,25 @@ class Publisher:
     def publish_many(self, payloads: Iterable[Any], **options: Any) -> Sequence[int]:
         """As `EventPublisher.publish_many`; `payloads` is first read to its end in this thread, which may block."""
         return self._call("publish", self._inner.publish_many(list(payloads), **options))
+
+
+class Schemas:
+    """The schemas of a bus: `zbus.Bus.schemas`, and it waits."""
+
+    def __init__(self, bus: Bus, schemas: _AsyncSchemas) -> None:
+        self._inner, self._call = schemas, bus._call
+
+    register = _waiting(_AsyncSchemas.register)
+    remove = _waiting(_AsyncSchemas.remove)
+    load = _waiting(_AsyncSchemas.load)
+
+    def list(self) -> Sequence[Schema]:
+        """The schemas in force, by expression."""
+        return self._inner.list()
+
+    def get(self, expression: str) -> Schema | None:
+        """The schema in force for exactly this expression; None where there is none."""
+        return self._inner.get(expression)
 
 
 class _Stream(Iterator[Event]):

@@ -14,6 +14,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .checks import Checks
 from .commits import Commits
 from .delivery import Delivery, Target
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, NobodyAnswers, ZbusError
@@ -30,6 +31,7 @@ from .records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .replay import Replay
 from .requests import Handler as Answer
 from .requests import Requests
+from .schemas import Schemas
 from .scope import Scope
 from .service import Handler, serve
 from .stats import Stats, snapshot
@@ -97,6 +99,8 @@ class Bus:
         self.published_keys: dict[str, None] = {}  # for others to know; the first of them, if they are many
         self.cursors_known: Sequence[Cursor] = ()
         self.count = self.figures.count
+        self.checks: Checks | None = None  # None where no schema is in force: nothing else is looked at then
+        self.schemas = Schemas(self)
         self.forward: Callable[[str], Forward] | None = None  # set by a bridge, for each of its links by name
         self._session = session
         self._requests: Requests | None = None
@@ -134,6 +138,7 @@ class Bus:
             self.log = await self._opened(
                 lambda: open_log(self.config), lambda log: log.close(1.0) if log is not None else None
             )
+            await self.schemas.load()
             await self._connect()
         except BaseException:
             if self.network is not None:
@@ -302,6 +307,8 @@ class Bus:
             payload, _ = encode_payload(event.payload, self.payload_bytes_max)
             headers = encode_headers(event.headers if span is None else span.onto(event.headers), None, None)
             self.check_key(event.key)
+            if self.checks is not None:
+                self.checks.hold(event.key, payload)
             rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
         if not rows:
             return []
@@ -673,6 +680,12 @@ class Bus:
     def _list_cursors(self) -> None:
         with suppress(ZbusError):  # shown to whoever reads them; the figures are as old as they are
             self.cursors_known = self.need_log("list cursors").cursors.list()
+
+    def hold_to(self, checks: Checks | None) -> None:
+        """Hold what is published and read from now on to other schemas."""
+        self.checks = checks
+        for subscription in self._subscriptions:
+            subscription.checks_changed()
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         rows, offsets = self.delivery.stored(rows, offsets)

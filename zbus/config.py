@@ -63,6 +63,7 @@ class BusConfig(BaseSettings):
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
+    check_schemas: bool = Field(True, description="hold events to the schemas that are registered")
     skip_corrupt: bool = Field(False, description="go past stored events that fail their checksum")
     accept_loss: bool = Field(False, description="open a damaged log: its missing offsets are never used again")
     retain_age_s: float | None = Field(None, gt=0, description="remove events older than this")

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from typing import Any
 
 from .records import record
+from .told import Told
 
-TELL_EVERY_S = 60.0
-SOURCES_MAX = 1_000
 SOURCE_CHARACTERS_MAX = 200
 
 
@@ -25,7 +23,7 @@ class Counts:
     def __init__(self, fabric: str) -> None:
         self._fabric = fabric
         self._counts: Counter[str] = Counter()
-        self._told: dict[tuple[str, str], float] = {}  # when; the longest ago first
+        self._told = Told()
         self._lock = threading.Lock()
 
     def note(self, reason: str, number: int = 1) -> None:
@@ -39,7 +37,7 @@ class Counts:
         with self._lock:
             self._counts[reason] += number
             total = self._counts[reason]
-            if not self._due(reason, source):
+            if not self._told.is_due((reason, source)):
                 return
         fields = {"fabric": self._fabric, "reason": reason, "source": source, "count_total": total, **fields}
         record(name, logging.WARNING, **fields)
@@ -48,15 +46,3 @@ class Counts:
         """Everything counted so far, by reason."""
         with self._lock:
             return dict(sorted(self._counts.items()))
-
-    def _due(self, reason: str, source: str) -> bool:
-        now = time.monotonic()
-        while self._told:
-            oldest, at = next(iter(self._told.items()))
-            if now - at < TELL_EVERY_S:
-                break
-            del self._told[oldest]
-        if (reason, source) in self._told or len(self._told) >= SOURCES_MAX:
-            return False  # told already, or a flood of sources of which enough were named within this minute
-        self._told[reason, source] = now
-        return True

@@ -7,6 +7,9 @@
     │   ├── KeyInvalid         the key or key expression is not legal
     │   ├── EventTooLarge      over a size limit
     │   └── PayloadInvalid     the payload does not fit the type asked for
+    │       └── SchemaInvalid    the payload does not fit the schema that is registered for its key
+    ├── SchemaError          not registered: what was in force before still is
+    │   └── SchemaConflict     it would refuse what the one in force accepts: change it, or force it
     ├── LogError             outcome unknown: publish the same events again, identity and all
     │   ├── LogMissing         this bus keeps no log: open one with a path
     │   ├── LogReadOnly        not stored: another process owns the log
@@ -101,6 +104,61 @@ class PayloadInvalid(EventInvalid):
         if self.event is None:
             return f"{self.reason}; not stored"
         return f"event at offset {self.event.offset} on {self.event.key!r}: {self.reason}; the log still has it"
+
+
+class SchemaInvalid(PayloadInvalid):
+    """A payload does not fit the schema that is registered for its key.
+
+    Without `event` it was refused at publish, and not stored. With `event` it was received or stored all the same
+    (by another node, or before the schema was registered): it is passed over here, and reading goes on after it.
+    """
+
+    def __init__(
+        self, key: str, expression: str, reason: str, payload: bytes, expected_hash: str, event: Event | None = None
+    ) -> None:
+        super().__init__(reason, event)
+        self.args = (key, expression, reason, payload, expected_hash, event)
+        self.key, self.expression, self.payload, self.expected_hash = key, expression, payload, expected_hash
+
+    @property
+    def topic(self) -> str:
+        """The last segment of the key."""
+        return self.key.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        shown = repr(self.payload[:120]) + ("…" if len(self.payload) > 120 else "")
+        wrong = f"the payload does not fit schema {self.expected_hash} of {self.expression!r}: {self.reason}"
+        if self.event is None:
+            return f"{self.key!r}: {wrong}; payload: {shown}; not stored"
+        if not self.event.offset:
+            return f"event on {self.key!r}: {wrong}; payload: {shown}; it was received, and is not handed over"
+        return f"event at offset {self.event.offset} on {self.key!r}: {wrong}; payload: {shown}; the log still has it"
+
+
+class SchemaError(ZbusError):
+    """A schema was not registered or removed. What was in force before still is, and no event was touched."""
+
+    def __init__(self, expression: str, reason: str) -> None:
+        super().__init__(expression, reason)
+        self.expression, self.reason = expression, reason
+
+    def __str__(self) -> str:
+        return f"schema for {self.expression!r}: {self.reason}; nothing was changed"
+
+
+class SchemaConflict(SchemaError):
+    """A schema would refuse what the one in force accepts. It was not registered; `reasons` say what and where."""
+
+    def __init__(self, expression: str, version: int, expected_hash: str, reasons: Sequence[str]) -> None:
+        super().__init__(expression, "; ".join(reasons))
+        self.args = (expression, version, expected_hash, tuple(reasons))
+        self.version, self.expected_hash, self.reasons = version, expected_hash, tuple(reasons)
+
+    def __str__(self) -> str:
+        return (
+            f"schema for {self.expression!r}: it refuses what version {self.version} ({self.expected_hash}) accepts: "
+            f"{self.reason}; version {self.version} stays in force. Change it, or register it with force=True"
+        )
 
 
 class LogError(ZbusError):

@@ -60,6 +60,11 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.headers.get(CORRELATION_ID)
 
     @property
+    def trail(self) -> str:
+        """What ties records to this event: its correlation id, or its identity where it has none."""
+        return self.correlation_id or f"{self.publisher_id:x}-{self.sequence}"
+
+    @property
     def content_type(self) -> str | None:
         """The `content-type` header; None stands for plain bytes."""
         return self.headers.get(CONTENT_TYPE)

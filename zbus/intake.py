@@ -20,9 +20,12 @@ from .ports import Answered, Row
 
 if TYPE_CHECKING:
     from .bus import Bus
+    from .checks import Checks
 
 
-def check_rows(rows: Sequence[Row], check_key: Callable[[str], object], payload_bytes_max: int) -> None:
+def check_rows(
+    rows: Sequence[Row], check_key: Callable[[str], object], payload_bytes_max: int, checks: Checks | None = None
+) -> None:
     """Refuse rows of which any could not have been published; raise `EventInvalid` with the reason."""
     for key in {row[3] for row in rows}:
         check_key(key)
@@ -34,6 +37,9 @@ def check_rows(rows: Sequence[Row], check_key: Callable[[str], object], payload_
             encode_headers(dict(decode_headers(headers)), None, None)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
+    if checks is not None:
+        for row in rows:
+            checks.hold(row[3], row[4])
 
 
 class Intake:
@@ -65,7 +71,7 @@ class Intake:
         while self._waiting and bus.commits is not None:
             rows, done = self._waiting.popleft()
             try:
-                check_rows(rows, bus.check_key, bus.payload_bytes_max)
+                check_rows(rows, bus.check_key, bus.payload_bytes_max, bus.checks)
             except EventInvalid as error:
                 done(error)
                 continue

@@ -85,6 +85,27 @@ class Positions(Protocol):
         """Store some."""
 
 
+class Schema(NamedTuple):
+    """One version of what the payloads of some keys must look like."""
+
+    expression: str
+    version: int  # from 1, for each expression
+    mode: str  # "strict", "permissive", or "removed": from this version on there is none
+    hash: str  # of the canonical JSON Schema: the same on every node
+    schema: dict[str, Any]  # the JSON Schema
+    registered_at_ns: int
+
+
+class SchemaStore(Protocol):
+    """Schemas that survive the process, every version of them. Both methods may block."""
+
+    def load(self) -> Sequence[Schema]:
+        """All of them, by expression and version."""
+
+    def store(self, schema: Schema) -> None:
+        """Keep one more version; returns once it is on disk. Raises a `LogError` if it is not kept."""
+
+
 class Log(Protocol):
     """An append-only, ordered record of events. `append` and `take_errands` never block; others: off the loop."""
 
@@ -98,6 +119,10 @@ class Log(Protocol):
     @property
     def positions(self) -> Positions:
         """How far this node is with others, kept with this log."""
+
+    @property
+    def schemas(self) -> SchemaStore:
+        """What is registered for the payloads of this log."""
 
     @property
     def origin(self) -> int:

@@ -83,6 +83,8 @@ class EventPublisher:
             await bus.room(self.key)
         if not bus.is_open:
             raise BusClosed("publish")
+        if bus.checks is not None:
+            bus.checks.hold(self.key, body)
         sequence = self._sequence
         self._sequence = sequence + 1
         row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
@@ -134,10 +136,12 @@ class EventPublisher:
     def _chunks(
         self, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Iterable[list[Row]]:
-        limit, rows, size = self._bus.payload_bytes_max, [], 0
+        bus, limit, rows, size = self._bus, self._bus.payload_bytes_max, [], 0
         same: dict[str | None, bytes | None] = {}  # the headers of a call differ by the kind of payload alone
         for payload in payloads:
             body, kind = encode_payload(payload, limit)
+            if bus.checks is not None:
+                bus.checks.hold(self.key, body)
             if kind not in same:
                 same[kind] = encode_headers(headers, correlation_id, kind)
             encoded = same[kind]

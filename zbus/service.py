@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .errors import PayloadInvalid, SubscriberLagged
+from .errors import PayloadInvalid, SchemaInvalid, SubscriberLagged
 from .event import Event
 from .records import EVENT_INVALID, EVENT_RETRY, EVENT_RETRY_LIMIT_EXCEEDED, correlated, record
 from .subscriber import EventSubscriber
@@ -33,13 +33,15 @@ async def serve(
                 event = await subscription.next()
             except SubscriberLagged:
                 continue  # recorded where it was noticed, and counted in `dropped`
+            except SchemaInvalid:
+                continue  # recorded and counted where it was noticed, and passed over: trying again would not help
             except PayloadInvalid as error:
                 count("invalid_payloads", 1)
                 record(EVENT_INVALID, logging.WARNING, reason=str(error))
                 continue
             if event is None:
                 return
-            with correlated(event.correlation_id or f"{event.publisher_id:x}-{event.sequence}"):
+            with correlated(event.trail):
                 await _handle(handler, event, count, retries)
 
 

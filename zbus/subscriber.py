@@ -81,8 +81,7 @@ class EventSubscriber:
         self._told_at = -TELL_EVERY_S
         self._bound = durable is not None or schema is not None
         self._tracing = bus.tracing
-        # Reading is nothing but taking from the queue.
-        self._plain = not self._bound and overflow != "block" and self._tracing is None
+        self.checks_changed()
         self._queue: deque[Event | _Gap] = deque()
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -171,6 +170,8 @@ class EventSubscriber:
                     self._bus.gate.open(self)
                 if item.offset:
                     self._handed = item.offset
+                if self._bus.checks is not None:
+                    self._bus.checks.receive(item)
                 if self.schema is not None:
                     item.decode()  # refuse here what does not fit; decoding again is the reader's choice
                 if self._tracing is not None:
@@ -254,6 +255,12 @@ class EventSubscriber:
         """The bus is closing: end the stream after what is queued."""
         self._closed, self._live = True, False
         self._wake()
+
+    def checks_changed(self) -> None:
+        """Other schemas are in force than before, or none."""
+        # Whether reading is nothing but taking from the queue.
+        untold = self._bus.checks is None and self._tracing is None
+        self._plain = not self._bound and self.overflow != "block" and untold
 
     def moved(self) -> None:
         """The head of a log that another process owns has moved."""

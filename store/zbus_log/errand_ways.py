@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from zbus.checks import Checks, make_checks
 from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogOwned, ZbusError
 from zbus.intake import check_rows
 from zbus.keys import check_key
@@ -93,9 +95,8 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[Way]:
             except LogOwned as error:
                 pid = error.pid
             else:
-                owning = _Owning(log, config.payload_bytes_max, timeout_s)
                 try:
-                    yield owning
+                    yield _Owning(log, config.payload_bytes_max, timeout_s, config.check_schemas)
                 finally:
                     log.close(CLOSE_S)
                 return
@@ -114,13 +115,19 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[Way]:
 class _Owning:
     """This process owns the log for a while, and does the errands of others meanwhile: they need not wait for it."""
 
-    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float) -> None:
+    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, check_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
+        self._check_schemas = check_schemas
         log.take_errands(self._take)
+
+    @cached_property
+    def _checks(self) -> Checks | None:
+        """Not before there are rows: retention needs none, nor the library that checks."""
+        return make_checks(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
 
     def _take(self, rows: Sequence[Row], done: Answered) -> None:
         try:
-            check_rows(rows, check_key, self._payload_bytes_max)
+            check_rows(rows, check_key, self._payload_bytes_max, self._checks)
         except EventInvalid as error:
             done(error)
         else:

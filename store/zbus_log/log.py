@@ -27,6 +27,7 @@ from .headrecord import RESERVE, Head, HeadRecord
 from .joined import Joined
 from .positions import SqlitePositions
 from .reader import Reader, readable
+from .registered import SqliteSchemas
 from .retention import Rules, Trimmed, plan, trim_step
 from .schema import (
     SEALED_UNTIL,
@@ -104,6 +105,7 @@ class SqliteLog:
             raise
         self._reader = Reader(path, self._read_engine)
         self._history = Joined(self._reader, self._cold)
+        self._schemas = SqliteSchemas(path, self._read_engine, self._writer, self._closed)
 
     @property
     def cursors(self) -> SqliteCursors:
@@ -114,6 +116,11 @@ class SqliteLog:
     def positions(self) -> SqlitePositions:
         """How far this node is with others, kept beside this log."""
         return self._cursors.positions
+
+    @property
+    def schemas(self) -> SqliteSchemas:
+        """What is registered for the payloads of this log."""
+        return self._schemas
 
     @property
     def origin(self) -> int:

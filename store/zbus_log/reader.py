@@ -21,7 +21,7 @@ from zbus.ports import Span
 from .database import log_errors, make_engine, snapshot
 from .keytable import KeyTable
 from .rows import PAGE, SIZE, RowPage
-from .schema import BLOCK, SEALED_UNTIL, VERSION, file_version, get_epoch, get_head, get_low_water
+from .schema import BLOCK, READABLE_SINCE, SEALED_UNTIL, VERSION, file_version, get_epoch, get_head, get_low_water
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 LIMIT_MIN = 128
@@ -54,13 +54,13 @@ _ids = msgspec.json.Decoder(list[int]).decode
 
 
 def readable(path: str) -> Engine:
-    """An engine for a log that is only read; an error if it is not there or has another version."""
+    """An engine for a log that is only read; an error if it is not there or of a version that is not read."""
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
     engine = make_engine(path, read_only=True)
     with log_errors(path), engine.connect() as connection:
         version = file_version(connection)
-    if version != VERSION:
+    if not READABLE_SINCE <= version <= VERSION:
         engine.dispose()
         newer = ": upgrade zbus" if version > VERSION else ""
         raise LogDamaged(path, f"the log has version {version}, and reading alone needs {VERSION}{newer}")

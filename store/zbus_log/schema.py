@@ -101,6 +101,20 @@ state = Table(  # one row
     sqlite_strict=True,
 )
 
+# Since version 2, and so not among the tables of version 1. Nothing in it is ever changed: a version is added.
+schemas = Table(
+    "schemas",
+    MetaData(),
+    Column("expression", TEXT, primary_key=True),
+    Column("version", INTEGER, primary_key=True),
+    Column("mode", TEXT, nullable=False),
+    Column("hash", TEXT, nullable=False),
+    Column("schema", TEXT, nullable=False),
+    Column("registered_at", INTEGER, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
 _TRIGGERS = (
     "CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events "
     "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
@@ -119,9 +133,17 @@ def _create(connection: Connection) -> None:
     connection.execute(insert(state).values(epoch=secrets.token_bytes(16), low_water=0))
 
 
+def _add_schemas(connection: Connection) -> None:
+    """Version 2: what payloads must look like."""
+    connection.execute(CreateTable(schemas))
+
+
 # MIGRATIONS[n] brings a file from version n to n + 1. Never change one that was released: add the next.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create,)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas)
 VERSION = len(MIGRATIONS)
+SCHEMAS_SINCE = 2
+# The oldest version that can be read as it is: events lie in it as they do today.
+READABLE_SINCE = 1
 
 
 def check_is_log(connection: Connection, path: str) -> int:

@@ -92,8 +92,18 @@ class Writer:
         self._inbox.put((rows, done))
 
     def run(self, task: Callable[[], None]) -> None:
-        """Queue other work that writes: retention."""
+        """Queue other work that writes: retention, schemas."""
         self._inbox.put(task)
+
+    @property
+    def connection(self) -> Connection:
+        """The only one that writes: for work that `run` was given."""
+        return self._connection
+
+    def check_running(self) -> None:
+        """Raise the error for which nothing is written any more, if there is one."""
+        if self._stopped is not None:
+            raise self._stopped
 
     def close(self, timeout_s: float) -> bool:
         """Commit what was submitted and stop; False if that took too long."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from zbus.errors import ConfigInvalid, EventInvalid, LogMissing, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogMissing, SchemaConflict, SchemaError, ZbusError
 
 ERROR, USAGE = 1, 2
 
@@ -21,7 +21,8 @@ def describe(error: Exception) -> tuple[str, int]:
         return _usage(error), getattr(error, "exit_code", USAGE)
     if isinstance(error, ZbusError):
         notes = getattr(error, "__notes__", [])
-        code = USAGE if isinstance(error, ConfigInvalid | EventInvalid | LogMissing) else ERROR
+        usage = isinstance(error, ConfigInvalid | EventInvalid | LogMissing | SchemaError)
+        code = USAGE if usage and not isinstance(error, SchemaConflict) else ERROR
         return _one_line("; ".join([str(error), *notes])), code
     if isinstance(error, OSError):
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -1,0 +1,91 @@
+"""What does a strict schema cost at publish, beside the bare `model_validate_json` of a small pydantic model?
+
+Ours: what `publish` does where a schema is registered: look the checks of the key up and run them over the encoded
+payload; by the model, and, as in a process that has no such class, by its JSON Schema. The peer in both rows: the
+model's own `model_validate_json` on the same bytes. In memory, no log: the check itself is the question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from time import thread_time_ns
+
+from _harness import Figure, Row, Sizes, alone, alternate, compare, zbus_versions
+from pydantic import BaseModel
+
+import zbus
+
+KEY = "shop/orders/created"
+BATCH = 1000
+WARM_UP_BATCHES = 20
+TARGET = 1.3
+
+
+class Order(BaseModel):
+    """A small model."""
+
+    id: int
+    customer: str
+    total: float
+    paid: bool = False
+
+
+BODY = Order(id=1, customer="somebody", total=12.5).model_dump_json().encode()
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """By a model, and by its JSON Schema."""
+    return asyncio.run(_rows(sizes))
+
+
+async def _rows(sizes: Sizes) -> list[Row]:
+    batches, rounds = sizes.of(100, 20), sizes.of(15, 1)
+    versions = {"zbus": zbus_versions(), "peer": {"pydantic": version("pydantic")}}
+    found = []
+    for name, schema in (("a small pydantic model", Order), ("its JSON Schema", Order.model_json_schema())):
+        async with zbus.open() as bus:
+            publisher = await bus.publisher(KEY)
+            await bus.schemas.register("shop/*/created", schema)
+            await publisher.publish(BODY)  # it is accepted, and looked up
+
+            def held(body: bytes, bus: zbus.Bus = bus, publisher: zbus.EventPublisher = publisher) -> None:
+                if bus.checks is not None:
+                    bus.checks.hold(publisher.key, body)
+
+            measured = alternate(
+                rounds, partial(measure, held, batches), partial(measure, Order.model_validate_json, batches)
+            )
+        found.append(
+            compare(
+                "schema_check",
+                f"a strict check of {name} at publish beside bare `model_validate_json`",
+                unit="ns",
+                peer_name="pydantic",
+                rounds=measured,
+                target=TARGET,
+                target_is="ratio at most",
+                versions=versions,
+                durations="of one batch of 1,000",
+                payload_bytes=len(BODY),
+            )
+        )
+    return found
+
+
+def measure(check: Callable[[bytes], object], batches: int) -> Figure:
+    """Nanoseconds for one check, over batches of a thousand: of this thread's own time, as nothing waits."""
+    durations = []
+    for number in range(WARM_UP_BATCHES + batches):
+        begin = thread_time_ns()
+        for _ in range(BATCH):
+            check(BODY)
+        if number >= WARM_UP_BATCHES:
+            durations.append(thread_time_ns() - begin)
+    return Figure(sorted(durations)[len(durations) // 2] / BATCH, durations)
+
+
+if __name__ == "__main__":
+    alone(rows)
