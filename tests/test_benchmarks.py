@@ -26,6 +26,7 @@ TARGETS = {
     "subscriptions": [1.5, 1.5, 1.5],
     "cached_read": [0.5, 0.5],
     "footprint": [10.0, 150.0, 25.0],
+    "observed": [0.95],
     "schema_check": [1.3, 1.3],
     "on_nats": [0.6],
     "on_zmq": [0.6],

@@ -17,8 +17,8 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 import zbus
-from zbus.checks import TOLD_MAX, Told
 from zbus.json_schema import HASH_DIGITS
+from zbus.told import TOLD_MAX, Told
 from zbus_log import put
 
 KEY, EXPRESSION = "shop/orders/created", "shop/*/created"
