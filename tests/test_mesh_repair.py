@@ -32,11 +32,15 @@ async def buses(
 on_every_wire = pytest.mark.parametrize("buses", WIRES, ids=[each.name for each in WIRES], indirect=True)
 
 
-async def publish_one_by_one(publisher: zbus.EventPublisher, count: int) -> None:
-    """Each in a frame of its own: the next is published when the outbox had a moment."""
+async def publish_one_by_one(publisher: zbus.EventPublisher, count: int, losses: Losses | None = None) -> None:
+    """Each in a frame of its own: the next is published when the one before arrived, or the outbox had a moment."""
     for number in range(count):
+        arrived = losses.events_lost + losses.events_passed if losses is not None else 0
         await publisher.publish(b"%d" % number)
-        await asyncio.sleep(0.002)
+        if losses is None:
+            await asyncio.sleep(0.002)
+        else:
+            await eventually(lambda losses=losses, arrived=arrived: losses.events_lost + losses.events_passed > arrived)
 
 
 def stats_of(bus: zbus.Bus) -> dict[str, int]:
@@ -59,7 +63,7 @@ async def test_an_event_lost_in_the_middle_is_repaired_before_later_ones_are_del
     async with b.subscribe(KEY, overflow="spill" if kept else None) as subscription:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 20)
+        await publish_one_by_one(publisher, 20, losses)
 
         events = await take(subscription, 20)
 
@@ -79,7 +83,7 @@ async def test_the_last_event_lost_is_noticed_by_the_beacon(buses: Buses) -> Non
     losses.of_events = lambda sequences: 9 in sequences
     async with b.subscribe(KEY) as subscription:
         await wanted(a, KEY)
-        await publish_one_by_one(await a.publisher(KEY), 10)
+        await publish_one_by_one(await a.publisher(KEY), 10, losses)
 
         events = await take(subscription, 10, 5)
 
@@ -170,7 +174,7 @@ async def test_a_publisher_without_a_log_has_its_gaps_reported(buses: Buses, cap
     async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 10)
+        await publish_one_by_one(publisher, 10, losses)
 
         events = await take(subscription, 8)
 
@@ -212,7 +216,7 @@ async def test_the_last_event_lost_of_a_publisher_without_a_log_is_reported(buse
     async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 10)
+        await publish_one_by_one(publisher, 10, losses)
 
         assert [event.sequence for event in await take(subscription, 9)] == list(range(9))
         (gap,) = await take(gaps, 1, 5)
@@ -274,7 +278,7 @@ async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPu
     assert a.network is not None
     await a.run(a.network.links[0].fabric.answer, [], lambda question: None)  # alive, but its log cannot be asked
     losses.of_events = lambda sequences: sequence in sequences
-    await publish_one_by_one(publisher, 4)
+    await publish_one_by_one(publisher, 4, losses)
     await a.aclose()
 
 
@@ -296,7 +300,7 @@ async def test_a_publisher_that_is_gone_for_good_has_its_gap_reported_after_a_wh
     async with b.subscribe(KEY) as subscription, b.subscribe("@zbus/gap") as gaps:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 5)
+        await publish_one_by_one(publisher, 5, losses)
         assert len(await take(subscription, 5)) == 5
         await lose_one_for_good(a, losses, publisher, 6)
 
@@ -321,7 +325,7 @@ async def test_a_hole_in_what_is_recorded_is_open_until_its_publisher_is_back(
     async with b.subscribe(KEY, **options) as subscription, b.subscribe("@zbus/gap") as gaps:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 5)
+        await publish_one_by_one(publisher, 5, losses)
         assert len(await take(subscription, 5)) == 5
         await lose_one_for_good(a, losses, publisher, 6)
 
@@ -358,7 +362,7 @@ async def test_the_last_event_lost_of_a_publisher_that_is_gone_for_good_is_repor
     ):
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 5)
+        await publish_one_by_one(publisher, 5, losses)
         assert len(await take(subscription, 5)) == 5
         await lose_one_for_good(a, losses, publisher, 8)
 
@@ -387,17 +391,17 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         await wanted(a, "shop/kept")
         await wanted(a, "shop/read")
         keeper, reader = await a.publisher("shop/kept"), await a.publisher("shop/read")
-        await publish_one_by_one(keeper, 3)
-        await publish_one_by_one(reader, 3)
+        await publish_one_by_one(keeper, 3, losses)
+        await publish_one_by_one(reader, 3, losses)
         assert (len(await take(kept, 3)), len(await take(read, 3))) == (3, 3)
         assert a.network is not None
         link = a.network.links[0]
         await a.run(link.fabric.answer, [], lambda question: None)
         losses.of_events = lambda sequences: 3 in sequences
         unbroken = await a.publisher("shop/whole")
-        await publish_one_by_one(keeper, 3)
-        await publish_one_by_one(unbroken, 2)
-        await publish_one_by_one(reader, 3)
+        await publish_one_by_one(keeper, 3, losses)
+        await publish_one_by_one(unbroken, 2, losses)
+        await publish_one_by_one(reader, 3, losses)
         assert [event.sequence for event in await take(read, 2, 10)] == [4, 5]
         assert [event.sequence for event in await take(whole, 2, 10)] == [0, 1]
         told = [gap.decode(dict) for gap in await take(gaps, 2, 10)]
@@ -408,9 +412,9 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         monkeypatch.setattr(origin.Origin, "_give_up", lambda self: None)  # what goes on now does so without it
         losses.of_events = lambda sequences: False
         for _ in range(10):
-            await publish_one_by_one(keeper, 1)
-            await publish_one_by_one(unbroken, 1)
-            await publish_one_by_one(reader, 2)
+            await publish_one_by_one(keeper, 1, losses)
+            await publish_one_by_one(unbroken, 1, losses)
+            await publish_one_by_one(reader, 2, losses)
         assert [event.sequence for event in await take(read, 20, 10)] == list(range(6, 26))
         assert [event.sequence for event in await take(whole, 10, 10)] == list(range(2, 12))
         await nothing_more(kept, 0.1)
@@ -419,7 +423,7 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
 
         assert [event.sequence for event in await take(kept, 13, 10)] == list(range(3, 16))
         await eventually(lambda: b.stats()["gaps_open"] == 0)
-        await publish_one_by_one(reader, 3)
+        await publish_one_by_one(reader, 3, losses)
         assert [event.sequence for event in await take(read, 3, 10)] == [26, 27, 28]
         await nothing_more(gaps)
         for each in (read, whole, kept):
@@ -467,10 +471,10 @@ async def test_a_publisher_that_went_away_before_the_repair_has_its_gap_repaired
     async with b.subscribe(KEY, overflow="spill") as subscription:
         await wanted(a, KEY)
         publisher = await a.publisher(KEY)
-        await publish_one_by_one(publisher, 5)
+        await publish_one_by_one(publisher, 5, losses)
         assert len(await take(subscription, 5)) == 5
         losses.of_events = losses.of_beacons = lambda _: True
-        await publish_one_by_one(publisher, 5)
+        await publish_one_by_one(publisher, 5, losses)
         await a.aclose()
         losses.of_events = losses.of_beacons = lambda _: False
         again = await buses.open("a")
