@@ -28,7 +28,7 @@ from .seen import Seen
 from .wants import NOTHING
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
     from .network import Network
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
@@ -44,7 +44,7 @@ Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 class Inbox:
     """Lives on the loop; `receiver` is for the fabrics' threads."""
 
-    def __init__(self, bus: Bus, network: Network) -> None:
+    def __init__(self, bus: Engine, network: Network) -> None:
         self.wants, self.count = network.wants, bus.count
         self._own, self._network = network.origin, network
         self._deliver, self._commits, self._passed = bus.delivery.unstored, bus.commits, bus.delivery.passed

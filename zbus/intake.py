@@ -19,8 +19,8 @@ from .headers import decode_headers, encode_headers
 from .ports import Answered, Row
 
 if TYPE_CHECKING:
-    from .bus import Bus
     from .checks import Checks
+    from .engine import Engine
 
 
 def check_rows(
@@ -48,7 +48,7 @@ class Intake:
     What is not with the log yet when the bus closes is not stored, and its `done` is not called.
     """
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Engine) -> None:
         self._bus = bus
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Sequence[Row], Answered]] = deque()

@@ -34,7 +34,6 @@ _COUNTERS = {
     "gaps": "Holes found in what other nodes sent",
     "gaps_repaired": "Holes that were filled from a log",
     "gaps_unrepaired": "Holes that nobody could fill",
-    "gaps_open": "Holes that are still asked for, after a while without an answer",
     "events_repaired": "Events fetched from the logs of other nodes",
     "duplicates_received": "Events that came again and were known by their identity",
     "backpressure": "Times at which publishers had to wait",
@@ -105,6 +104,7 @@ _GAUGES = {
     "subscribers": "Subscriptions that are open",
     "readers_behind": "Subscriptions that read from the log rather than live",
     "nodes": "Nodes that are there, this one included",
+    "gaps_open": "Holes that are still asked for, after a while without an answer",
 }
 
 

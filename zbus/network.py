@@ -34,7 +34,7 @@ from .waiting import Waiting
 from .wants import Wants
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
 
 STORE_S = 1.0
 LINGER_S = 0.15
@@ -54,7 +54,7 @@ class Link:
 class Network:
     """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Engine) -> None:
         self._bus, self._log, self._run = bus, bus.log, bus.run
         self.origin = self._log.origin if self._log is not None else secrets.randbits(61) << 1
         self.links: list[Link] = []

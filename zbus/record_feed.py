@@ -19,7 +19,7 @@ from .record_lines import as_json
 from .records import RECORDS, listen
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
 
 WAITING_MAX = 1000
 
@@ -27,7 +27,7 @@ WAITING_MAX = 1000
 class RecordFeed:
     """Lives on the loop; records come from any thread."""
 
-    def __init__(self, bus: Bus, level: int) -> None:
+    def __init__(self, bus: Engine, level: int) -> None:
         self._deliver, self._count, self._network = bus.delivery.unstored, bus.count, bus.network
         self._loop = asyncio.get_running_loop()
         self._identities: dict[str, tuple[int, int]] = {}  # of each name one: who wants some of them misses none

@@ -22,7 +22,7 @@ from .records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
     from .network import Network
 
 TELLS_A_TTL = 3  # how often a node tells of itself within its time to live
@@ -77,7 +77,7 @@ class _Heard:
 class Registry:
     """Lives on the loop."""
 
-    def __init__(self, bus: Bus, network: Network) -> None:
+    def __init__(self, bus: Engine, network: Network) -> None:
         self._bus, self._network = bus, network
         self._run, self._started_at = secrets.token_hex(8), time_ns()
         self._ttl_s = bus.config.node_ttl_s

@@ -23,7 +23,7 @@ from .ports import Schema
 from .told import Told
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
 
 T = TypeVar("T")
 Mode = Literal["strict", "permissive"]
@@ -42,7 +42,7 @@ class _Given(NamedTuple):
 class Schemas:
     """The schemas of one bus. Where several expressions match a key, a payload must fit all of them."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Engine) -> None:
         self._bus = bus
         self._versions: dict[str, list[Schema]] = {}
         self._in_force: dict[str, Schema] = {}

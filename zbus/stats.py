@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .histogram import Histogram
 
 if TYPE_CHECKING:
-    from .bus import Bus
+    from .engine import Engine
 
 CURSORS_MAX = 100  # the furthest behind first
 
@@ -39,7 +39,7 @@ class Stats:
             return dict(self._counts)
 
 
-def snapshot(bus: Bus) -> dict[str, Any]:
+def snapshot(bus: Engine) -> dict[str, Any]:
     """Everything that `bus.stats()` tells. Reads memory, and the sizes of files: it never waits for the log."""
     delivery, network = bus.delivery, bus.network
     found: dict[str, Any] = {
@@ -74,7 +74,7 @@ def snapshot(bus: Bus) -> dict[str, Any]:
     return found
 
 
-def _cursors(bus: Bus) -> dict[str, int]:
+def _cursors(bus: Engine) -> dict[str, int]:
     """How many events each durable name has before it; of those read here, as of now."""
     head = bus.delivery.delivered
     at = {cursor.name: cursor.offset for cursor in bus.cursors_known}
