@@ -150,3 +150,17 @@ def test_any_url_gives_options_or_says_what_is_wrong(url: str) -> None:
     except ConfigInvalid:
         return
     assert all(each.rpartition(":")[2].isdecimal() and not set(each) & set(" \r\n@/?") for each in servers)
+
+
+@pytest.mark.parametrize(
+    ("url", "trust"),
+    [
+        ("nats://h", "none"),
+        ("nats://user:word@h", "login"),
+        ("nats://token@h", "login"),
+        ("nats://h?tls_ca=ca.pem", "tls"),
+        ("nats://user:word@h?tls_ca=ca.pem&tls_cert=c.pem&tls_key=k.pem", "mtls+login"),
+    ],
+)
+def test_how_far_ends_are_made_sure_of_is_told(url: str, trust: str) -> None:
+    assert load(url).trust == trust

@@ -123,6 +123,20 @@ async def test_prometheus_is_shown_the_same_figures(log_path: Path) -> None:
     assert found["zbus_commit_seconds_count",] == stats["latency"]["commit"]["count"]
 
 
+async def test_caches_are_shown_by_their_names() -> None:
+    async with zbus.open() as bus:
+        todos = bus.cache(name="todos").invalidate_on("events/**")
+        assert await todos.load("a", lambda: 1) == await todos.load("a", lambda: 2) == 1
+        await (await bus.publisher("events/x")).publish(b"x")
+        found = await asyncio.to_thread(scrape, bus)
+        stats = bus.stats()
+
+    assert stats["caches"]["todos"]["hits"] == found["zbus_cache_hits_total", "todos"] == 1
+    assert (found["zbus_cache_loads_total", "todos"], found["zbus_cache_entries", "todos"]) == (1, 0)
+    assert found["zbus_cache_invalidations_total", "todos"] == 1
+    assert stats["delivered"] == 0  # a rule is no reader
+
+
 async def test_no_key_is_ever_a_label(tmp_path: Path, log_path: Path) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(log_path, mode="peer", listen=[endpoint]) as bus:

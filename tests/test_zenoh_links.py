@@ -10,6 +10,9 @@ from free_ports import free_port
 from nats_credentials import certificates
 
 import zbus
+from zbus.config import BusConfig
+from zbus.zenoh_config import trust as trust_of
+from zbus.zenoh_config import zenoh_config
 
 
 @pytest.fixture
@@ -37,6 +40,20 @@ async def linked(bus: zbus.Bus) -> None:
     async with asyncio.timeout(15):
         while not links(bus):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "trust"),
+    [
+        ({}, "none"),
+        ({"user": "a", "password": "b"}, "login"),
+        ({"tls_ca": "ca.pem"}, "tls"),
+        ({"tls_ca": "ca.pem", "tls_mutual": "true", "users_file": "users"}, "mtls+login"),
+    ],
+)
+def test_how_far_ends_are_made_sure_of_is_told(options: dict[str, str], trust: str) -> None:
+    settings, _ = zenoh_config(BusConfig(options=options), "zenoh")
+    assert trust_of(settings) == trust
 
 
 async def test_events_cross_over_mutual_tls(tmp_path: Path, place: str) -> None:

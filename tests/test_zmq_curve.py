@@ -195,3 +195,9 @@ def test_a_secret_that_others_can_read_is_refused(yard: Yard) -> None:
 
     with pytest.raises(ConfigInvalid, match="chmod 600"):
         open_fabric(BusConfig(), yard.url(secret))
+
+
+def test_whether_keys_are_checked_is_told_to_other_nodes(yard: Yard) -> None:
+    with opened(yard.url(yard.keys("known"))) as (known,), opened(yard.url(None)) as (plain,):
+        assert (known.trust, plain.trust) == ("curve", "none")
+        assert [endpoint.partition("://")[0] for endpoint in known.endpoints] == ["tcp"]
