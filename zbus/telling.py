@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from .event import Event
@@ -22,7 +23,7 @@ def tell_published(rows: Sequence[Row], offsets: Sequence[int] | None = None) ->
     # Headers are decoded only where the name occurs in them.
     headers = [decode_headers(row[5]) for row in rows if row[5] is not None and _MARK in row[5]]
     whose = f"{rows[0][0]:x}-{rows[0][1]}" if len(rows) == 1 else None
-    named = _named({row[3] for row in rows}, headers, len(rows), whose)
+    named = _named(dict.fromkeys([row[3] for row in rows]), headers, len(rows), whose)
     record(EVENT_PUBLISHED, logging.DEBUG, events=len(rows), **place, **named)
 
 
@@ -30,15 +31,17 @@ def tell_received(deliveries: Sequence[Sequence[Event]]) -> None:
     """Events reached the queues of subscriptions here; each counts once for each queue. Likewise."""
     number, first = sum([len(events) for events in deliveries]), deliveries[0][0]
     headers = [event.headers for events in deliveries for event in events if event.headers]
-    keys = {event.key for events in deliveries for event in events}
+    keys = dict.fromkeys([event.key for events in deliveries for event in events])
     one = all(len(events) == 1 and events[0] is first for events in deliveries)
     named = _named(keys, headers, number, first.trail if one else None)
     record(EVENT_RECEIVED, logging.DEBUG, events=number, subscriptions=len(deliveries), **named)
 
 
-def _named(keys: set[str], headers: Sequence[Mapping[str, str]], events: int, whose: str | None) -> dict[str, Any]:
+def _named(
+    keys: Collection[str], headers: Sequence[Mapping[str, str]], events: int, whose: str | None
+) -> dict[str, Any]:
     """The keys of a burst, and its id: that which all its events carry, or `whose` if it is one, or one of its own."""
-    fields: dict[str, Any] = {"keys": sorted(keys)[:NAMED_MAX], "key_count": len(keys)}
+    fields: dict[str, Any] = {"keys": [*islice(keys, NAMED_MAX)], "key_count": len(keys)}
     carried = [found for each in headers if (found := each.get(CORRELATION_ID)) is not None]
     ids = dict.fromkeys(carried)
     if len(ids) == 1 and len(carried) == events:
