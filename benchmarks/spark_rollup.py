@@ -14,7 +14,7 @@ from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, sqli
 from _spark import fill, spark, spark_versions
 
 import zbus_spark
-from zbus_spark.jobs.rollup import COLUMNS
+from zbus_spark.jobs.rollup import columns
 
 TARGET = 2.0
 SQL = """
@@ -49,7 +49,7 @@ def rows(sizes: Sizes) -> list[Row]:
 def roll_up(log: Path, events: int) -> Figure:
     """Seconds for the job of `zbus pipeline rollup`."""
     begin = perf_counter_ns()
-    found = zbus_spark.rollup(zbus_spark.read(spark(), str(log), columns=COLUMNS)).collect()
+    found = zbus_spark.rollup(zbus_spark.read(spark(), str(log), columns=columns())).collect()
     took = perf_counter_ns() - begin
     _expect(sum(row.events for row in found), events)
     return Figure(took / 1e9)

@@ -1,11 +1,12 @@
 """The columns of a log in Spark, and how a page of rows becomes them: column by column, never row by row.
 
-Keys and headers repeat, so each distinct one is looked at once and the rest is a look-up by number.
+Keys and headers repeat, so each distinct one is looked at once and the rest is a look-up by number. Some columns are
+there only for those who name them: they say of an event's payload or headers what a job needs, without the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,12 @@ RAW = StructType(
         StructField("headers_raw", BinaryType()),
     ]
 )
+HEADER = "header:"  # and a name: the column of that one header, null where an event has none
+PAYLOAD_BYTES = "payload_bytes"
+_KNOWN = {
+    raw: {each.name: each for each in (*schema.fields, StructField(PAYLOAD_BYTES, LongType(), nullable=False))}
+    for raw, schema in ((False, SCHEMA), (True, RAW))
+}
 _ARROW: dict[str, pa.DataType] = {
     "key": pa.string(),
     "namespace": pa.string(),
@@ -53,7 +60,13 @@ _ARROW: dict[str, pa.DataType] = {
     "payload": pa.binary(),
 }
 # Of each column, what it is made from in the tables of the log.
-_STORED = {"publisher_id": "publisher", "published_ns": "published_at", "published_at": "published_at", "key_id": "key"}
+_STORED = {
+    "publisher_id": "publisher",
+    "published_ns": "published_at",
+    "published_at": "published_at",
+    "key_id": "key",
+    "headers_raw": "headers",
+}
 _FROM_KEY = ("key", "namespace", "component", "topic")
 
 
@@ -67,24 +80,45 @@ def parts(key: str) -> tuple[str, str, str | None, str]:
     return key, segments[0], segments[1] if len(segments) > 2 else None, segments[-1]
 
 
+def schema_of(names: Sequence[str], raw: bool = False) -> StructType:
+    """The columns of a log that have these names, in that order.
+
+    >>> schema_of(["payload_bytes", "header:session-id"]).simpleString()
+    'struct<payload_bytes:bigint,header:session-id:string>'
+    """
+    fields = [(name, _field(name, raw)) for name in names]
+    if not fields or (unknown := [name for name, field in fields if field is None]):
+        listed = ", ".join([*_KNOWN[raw], f"{HEADER}NAME"])
+        reason = f"there is no column {unknown[0]!r}; a log has: {listed}" if fields else "name at least one"
+        raise ConfigInvalid("columns", reason)
+    return StructType([field for _, field in fields if field is not None])
+
+
+def _field(name: str, raw: bool) -> StructField | None:
+    if name.startswith(HEADER) and name != HEADER:
+        return StructField(name, StringType())
+    return _KNOWN[raw].get(name)
+
+
 class Columns:
     """Makes batches with the columns of one schema: a user who names fewer gets those, and no others are made."""
 
     def __init__(self, schema: StructType, raw: bool = False) -> None:
-        known = {field.name: field for field in (RAW if raw else SCHEMA).fields}
         for field in schema.fields:
-            if field.name not in known or known[field.name].dataType != field.dataType:
+            known = _field(field.name, raw)
+            if known is None or known.dataType != field.dataType:
                 given = f"{field.name} {field.dataType.simpleString()}"
-                there = ", ".join(f"{name} {each.dataType.simpleString()}" for name, each in known.items())
+                all_ = [*_KNOWN[raw].values(), StructField(f"{HEADER}NAME", StringType())]
+                there = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in all_)
                 raise ConfigInvalid("schema", f"there is no column {given!r}; a log has: {there}")
         self.names = [field.name for field in schema.fields]
-        fields = [(field.name, _ARROW.get(field.name, pa.int64()), field.nullable) for field in schema.fields]
-        self.schema = pa.schema([pa.field(name, kind, nullable) for name, kind, nullable in fields])
+        self.schema = pa.schema([pa.field(each.name, _arrow(each.name), each.nullable) for each in schema.fields])
+        self._of_headers = [name for name in self.names if name == "headers" or name.startswith(HEADER)]
 
     @property
     def stored(self) -> list[str]:
-        """The columns to be read from the table `events`, besides the offset."""
-        wanted = ["headers" if name == "headers_raw" else _STORED.get(name, name) for name in self.names]
+        """What is to be read from the table `events`, besides the offset: its columns, and `payload_bytes`."""
+        wanted = ["headers" if name in self._of_headers else _STORED.get(name, name) for name in self.names]
         wanted = ["key" if name in _FROM_KEY else name for name in wanted]
         return list(dict.fromkeys(name for name in wanted if name != "offset"))
 
@@ -99,8 +133,8 @@ class Columns:
             for name, values in zip(_FROM_KEY, split, strict=True):
                 if name in self.names:
                     made[name] = pa.array(values, pa.string()).take(encoded.indices)
-        if "headers" in self.names:
-            made["headers"] = _headers(rows.column("headers"))
+        if self._of_headers:
+            made |= _from_headers(rows.column("headers"), self._of_headers)
         if "headers_raw" in self.names:
             blobs = rows.column("headers")
             made["headers_raw"] = pc.if_else(pc.equal(pc.binary_length(blobs), 0), pa.scalar(None, pa.binary()), blobs)
@@ -123,14 +157,28 @@ class Columns:
             "published_at": lambda: [event.published_at // 1000 for event in events],
             "headers": lambda: [list(event.headers.items()) for event in events],
             "payload": lambda: [event.payload for event in events],
+            PAYLOAD_BYTES: lambda: [len(event.payload) for event in events],
         }
+        for name in self._of_headers:
+            if name != "headers":
+                make[name] = lambda name=name: [event.headers.get(name.removeprefix(HEADER)) for event in events]  # type: ignore[misc]
         for place, name in enumerate(_FROM_KEY):
             make[name] = lambda place=place: [key[place] for key in keys]  # type: ignore[misc]
         arrays = [pa.array(make[name](), self.schema.field(name).type) for name in self.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _headers(blobs: pa.Array) -> pa.Array:
+def _arrow(name: str) -> pa.DataType:
+    return pa.string() if name.startswith(HEADER) else _ARROW.get(name, pa.int64())
+
+
+def _from_headers(blobs: pa.Array, names: list[str]) -> dict[str, pa.Array]:
+    """The map of all headers, and the columns of single ones, as they are asked for."""
     encoded = blobs.dictionary_encode()
-    maps = [list(decode_headers(blob).items()) for blob in encoded.dictionary.to_pylist()]
-    return pa.array(maps, _ARROW["headers"]).take(encoded.indices)
+    decoded = [decode_headers(blob) for blob in encoded.dictionary.to_pylist()]
+    made = {}
+    for name in names:
+        alone = name.removeprefix(HEADER)
+        values = [list(each.items()) if name == "headers" else each.get(alone) for each in decoded]
+        made[name] = pa.array(values, _arrow(name)).take(encoded.indices)
+    return made

@@ -26,11 +26,17 @@ from zbus.keys import KeySet
 from zbus.ports import Span
 from zbus_log.reader import Choice, Reader, readable
 
-from .columns import Columns
+from .columns import PAYLOAD_BYTES, Columns
 
 PAGE_ROWS = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = (64, PAGE_ROWS)  # at first, and at most: rows are counted before their size is known
+_SQL = {
+    # ADBC takes a column's type from its first rows, so it must not meet NULL there.
+    "headers": "ifnull(events.headers, x'') AS headers",
+    # SQLite knows a blob's length without reading it.
+    PAYLOAD_BYTES: f"length(events.payload) AS {PAYLOAD_BYTES}",
+}
 
 
 def plan(path: str, keys: KeySet, span: Span) -> tuple[Span, Choice]:
@@ -115,9 +121,7 @@ def _page(
     connection: AdbcConnection, choice: Choice, span: Span, stored: list[str], rows: int
 ) -> tuple[list[pa.RecordBatch], int, int]:
     """Read on from `span.after` in one transaction, until there is enough; and how many rows to take at a time next."""
-    # ADBC takes a column's type from its first rows, so it must not meet NULL there.
-    named = ["ifnull(events.headers, x'') AS headers" if each == "headers" else f"events.{each}" for each in stored]
-    wanted = ", ".join(["events.offset", *named])
+    wanted = ", ".join(["events.offset", *[_SQL.get(each, f"events.{each}") for each in stored]])
     found: list[pa.RecordBatch] = []
     size = count = 0
     with _asked(connection, "BEGIN"):

@@ -27,7 +27,7 @@ from zbus_log.manifest import NAME, ColdDamaged, Manifest, Segment, load
 from zbus_log.reader import readable
 from zbus_log.schema import get_epoch, get_low_water, origin_of
 
-from .columns import RAW, SCHEMA
+from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
 from .failures import spark_errors
 from .options import ReadOptions
 
@@ -59,7 +59,8 @@ def read(
     Raises `LogTrimmed` where a part of the range is gone from the log and the tier does not have it either.
     """
     wanted = _wanted(log, key, start, end, options)
-    schema = _schema(columns, RAW if wanted.raw else SCHEMA)
+    every = RAW if wanted.raw else SCHEMA
+    schema = every if columns is None else schema_of(columns, wanted.raw)
     folder = _folder(wanted, cold)
     manifest = _look(spark, folder)
     wanted, origin, low_water = _ask(wanted)
@@ -93,7 +94,11 @@ def derived(frame: DataFrame, schema: StructType) -> DataFrame:
         "component": F.when(F.size(segments) > 2, segments[1]),
         "topic": F.substring_index("key", "/", -1),
         "published_at": F.expr("timestamp_micros(published_ns div 1000)"),
+        PAYLOAD_BYTES: F.octet_length("payload").cast("long"),
     }
+    for name in schema.names:
+        if name.startswith(HEADER):
+            made[name] = F.col("headers")[F.lit(name.removeprefix(HEADER))]
     return frame.select(*[made[name].alias(name) if name in made else F.col(name) for name in schema.names])
 
 
@@ -122,19 +127,6 @@ def _wanted(
         elif position is not None:
             options[time] = position if isinstance(position, str) else _utc(position).isoformat()
     return ReadOptions.parse({**options, "path": str(log)})
-
-
-def _schema(columns: Sequence[str] | None, known: StructType) -> StructType:
-    if columns is None:
-        return known
-    if not columns or (unknown := [name for name in columns if name not in known.names]):
-        reason = (
-            f"there is no column {unknown[0]!r}; a log has: {', '.join(known.names)}"
-            if columns
-            else "name at least one"
-        )
-        raise ConfigInvalid("columns", reason)
-    return StructType([known[name] for name in columns])
 
 
 def _utc(time: datetime) -> datetime:

@@ -7,6 +7,8 @@ filtered query would change later ones: say what to read by options.
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -139,3 +141,13 @@ def _asked(options: ReadOptions, origin: int | None) -> RemoteLog:
     from .remote import RemoteLog  # not before: most reads need no transport
 
     return RemoteLog(options.path, origin, options.timeout_s)
+
+
+def _in_worker() -> bool:
+    return getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon"
+
+
+# Spark's workers collect all garbage after each task, and look at every object of every module for it: a quarter of
+# what they do. What is there by now stays.
+if _in_worker():
+    gc.freeze()

@@ -1,4 +1,7 @@
-"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and clear where Java is missing."""
+"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and clear where Java is missing.
+
+What Spark does is batch work. Where it runs on the machine of those who publish, it gives way to them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark import SparkContext
@@ -19,13 +22,16 @@ from zbus.errors import ConfigInvalid
 from .failures import spark_errors
 
 QUIET = Path(__file__).with_name("quiet.properties")
+NICE = 10  # a tenth of the processor where somebody else wants it, all of it where nobody does
 _BANNER = b"Using incubator modules: jdk.incubator.vector"
 
 
-def session(master: str = "local[*]", **settings: str) -> SparkSession:
+def session(master: str = "local[*]", *, nice: int = NICE, **settings: str) -> SparkSession:
     """The session of this process, made if there is none: `session("spark://host:7077")` for a cluster.
 
-    Settings of Spark are given with `__` for each dot: `session(spark__driver__memory="4g")`.
+    Settings of Spark are given with `__` for each dot: `session(spark__driver__memory="4g")`. A local Spark runs with
+    niceness `nice`, its Python workers too, so that publishers on the same machine do not wait for it; 0 leaves it as
+    it is.
     """
     version = java_version()
     if version is None or version < JAVA_VERSION_MIN:
@@ -48,11 +54,37 @@ def session(master: str = "local[*]", **settings: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("zbus")
     for name, value in chosen.items():
         builder = builder.config(name, value)
+    ours = SparkContext._gateway is None
     with spark_errors(), _without_banner():
         made = builder.getOrCreate()
+    if ours and nice > 0 and master.startswith("local"):
+        _give_way(nice)
     # Spark looks for `format("zbus")` through the session of the calling thread, which may be another one each time.
     made._jvm.SparkSession.setActiveSession(made._jsparkSession)  # type: ignore[union-attr]
     return made
+
+
+def _give_way(nice: int) -> None:
+    """Lower the priority of the Java that was started. Its workers do not run yet, and inherit it.
+
+    Linux has a priority for each thread, and a new one takes that of its creator: look until all have it.
+    """
+    java = getattr(SparkContext._gateway, "proc", None)
+    with suppress(OSError):  # no such folder, or not permitted: it runs as it is
+        while java is not None:
+            higher = [task for task in map(int, os.listdir(f"/proc/{java.pid}/task")) if _nice_of(task) < nice]
+            if not higher:
+                return
+            for task in higher:
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, task, nice)
+
+
+def _nice_of(task: int) -> int:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, task)
+    except ProcessLookupError:  # it has ended
+        return 19
 
 
 @contextmanager

@@ -19,6 +19,7 @@ def spark() -> SparkSession:
     """The session: two cores, as small as Spark is."""
     return zbus_spark.session(
         "local[2]",
+        nice=0,  # or it would wait for the other tests
         spark__sql__shuffle__partitions="2",
         spark__driver__memory="1g",
         spark__executorEnv__PYTHONPATH=str(Path(__file__).parent),  # what tests pickle, workers can import

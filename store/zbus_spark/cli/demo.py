@@ -20,7 +20,7 @@ from zbus_spark.jobs import rollup as roll_up
 from zbus_spark.jobs.gaps import COLUMNS as GAPS_COLUMNS
 from zbus_spark.jobs.offload import offload
 from zbus_spark.jobs.report import write_report
-from zbus_spark.jobs.rollup import COLUMNS as ROLLUP_COLUMNS
+from zbus_spark.jobs.rollup import columns as rollup_columns
 from zbus_spark.jobs.rollup import totals
 
 from .options import LOCAL, MasterOption, load
@@ -61,7 +61,7 @@ def demo(
 
 def _roll_up(spark: SparkSession, log: Path, html: Path) -> None:
     with _timed("rollup and report"):
-        events = load(spark, str(log), ROLLUP_COLUMNS)
+        events = load(spark, str(log), rollup_columns())
         rolled = roll_up(events).persist()
         print_rows(totals(rolled), json=False, rows=20, title="rollup")
         write_report(html, str(log), events, rolled, "1 minute")

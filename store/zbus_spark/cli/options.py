@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from zbus.cli.values import parse_position
 from zbus.subscriber import to_ns
 from zbus_log.cli.options import check_is_there
 from zbus_log.cold import Cold
-from zbus_spark.columns import SCHEMA
+from zbus_spark.columns import schema_of
 from zbus_spark.options import ReadOptions
 from zbus_spark.reading import read
 from zbus_spark.source import bounds
@@ -74,8 +73,7 @@ def load_stream(
     """The same of a log that goes on, from what its file holds."""
     _check(log)
     chosen = _range(after, None) | ({"key": " ".join(key)} if key else {})
-    schema = StructType([SCHEMA[name] for name in columns])
-    return spark.readStream.format("zbus").options(**chosen).schema(schema).load(log)
+    return spark.readStream.format("zbus").options(**chosen).schema(schema_of(columns)).load(log)
 
 
 def low_water_of(log: str, cold: Path | None) -> int:

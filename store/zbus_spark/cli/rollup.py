@@ -14,7 +14,7 @@ from zbus.errors import ConfigInvalid
 from zbus_spark.jobs import rollup as roll_up
 from zbus_spark.jobs.durations import milliseconds
 from zbus_spark.jobs.report import write_report
-from zbus_spark.jobs.rollup import COLUMNS, LATENCY_HEADER, totals
+from zbus_spark.jobs.rollup import LATENCY_HEADER, columns, totals
 
 from .follow import follow_stream
 from .options import (
@@ -71,7 +71,7 @@ def rollup(
         if html is not None or until is not None:
             raise ConfigInvalid("follow", "a stream has no end, so leave out --until and --html")
         with working("rolling up", master) as spark:
-            rolled = roll_up(load_stream(spark, log, COLUMNS, key, after), window, latency_header, watermark)
+            rolled = roll_up(load_stream(spark, log, columns(latency_header), key, after), window, latency_header, watermark)
             follow_stream(rolled, lambda batch, number: _finished(batch, number, json, parquet), checkpoint, once)
         return
     if html is not None and not html.absolute().parent.is_dir():
@@ -79,7 +79,7 @@ def rollup(
     if once or checkpoint is not None:
         raise ConfigInvalid("once" if once else "checkpoint", "it goes with --follow")
     with working("rolling up", master) as spark:
-        events = load(spark, log, COLUMNS, key, after, until, cold)
+        events = load(spark, log, columns(latency_header), key, after, until, cold)
         rolled = roll_up(events, window, latency_header).persist()
         if parquet is not None:
             rolled.write.mode("errorifexists").option("compression", "zstd").parquet(str(parquet.absolute()))

@@ -1,0 +1,61 @@
+"""The session of Spark: what runs beside publishers gives way to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from pyspark import SparkContext
+from spark_support import spark
+
+from zbus_spark.starting import NICE, _give_way
+
+# The tests' own session does not give way, or it would wait for the other tests.
+LOOK = """
+import json, os
+import zbus_spark
+from pyspark import SparkContext
+
+def nice_of_worker(batches):
+    for batch in batches:
+        batch["id"] = os.nice(0)
+        yield batch
+
+spark = zbus_spark.session("local[2]")
+workers = {row.id for row in spark.range(0, 8, 1, 4).mapInPandas(nice_of_worker, "id long").collect()}
+java = [os.getpriority(os.PRIO_PROCESS, int(each)) for each in os.listdir(f"/proc/{SparkContext._gateway.proc.pid}/task")]
+print(json.dumps([sorted(workers), sorted(set(java)), os.nice(0)]))
+"""
+
+
+def test_a_local_spark_and_its_workers_give_way_to_others() -> None:
+    done = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, check=True, text=True)
+
+    workers, java, user = json.loads(done.stdout)
+
+    assert (workers, java) == ([NICE], [NICE])
+    assert user == os.nice(0), "whoever uses Spark stays as it is"
+
+
+def test_a_session_that_need_not_give_way_is_left_as_it_is() -> None:
+    spark()
+
+    java = SparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    assert {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{java}/task")} == {os.nice(0)}
+
+
+def test_where_priorities_cannot_be_changed_spark_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def missing(_: object) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    spark()
+    monkeypatch.setattr(os, "setpriority", refused)
+    _give_way(19)
+    monkeypatch.setattr(os, "listdir", missing)
+    _give_way(19)
