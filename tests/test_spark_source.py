@@ -20,7 +20,7 @@ import zbus
 from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
 from zbus.ports import Span
-from zbus_log import Rules, SqliteLog
+from zbus_log import Rules, SqliteLog, put
 from zbus_spark import SparkFailed, local, spark_errors
 from zbus_spark.columns import RAW, SCHEMA, Columns
 
@@ -170,6 +170,21 @@ def test_a_trimmed_range_is_an_error_unless_a_loss_is_allowed(log_path: Path) ->
     assert load(log_path, startOffset=6001).count() == 3000
 
 
+def test_an_end_in_what_was_trimmed_is_an_error_and_not_an_empty_frame(log_path: Path) -> None:
+    put(log_path, [[(1, number, 1_000 + number, "a/b", b"", None) for number in range(9000)]])
+    trim(log_path, 6000)  # what is left has the times from 7000 on
+
+    for gone in ({"endOffset": 1}, {"endOffset": 6000}, {"toNs": 6999}, {"toNs": 5}, {"fromNs": 2000, "toNs": 6999}):
+        with pytest.raises(SparkFailed, match="offsets 1 to 6000 were removed"), spark_errors():
+            load(log_path, **gone).count()
+        assert load(log_path, **gone, failOnDataLoss=False).count() == 0
+    assert offsets(log_path, endOffset=6001) == [6001]
+    assert offsets(log_path, toNs=7000) == [6001]
+    assert load(log_path, fromNs=2000).count() == 3000  # a time begins with what is left, as in a replay
+    assert load(log_path, endOffset=0).count() == 0  # nothing was asked for
+    assert load(log_path, startOffset=6001, toNs=6999).count() == 0  # nor is anything of this gone
+
+
 def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"x")] * 40_000)
     reading = Reading(log_path, 40_000)
@@ -179,6 +194,18 @@ def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Pa
 
     assert found["error"] == "LogTrimmed"
     assert found["rows"] < 40_000
+
+
+def test_where_a_loss_is_allowed_a_read_goes_on_after_a_trim_under_it(log_path: Path) -> None:
+    write_log(log_path, [("a/b", b"x")] * 40_000)
+    reading = Reading(log_path, 40_000, fail_on_data_loss=False)
+
+    trim(log_path, 30_000)
+    found = reading.go_on()
+
+    assert found["error"] == ""
+    assert reading.first + 10_000 <= found["rows"] < 40_000
+    assert found["last"] == 40_000
 
 
 def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Path) -> None:
