@@ -148,7 +148,8 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
     store(log_path, shop(minutes=4))
     first = pipeline(*follow)
     late = [
-        Stored(3, number, f"late/{number}", BEGIN_NS + minute * 60 * SECOND, b"") for number, minute in enumerate((0, 1, 3))
+        Stored(3, number, f"late/{number}", BEGIN_NS + minute * 60 * SECOND, b"")
+        for number, minute in enumerate((0, 1, 3))
     ]
     store(log_path, late)  # up to the third minute they are too late, and the fourth is open
     second = pipeline(*follow)
@@ -163,6 +164,7 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
     assert [line["key"] for line in first.lines + second.lines + third.lines if "late" in line["key"]] == ["late/2"]
 
 
+@pytest.mark.timeout(4 * WAIT_S)
 @pytest.mark.nightly  # a Spark of its own
 def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_path: Path) -> None:
     store(log_path, shop(minutes=4))
@@ -178,7 +180,10 @@ def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_pat
         os.close(end)
         reading.start()
         assert following.stdout is not None
-        windows = [json.loads(following.stdout.readline()) for _ in range(4)]
+        too_long = threading.Timer(WAIT_S, following.kill)  # what it has not printed by then it does not print
+        too_long.start()
+        windows = [json.loads(following.stdout.readline() or "null") for _ in range(4)]
+        too_long.cancel()
         deadline = time.monotonic() + WAIT_S
         while b"rolling up" not in b"".join(shown):
             assert time.monotonic() < deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,41 @@ def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Pa
 
     assert (found["rows"], found["error"]) == (30_000, "")
     assert wal < 30_000_000  # 60 MB were written meanwhile
+
+
+def test_a_writer_goes_on_while_spark_scans_and_its_write_ahead_log_stays_small(log_path: Path) -> None:
+    chunk, chunks = [b"y" * 1000] * 1000, 40
+    written, scans, over = 0, [], threading.Event()
+
+    def scan() -> None:
+        while not over.is_set():
+            begun = written
+            frame = load(log_path, endOffset=30_000, rowsPerPartition=10_000)
+            seen = frame.selectExpr("count(*)", "sum(length(payload))").collect()[0]
+            scans.append((tuple(seen), written - begun))
+
+    async def scenario() -> list[int]:
+        nonlocal written
+        sizes = []
+        async with zbus.open(log_path) as bus:
+            publisher = await bus.publisher("a/b")
+            await publisher.publish_many([b"x" * 1000] * 30_000)
+            scanning = asyncio.ensure_future(asyncio.to_thread(scan))
+            async with asyncio.timeout(100):
+                while written < chunks or len(scans) < 2:
+                    await publisher.publish_many(chunk)
+                    written += 1
+                    sizes.append(Path(f"{log_path}-wal").stat().st_size)
+                    await asyncio.sleep(0.02)
+            over.set()
+            await scanning
+        return sizes
+
+    sizes = asyncio.run(scenario())
+
+    assert {seen for seen, _ in scans} == {(30_000, 30_000_000)}
+    assert all(meanwhile > 0 for _, meanwhile in scans[:-1])  # the last one may begin when all is written
+    assert max(sizes) < 30_000_000  # 40 MB or more were written
 
 
 def test_large_payloads_come_in_pages_of_bounded_size(log_path: Path) -> None:

@@ -78,9 +78,7 @@ class RemoteLog:
         self._origin = told.origin
         return told.origin, told.head, told.low_water
 
-    def pages(
-        self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True
-    ) -> Iterator[list[Event]]:
+    def pages(self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True) -> Iterator[list[Event]]:
         """Every event of a span in order, for some expressions or all of them; an error where one is missing.
 
         What retention removed is left out without one if a loss is allowed.

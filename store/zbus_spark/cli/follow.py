@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from zbus.cli.output import note
 from zbus_spark.failures import reduced

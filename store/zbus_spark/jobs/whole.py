@@ -25,9 +25,10 @@ def parquet(frame: DataFrame, place: str, *, replace: bool = False) -> Iterator[
     """
     spark = frame.sparkSession
     wanted = _path(spark, place)
-    files = wanted.getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+    files = wanted.getFileSystem(spark._jsc.hadoopConfiguration())
     _check(files, wanted, place, replace)
-    made, old = (_path(spark, wanted.getParent(), f".{wanted.getName()}.{uuid4().hex}.{each}") for each in ("new", "old"))
+    hidden = f".{wanted.getName()}.{uuid4().hex}"
+    made, old = (_path(spark, wanted.getParent(), f"{hidden}.{each}") for each in ("new", "old"))
     try:
         frame.write.option("compression", "zstd").parquet(str(made.toString()))
         yield
