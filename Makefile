@@ -50,10 +50,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)
+bench: $(READY) java
 	$(BIN)/python benchmarks/run.py
 
-faults: $(READY)
+faults: $(READY) java
 	$(BIN)/python -m pytest -m nightly --timeout 3600
 
 lock: $(READY)

@@ -335,6 +335,22 @@ def test_doctor_tells_what_installs_the_java_that_spark_needs(tmp_path: Path, ca
     assert JAVA_INSTALL in line
 
 
+WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None  # as if it were not installed
+from zbus.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_command_without_its_library_prints_the_exact_line_that_installs_it() -> None:
+    command = [sys.executable, "-c", WITHOUT_SPARK, "pipeline", "rollup", "app.db", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    told = "zbus: pipeline: it needs pyspark, which is missing: pip install 'zbus-mesh[spark]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def test_doctor_finds_a_wrong_configuration(tmp_path: Path) -> None:
     done = run("doctor", tmp_path, "--json", ZBUS_DURABILITY="perhaps")
 

@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_support import raw
 from pipeline_support import BEGIN_NS, Stored, frame, pipeline, store
 from spark_support import spark
+from tier_support import SEGMENT_EVENTS, make_log
 
+from zbus.errors import ConfigInvalid
 from zbus_log import Rules, SqliteLog, retain
+from zbus_spark import session
 from zbus_spark.jobs import coverage, gaps, rollup, sessions
+from zbus_spark.jobs.offload import offload
+from zbus_spark.jobs.trim import trim
 
 ROOT = Path(__file__).parent.parent
 SECOND = 1_000_000_000
@@ -68,6 +74,41 @@ def test_rollup_prints_windows_and_leaves_parquet_and_a_report(log_path: Path, t
     assert "shop/orders/changed" in html.read_text()
 
 
+@pytest.mark.parametrize("stream", [(), ("--follow", "--once")], ids=["rollup", "stream"])
+def test_a_rollup_that_fails_in_mid_read_leaves_nothing_and_may_be_run_again(
+    log_path: Path, tmp_path: Path, stream: tuple[str, ...]
+) -> None:
+    store(log_path, shop(minutes=2000))
+    whole = log_path.read_bytes()
+    half = len(whole) // 2
+    log_path.write_bytes(whole[:half] + bytes(200_000) + whole[half + 200_000 :])
+    html, parquet = tmp_path / "report.html", tmp_path / "windows"
+    asked = ["rollup", log_path, "--parquet", parquet, *(stream or ("--html", html))]
+
+    failed = pipeline(*asked)
+    left = [each for each in tmp_path.rglob("*") if not each.name.startswith("app.db")]
+    log_path.write_bytes(whole)
+    again = pipeline(*asked)
+
+    assert (failed.code, failed.out) == (1, "")
+    assert "malformed" in failed.err
+    assert left == ([parquet] if stream else [])
+    assert again.code == 0, again.err
+    kept = spark().read.parquet(str(parquet))
+    assert kept.count() == (4000 if not stream else 3996)
+    assert not [each for each in parquet.rglob(".*") if not each.name.endswith(".crc")]
+
+
+def test_windows_are_not_left_behind_if_the_report_fails(log_path: Path, tmp_path: Path) -> None:
+    store(log_path, shop(minutes=1))
+    (tmp_path / "report.html").mkdir()  # no file can take its place
+
+    done = pipeline("rollup", log_path, "--parquet", tmp_path / "windows", "--html", tmp_path / "report.html")
+
+    assert (done.code, done.out) == (1, "")
+    assert [each.name for each in tmp_path.iterdir() if not each.name.startswith("app.db")] == ["report.html"]
+
+
 def test_rollup_prints_a_table_of_the_busiest_keys_of_a_part(log_path: Path) -> None:
     store(log_path, shop(minutes=3))
 
@@ -100,6 +141,30 @@ def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_pa
     assert as_told(kept.collect()) == whole[:12]
 
 
+def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_not(
+    log_path: Path, tmp_path: Path
+) -> None:
+    follow = ["rollup", log_path, "--follow", "--once", "--json", "--checkpoint", tmp_path / "checkpoint"]
+    store(log_path, shop(minutes=4))
+    first = pipeline(*follow)
+    late = [
+        Stored(3, number, f"late/{number}", BEGIN_NS + minute * 60 * SECOND, b"")
+        for number, minute in enumerate((0, 1, 3))
+    ]
+    store(log_path, late)  # up to the third minute they are too late, and the fourth is open
+    second = pipeline(*follow)
+    store(log_path, shop(minutes=4, begin=4))
+    third = pipeline(*follow)
+
+    assert [done.code for done in (first, second, third)] == [0, 0, 0]
+    assert (first.err, third.err) == ("", "")
+    told, total = second.err.splitlines()
+    assert told.startswith("left out: events of 2 windows that were over before 2026-")
+    assert total == "in all, 2 times a window lacks events that came later than its watermark (1 minute)"
+    assert [line["key"] for line in first.lines + second.lines + third.lines if "late" in line["key"]] == ["late/2"]
+
+
+@pytest.mark.timeout(4 * WAIT_S)
 @pytest.mark.nightly  # a Spark of its own
 def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_path: Path) -> None:
     store(log_path, shop(minutes=4))
@@ -115,7 +180,10 @@ def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_pat
         os.close(end)
         reading.start()
         assert following.stdout is not None
-        windows = [json.loads(following.stdout.readline()) for _ in range(4)]
+        too_long = threading.Timer(WAIT_S, following.kill)  # what it has not printed by then it does not print
+        too_long.start()
+        windows = [json.loads(following.stdout.readline() or "null") for _ in range(4)]
+        too_long.cancel()
         deadline = time.monotonic() + WAIT_S
         while b"rolling up" not in b"".join(shown):
             assert time.monotonic() < deadline
@@ -171,6 +239,24 @@ def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
     ]
 
 
+def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "app.db", 9000)
+    retain(log, Rules(upto=1000))
+    offload(spark(), log, segment_events=SEGMENT_EVENTS)
+    trim(log)
+    moved = shutil.copytree(f"{log}-cold", tmp_path / "moved")
+
+    for asked in ((), ("--cold", moved)):
+        done = pipeline("gaps", log, "--check", "--json", *asked)
+        assert done.code == 0
+        assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 1000)]
+        assert "everything up to offset 1,000 was removed" in done.err
+    shutil.rmtree(f"{log}-cold")
+    done = pipeline("gaps", log, "--check", "--json")
+    assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 8191)]
+    assert "everything up to offset 8,191 was removed" in done.err
+
+
 def test_coverage_compares_two_logs(tmp_path: Path) -> None:
     events = shop(minutes=3)
     other = [event._replace(payload=b"?") if event[:2] == (2, 3) else event for event in events if event[:2] != (1, 9)]
@@ -207,12 +293,26 @@ WRONG = {
     "a report of a stream": (["rollup", "LOG", "--follow", "--html", "x.html"], 2, "--html"),
     "once of no stream": (["rollup", "LOG", "--once"], 2, "--follow"),
     "a report nowhere": (["rollup", "LOG", "--html", "NOWHERE/x.html"], 2, "there is no folder"),
-    "files over others": (["rollup", "LOG", "--parquet", "FOLDER"], 1, "already exists"),
+    "files over others": (["rollup", "LOG", "--parquet", "FOLDER"], 2, "already exists"),
     "an unwritable checkpoint": (["rollup", "LOG", "--follow", "--once", "--checkpoint", "/proc/x/y"], 1, "/proc/x"),
     "a field that is none": (["sessions", "LOG", "--by", "user"], 2, "header:NAME"),
     "no log at all": (["gaps", "NOTALOG"], 1, "NOTALOG"),
+    "a log of a newer version": (["rollup", "NEWER", "--parquet", "OUT"], 1, "upgrade zbus"),
+    "a newer log to offload": (["offload", "NEWER"], 1, "upgrade zbus"),
+    "a trimmed range": (["rollup", "TRIMMED", "--after", "5", "--parquet", "OUT"], 1, "offsets 6 to 10 were removed"),
+    "a trimmed end": (["sessions", "TRIMMED", "--by", "header:x", "--until", "10"], 1, "to 10 were removed"),
     "a folder that is not empty": (["demo", "FOLDER"], 2, "not empty"),
 }
+
+
+def there(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder and what it holds, but for what a log has beside it while it is read."""
+    found = {each.relative_to(folder).as_posix(): each for each in folder.rglob("*")}
+    return {
+        name: each.read_bytes() if each.is_file() else b""
+        for name, each in found.items()
+        if not name.endswith(("-wal", "-shm", "-head"))
+    }
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -221,11 +321,19 @@ def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
     (tmp_path / "NOTALOG").write_text("something else entirely, and long enough to be looked at" * 100)
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "FOLDER" / "file").touch()
-    store(tmp_path / "LOG", shop(minutes=1))
-    names = {name: str(tmp_path / name) for name in ("NOWHERE", "LOG", "NOTALOG", "FOLDER", "NOWHERE/x.html")}
+    for name in ("LOG", "NEWER", "TRIMMED"):
+        store(tmp_path / name, shop(minutes=1))
+    retain(tmp_path / "TRIMMED", Rules(upto=10))
+    connection = raw(tmp_path / "NEWER")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    named = ("NOWHERE", "LOG", "NEWER", "TRIMMED", "NOTALOG", "FOLDER", "OUT", "NOWHERE/x.html")
+    names = {name: str(tmp_path / name) for name in named}
+    before = there(tmp_path)
 
     done = pipeline(*(names.get(each, each) for each in arguments))
 
+    assert there(tmp_path) == before  # nothing was written
     assert (done.code, done.out) == (code, "")
     (line,) = done.err.splitlines()
     assert line.startswith("zbus: ")
@@ -245,6 +353,30 @@ def test_the_demo_leaves_a_log_a_tier_and_a_report(tmp_path: Path) -> None:
     assert "4,119" in gap
     assert "warehouse/stock/changed" in (tmp_path / "demo" / "rollup.html").read_text()
     assert (tmp_path / "demo" / "shop.db-cold" / "manifest.json").is_file()
+
+
+def test_a_missing_java_is_said_with_the_line_that_installs_it_after_what_is_wrong_with_the_call(
+    log_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark()  # the others' session, which is not to be started without Java
+    store(log_path, shop(minutes=1))
+    file = tmp_path / "pipeline.toml"
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
+    told = "Spark needs Java 17 or later, and there is none: sudo apt-get install -y openjdk-17-jre-headless"
+
+    with pytest.raises(ConfigInvalid, match=told) as caught:
+        session()
+    assert caught.value.field == "java"
+    file.write_text('[source]\nlog = "app.db"\nkye = "a"\n[sink]\ntable = true\n')
+    bad = pipeline("run", file)
+    file.write_text('[source]\nlog = "app.db"\n[sink]\ntable = true\n')
+    good = pipeline("run", file)
+
+    assert (bad.code, good.code) == (2, 2)
+    assert "source.kye" in bad.err
+    assert "Java" not in bad.err
+    assert good.err == f"zbus: java: {told}\n"
 
 
 MACHINES = {

@@ -241,6 +241,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.mark.timeout(3 * RUN_S)  # a block may have several commands, and some of them start Spark
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_code_block_in_the_documents_does_what_they_say(block: Block, folders: dict[str, Path]) -> None:
     check(block, folders[block.document])

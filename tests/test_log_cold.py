@@ -339,6 +339,36 @@ def test_the_command_line_replays_and_tails_out_of_the_tier(log_path: Path) -> N
     assert [line["offset"] for line in command("tail", log_path, "-n", 3, "--key", "a/rare")] == [1]
 
 
+NO_SPARK = """
+import asyncio, sys
+for name in ("pyspark", "py4j", "zbus_spark", "pyspark_zbus", "adbc_driver_sqlite", "adbc_driver_manager"):
+    sys.modules[name] = None  # as if it were not installed
+import zbus
+from zbus.cli.app import run
+
+async def main(path):
+    async with zbus.open(path) as bus:
+        print(bus.log.low_water(), [event.offset async for event in bus.replay("**")])
+
+asyncio.run(main(sys.argv[1]))
+sys.exit(run(["log", "replay", sys.argv[1]]))
+"""
+
+
+def test_a_replay_reaches_into_the_tier_with_no_spark_installed(log_path: Path) -> None:
+    command = [sys.executable, "-c", NO_SPARK, str(log_path)]
+    fill(log_path)
+    before = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    with opened(log_path) as log:
+        offload(log_path, 800)
+        trim(log, 800)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == before.returncode == 0, done.stderr
+    assert done.stdout == before.stdout
+    assert len(done.stdout.splitlines()) > 500
+
+
 WITHOUT = """
 import asyncio, sys
 sys.modules["pyarrow"] = None  # as if it were not installed
@@ -369,4 +399,4 @@ def test_only_reading_from_the_tier_needs_pyarrow_and_says_how_to_install_it(log
     first, second, third = done.stdout.splitlines()
     assert first == "0 900 901"
     assert json.loads(second)[-1] == 901
-    assert third == "cold: reading the cold tier needs pyarrow: pip install 'zbus-mesh[spark]'"
+    assert third == "cold: reading the cold tier needs pyarrow: pip install 'pyarrow>=20'"

@@ -70,6 +70,27 @@ def test_a_table_goes_to_stdout_and_a_folder_of_parquet_is_written_once(
         load(file)
 
 
+@pytest.mark.parametrize("replace", [False, True], ids=["a-new-folder", "over-an-old-one"])
+def test_a_run_that_fails_leaves_the_folder_as_it_was_and_may_be_run_again(file: Path, replace: bool) -> None:
+    out = file.parent / "out"
+    if replace:
+        spark().range(7).write.parquet(str(out))
+    sql = "SELECT IF(offset < {}, offset, raise_error('that is enough')) AS offset FROM events"
+    sink = '[sink]\nparquet = "out"\n' + ("replace = true\n" if replace else "")
+
+    file.write_text(f'{SOURCE}[[steps]]\nsql = "{sql.format(900)}"\n{sink}')
+    with pytest.raises(SparkFailed, match="that is enough"):
+        run(spark(), load(file))
+    assert out.exists() == replace
+    if replace:
+        assert spark().read.parquet(str(out)).count() == 7
+    file.write_text(f'{SOURCE}[[steps]]\nsql = "{sql.format(2000)}"\n{sink}')
+    run(spark(), load(file))
+
+    assert spark().read.parquet(str(out)).count() == EVENTS
+    assert {each.name for each in file.parent.iterdir() if not each.name.startswith("app.db")} == {"out", file.name}
+
+
 async def test_a_stream_goes_on_where_it_was(file: Path) -> None:
     file.write_text(
         SOURCE

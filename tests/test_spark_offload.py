@@ -141,6 +141,50 @@ async def test_a_file_that_is_not_what_was_written_never_counts(half: Path, flip
     assert await replayed(log) == before
 
 
+def misplace(segments: list[Path]) -> None:
+    """A file in the folder of the segment before."""
+    path = next(segments[2].rglob("*.parquet"))
+    target = segments[1] / path.relative_to(segments[2]).with_name("moved.parquet")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+
+
+def exchange(segments: list[Path]) -> None:
+    """Two segments of as many events, each where the other belongs."""
+    aside = segments[1].with_name("_aside")
+    segments[1].rename(aside)
+    segments[2].rename(segments[1])
+    aside.rename(segments[2])
+
+
+def lose_one_and_copy_another(segments: list[Path]) -> None:
+    """As many files as there were, and as many events."""
+    shutil.rmtree(segments[2])
+    shutil.copytree(segments[1], segments[2])
+
+
+MISPLACED: dict[str, tuple[Callable[[list[Path]], None], str]] = {
+    "a-file-in-another-folder": (misplace, "the log has 4096 events from 4096 to 8191, and the files others"),
+    "two-exchanged": (exchange, "the log has 4096 events from 4096 to 8191, and the files others"),
+    "one-twice": (lose_one_and_copy_another, "of 16383 events the files hold 16383, or others"),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+def test_events_in_a_segment_that_is_not_theirs_never_count(log: Path, cold: Path, case: str) -> None:
+    harm, says = MISPLACED[case]
+
+    def reached(stage: str, _done: int, _total: int) -> None:
+        if stage == "verifying":
+            harm(sorted(cold.glob("_staging-*/seg=*")))
+
+    with pytest.raises(LogError, match=says):
+        offload(spark(), log, segment_events=4096, progress=reached)
+
+    assert (Cold(cold).last, in_tier(cold)) == (0, set())
+    assert offload(spark(), log, segment_events=4096).events == CLOSED
+
+
 def test_an_event_that_is_corrupt_in_the_log_stops_the_offload_and_is_named(log: Path, cold: Path) -> None:
     damage(log, "UPDATE events SET payload = X'00' WHERE offset IN (4711, 9000)")
 
@@ -212,6 +256,7 @@ async def test_a_log_is_offloaded_and_trimmed_while_it_is_written(log: Path) -> 
             publisher = await bus.publisher("live/x")
             while not ended.is_set():
                 offsets.extend(await publisher.publish_many([b"live"] * 100))
+                await asyncio.sleep(0.02)  # all of it is replayed below
 
     writing = threading.Thread(target=lambda: asyncio.run(publish()))
     writing.start()

@@ -154,6 +154,25 @@ def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
             read(spark(), log, **asked)
 
 
+def test_an_end_before_all_that_is_left_is_an_error_and_not_an_empty_frame(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "app.db", EVENTS)
+    retain(log, Rules(upto=1000))
+
+    def gone() -> None:
+        for end in (1, 1000, night(0.9)):
+            with pytest.raises(LogTrimmed) as caught:
+                read(spark(), log, end=end)
+            assert (caught.value.after, caught.value.low_water) == (0, 1000)
+            assert read(spark(), log, end=end, failOnDataLoss=False).count() == 0
+        assert [row[0] for row in rows(read(spark(), log, end=1001))] == [1001]
+        assert rows(read(spark(), log, end=night(1.1)))[0][0] == 1001
+
+    gone()  # from the log
+    offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
+    trim(log)
+    gone()  # from the log and the tier
+
+
 def test_what_cannot_be_read_is_one_clear_error(trimmed: tuple[Path, list[Any]], tmp_path: Path) -> None:
     log, _ = trimmed
     other = make_log(tmp_path / "other.db", 10)

@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from cold_support import offload
 from log_support import raw
 from mesh_support import WIRES, Mesh, Nats, Node, ZenohPeers, Zmq, mesh_of, reserved_port, until
+from spark_support import spark
+from tier_support import SEGMENT_EVENTS, hot, make_log, rows
 
 from zbus import blocking
 from zbus.codec import encode
@@ -21,8 +24,10 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.logservice import log_key
 from zbus.ports import Span
-from zbus_log import Rules, SqliteLog
-from zbus_spark import remote
+from zbus_log import Rules, SqliteLog, retain
+from zbus_spark import SparkFailed, remote, spark_errors
+from zbus_spark import offload as spark_offload
+from zbus_spark import read as spark_read
 from zbus_spark.remote import RemoteLog
 
 TIMEOUT_S = 10.0
@@ -260,6 +265,22 @@ def test_a_range_that_is_trimmed_while_it_is_read_is_an_error_and_never_fewer_ro
     assert came == list(range(1, len(came) + 1))
 
 
+def test_where_a_loss_is_allowed_a_range_that_is_trimmed_while_it_is_read_goes_on_with_what_is_left(
+    url: str, log_path: Path
+) -> None:
+    with node_at(url, log_path) as bus:
+        bus.publisher("shop/orders").publish_many([b"x"] * 60_000)
+        with RemoteLog(url, None, TIMEOUT_S) as log:
+            pages = log.pages(Span(0, 60_000), fail_on_data_loss=False)
+            came = [event.offset for event in next(pages)]
+            trim(bus, 100)
+            came += [event.offset for page in pages for event in page]
+            assert [event.offset for page in log.pages(Span(0, 59_000), (), False) for event in page] == []
+    assert came == sorted(set(came))
+    assert came[-100:] == list(range(59_901, 60_001))
+    assert len(came) < 60_000
+
+
 def test_an_end_beyond_that_of_the_log_is_an_error(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
@@ -306,6 +327,82 @@ def test_a_read_that_is_left_early_leaves_nothing_behind(url: str, log_path: Pat
         for _ in range(3):
             with RemoteLog(url, None, TIMEOUT_S) as log:
                 assert next(log.pages(Span(0, 60_000)))
+
+
+def by_spark(place: str | Path, **options: object) -> list[Any]:
+    """Every column of what Spark reads there."""
+    with spark_errors():
+        return rows(spark().read.format("zbus").options(**options).load(str(place)))
+
+
+def test_spark_reads_by_url_every_column_that_it_reads_from_the_file(url: str, log_path: Path) -> None:
+    with node_at(url, log_path) as bus:
+        for number in range(3):
+            bus.publisher("shop/orders/paid").publish_many([b"o%d" % number] * 1_000, headers={"tenant": "x"})
+            bus.publisher("audit").publish_many([b"a"] * 10)
+        assert bus._inner.network is not None
+        origin = {"origin": f"{bus._inner.network.origin:x}", "timeoutS": 20}
+        half = stored(log_path)[1_500].published_at
+
+        def same(**options: object) -> list[int]:
+            found = by_spark(url, **options, **origin)
+            assert found == by_spark(url, **options) == by_spark(log_path, **options)
+            return [row[0] for row in found]
+
+        assert same() == list(range(1, 3_031))
+        assert same(startOffset=500, endOffset=2_600, rowsPerPartition=700) == list(range(500, 2_601))
+        assert len(same(key="audit/** none/*")) == 30
+        assert 0 < len(same(fromNs=half)) < 3_030
+        with pytest.raises(SparkFailed, match="the log abc is not served"):
+            by_spark(url, origin="abc", timeoutS=1)
+
+        trim(bus, 1_000)
+        assert same() == same(startOffset=5, failOnDataLoss=False) == list(range(2_031, 3_031))
+        for gone in ({"startOffset": 5}, {"endOffset": 2_030}, {"toNs": 5}):
+            with pytest.raises(SparkFailed, match="to 2030 were removed by retention"):
+                by_spark(url, **gone)
+
+
+def test_a_stream_by_url_goes_on_where_it_was(url: str, log_path: Path, tmp_path: Path) -> None:
+    def follow() -> list[list[int]]:
+        batches: list[list[int]] = []
+
+        def take(batch: Any, _: int) -> None:
+            batches.append(sorted(row.offset for row in batch.select("offset").collect()))
+
+        stream = spark().readStream.format("zbus").options(key="shop/*", maxRowsPerBatch=20).load(url)
+        writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+        return batches
+
+    with node_at(url, log_path) as bus:
+        bus.publisher("shop/orders").publish_many([b"x"] * 30)
+        assert follow() == [list(range(1, 21)), list(range(21, 31))]
+        bus.publisher("audit/x").publish_many([b"x"] * 5)
+        bus.publisher("shop/orders").publish_many([b"x"] * 5)
+        assert follow() == [list(range(36, 41))]
+
+
+def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: str, tmp_path: Path) -> None:
+    log = make_log(tmp_path / "app.db", 9_000)
+    before = hot(log)
+    spark_offload(spark(), log, segment_events=SEGMENT_EVENTS)
+    retain(log, Rules(upto=5_000))
+    tier = (tmp_path / "app.db-cold").rename(tmp_path / "elsewhere")  # where the node does not look
+    # A file system of Hadoop's that is not the local one: paths of others, under names of its own.
+    spark()._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.far.link./tier", f"file://{tier}")
+    with node_at(url, log):
+        for cold in (tier, f"file://{tier}", "viewfs://far/tier"):
+            assert rows(spark_read(spark(), url, cold=cold)) == before
+            part = spark_read(spark(), url, cold=cold, key="shop/**", start=100, end=8_500)
+            assert rows(part) == [row for row in before if row[1].startswith("shop/") and 100 <= row[0] <= 8_500]
+        with pytest.raises(ConfigInvalid, match="there is no tier"):
+            spark_read(spark(), url, cold="viewfs://far/tier/none")
+        assert rows(spark_read(spark(), url)) == before[5_000:]
 
 
 def trim(bus: blocking.Bus, events: int) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from spark_support import spark, write_log
 import zbus
 from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, KeyInvalid, LogDamaged, LogError, ZbusError
 from zbus_log import verify
+from zbus_log.writer import Writer
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.sink import make_stream_writer, make_writer
 from zbus_spark.staging import LEFT_S, run_folder, stage
@@ -141,6 +143,47 @@ def test_subscribers_of_the_node_that_owns_the_log_see_what_spark_writes(log: Pa
     assert sorted(int(event.payload) for event in seen) == list(range(5000))
     assert own == 5001
     assert left(log) == []
+
+
+def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 ms at most. A machine that is busy takes longer, so what is measured is the writer's own work."""
+    owned, ended = threading.Event(), threading.Event()
+    commits: list[tuple[int, float]] = []
+    commit = Writer._commit
+
+    def measured(self: Writer, appends: list[Any]) -> None:
+        began = time.thread_time()
+        commit(self, appends)
+        commits.append((sum(len(rows) for rows, _ in appends), time.thread_time() - began))
+
+    async def node() -> list[int]:
+        overtaken = []
+        async with zbus.open(log) as bus:
+            publisher = await bus.publisher("own/one")
+            owned.set()
+            while not ended.is_set():
+                stored = bus.delivery.delivered
+                overtaken.append(await publisher.publish(b"x") - stored - 1)
+                await asyncio.sleep(0.001)
+        return overtaken
+
+    monkeypatch.setattr(Writer, "_commit", measured)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(asyncio.run, node())
+        try:
+            assert owned.wait(30)
+            frame = spark().range(60_000).selectExpr("'a/b' AS key", "repeat('x', 100) AS payload")
+            frame.write.format("zbus").mode("append").save(str(log))
+        finally:
+            ended.set()
+        overtaken = running.result(30)
+
+    assert sum(rows for rows, _ in commits) == 60_000 + len(overtaken)
+    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # three errands at most, and its own
+    assert max(overtaken) <= 3000
+    assert max(took_s for _, took_s in commits) < 0.1
 
 
 @pytest.mark.timeout(400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import zbus
 from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
 from zbus.ports import Span
-from zbus_log import Rules, SqliteLog
+from zbus_log import Rules, SqliteLog, put
 from zbus_spark import SparkFailed, local, spark_errors
 from zbus_spark.columns import RAW, SCHEMA, Columns
 
@@ -170,6 +171,21 @@ def test_a_trimmed_range_is_an_error_unless_a_loss_is_allowed(log_path: Path) ->
     assert load(log_path, startOffset=6001).count() == 3000
 
 
+def test_an_end_in_what_was_trimmed_is_an_error_and_not_an_empty_frame(log_path: Path) -> None:
+    put(log_path, [[(1, number, 1_000 + number, "a/b", b"", None) for number in range(9000)]])
+    trim(log_path, 6000)  # what is left has the times from 7000 on
+
+    for gone in ({"endOffset": 1}, {"endOffset": 6000}, {"toNs": 6999}, {"toNs": 5}, {"fromNs": 2000, "toNs": 6999}):
+        with pytest.raises(SparkFailed, match="offsets 1 to 6000 were removed"), spark_errors():
+            load(log_path, **gone).count()
+        assert load(log_path, **gone, failOnDataLoss=False).count() == 0
+    assert offsets(log_path, endOffset=6001) == [6001]
+    assert offsets(log_path, toNs=7000) == [6001]
+    assert load(log_path, fromNs=2000).count() == 3000  # a time begins with what is left, as in a replay
+    assert load(log_path, endOffset=0).count() == 0  # nothing was asked for
+    assert load(log_path, startOffset=6001, toNs=6999).count() == 0  # nor is anything of this gone
+
+
 def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"x")] * 40_000)
     reading = Reading(log_path, 40_000)
@@ -179,6 +195,18 @@ def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Pa
 
     assert found["error"] == "LogTrimmed"
     assert found["rows"] < 40_000
+
+
+def test_where_a_loss_is_allowed_a_read_goes_on_after_a_trim_under_it(log_path: Path) -> None:
+    write_log(log_path, [("a/b", b"x")] * 40_000)
+    reading = Reading(log_path, 40_000, fail_on_data_loss=False)
+
+    trim(log_path, 30_000)
+    found = reading.go_on()
+
+    assert found["error"] == ""
+    assert reading.first + 10_000 <= found["rows"] < 40_000
+    assert found["last"] == 40_000
 
 
 def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Path) -> None:
@@ -197,6 +225,41 @@ def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Pa
 
     assert (found["rows"], found["error"]) == (30_000, "")
     assert wal < 30_000_000  # 60 MB were written meanwhile
+
+
+def test_a_writer_goes_on_while_spark_scans_and_its_write_ahead_log_stays_small(log_path: Path) -> None:
+    chunk, chunks = [b"y" * 1000] * 1000, 40
+    written, scans, over = 0, [], threading.Event()
+
+    def scan() -> None:
+        while not over.is_set():
+            begun = written
+            frame = load(log_path, endOffset=30_000, rowsPerPartition=10_000)
+            seen = frame.selectExpr("count(*)", "sum(length(payload))").collect()[0]
+            scans.append((tuple(seen), written - begun))
+
+    async def scenario() -> list[int]:
+        nonlocal written
+        sizes = []
+        async with zbus.open(log_path) as bus:
+            publisher = await bus.publisher("a/b")
+            await publisher.publish_many([b"x" * 1000] * 30_000)
+            scanning = asyncio.ensure_future(asyncio.to_thread(scan))
+            async with asyncio.timeout(100):
+                while written < chunks or len(scans) < 2:
+                    await publisher.publish_many(chunk)
+                    written += 1
+                    sizes.append(Path(f"{log_path}-wal").stat().st_size)
+                    await asyncio.sleep(0.02)
+            over.set()
+            await scanning
+        return sizes
+
+    sizes = asyncio.run(scenario())
+
+    assert {seen for seen, _ in scans} == {(30_000, 30_000_000)}
+    assert all(meanwhile > 0 for _, meanwhile in scans[:-1])  # the last one may begin when all is written
+    assert max(sizes) < 30_000_000  # 40 MB or more were written
 
 
 def test_large_payloads_come_in_pages_of_bounded_size(log_path: Path) -> None:

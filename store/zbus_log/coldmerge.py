@@ -50,7 +50,7 @@ def pyarrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        reason = "reading the cold tier needs pyarrow: pip install 'zbus-mesh[spark]'"
+        reason = "reading the cold tier needs pyarrow: pip install 'pyarrow>=20'"
         raise ConfigInvalid("cold", reason) from error
 
 

@@ -51,6 +51,19 @@ def bounds(path: str) -> tuple[int, int]:
         return log.low_water(), log.head()
 
 
+def holds(path: str, span: Span) -> bool:
+    """Whether the file has any event of a span."""
+    with opened(path) as log:
+        span = log.narrow(span)
+        while span.until is not None and span.after < span.until:
+            page = log.read(KeySet.all(), span, 1)
+            events, failed, _ = page.events()
+            if events or failed:
+                return True
+            span = span._replace(after=page.covered)
+    return False
+
+
 @contextmanager
 def opened(path: str) -> Iterator[Reader]:
     """The log's file, to be read."""

@@ -30,6 +30,7 @@ from zbus_log.schema import get_epoch, get_low_water, origin_of
 from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
 from .failures import spark_errors
 from .options import ReadOptions
+from .source import ends_before
 
 Position = int | datetime | str
 
@@ -73,7 +74,7 @@ def read(
     segments = [segment for segment in manifest.segments if _holds(segment, span)]
     somewhere = bool(wanted.start_offset)  # else from the beginning of what is left
     gone = manifest.first - 1 if span.after < manifest.last else low_water
-    if fail and somewhere and span.after < gone:
+    if fail and span.after < gone and (somewhere or _ends_before(wanted, manifest, gone)):
         raise LogTrimmed(span.after, gone)
     rest = span.until is None or span.until > manifest.last
     if segments and rest and fail and low_water > manifest.last:
@@ -182,6 +183,14 @@ def _holds(segment: Segment, span: Span) -> bool:
         return False
     after = span.from_ns is None or segment.published_max >= span.from_ns
     return after and (span.to_ns is None or segment.published_min <= span.to_ns)
+
+
+def _ends_before(options: ReadOptions, manifest: Manifest, gone: int) -> bool:
+    """Whether the end that is asked for lies before all that is left, in the tier or else in the log."""
+    begun = [segment.published_min for segment in manifest.segments if segment.files]
+    if begun and options.end_offset is None and options.to_ns is not None:
+        return min(begun) > options.to_ns
+    return ends_before(options, gone)
 
 
 def _hot(spark: SparkSession, options: ReadOptions, schema: StructType, after: int) -> DataFrame:

@@ -78,8 +78,10 @@ class RemoteLog:
         self._origin = told.origin
         return told.origin, told.head, told.low_water
 
-    def pages(self, span: Span, keys: Sequence[str] = ()) -> Iterator[list[Event]]:
+    def pages(self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True) -> Iterator[list[Event]]:
         """Every event of a span in order, for some expressions or all of them; an error where one is missing.
+
+        What retention removed is left out without one if a loss is allowed.
 
         Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `FabricError` with the
         offset after which nothing was read.
@@ -91,6 +93,8 @@ class RemoteLog:
         try:
             while coming is not None:
                 page = coming.result()
+                if fail_on_data_loss and page.low_water > after:
+                    raise LogTrimmed(after, page.low_water)
                 self._check(page, after, until)
                 after = page.covered
                 coming = self._page(origin, expressions, span, after, until) if after < until else None
@@ -108,8 +112,6 @@ class RemoteLog:
         return self._begin(_asked(asking, AWAY_S, lost))
 
     def _check(self, page: LogPage, after: int, until: int) -> None:
-        if page.low_water > after:
-            raise LogTrimmed(after, page.low_water)
         if page.head < until:
             raise LogError(f"{self._name}: the log ends at offset {page.head}, and {until} was asked for")
         if page.skipped:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from zbus.errors import LogTrimmed
 from zbus.ports import Span
 from zbus_log.reader import Choice
 
@@ -103,9 +104,24 @@ def begin(options: ReadOptions) -> Span:
     """The span that the options name. It begins where the log does if they name no place, or allow for a loss."""
     span = options.span
     low_water, head = bounds(options)
+    if options.fail_on_data_loss and span.after < low_water and ends_before(options, low_water):
+        raise LogTrimmed(span.after, low_water)
     if not options.start_offset or (span.after < low_water and not options.fail_on_data_loss):
         span = span._replace(after=low_water)
     return span._replace(until=head if span.until is None else min(span.until, head))
+
+
+def ends_before(options: ReadOptions, low_water: int) -> bool:
+    """Whether the end that is asked for lies in what was removed, so that there would be no rows rather than few."""
+    if options.end_offset is not None and options.end_offset <= low_water:
+        return options.end_offset > 0
+    if options.to_ns is None:
+        return False
+    left = Span(low_water, None, None, options.to_ns)
+    if not options.remote:
+        return not local.holds(options.path, left)
+    with _asked(options, options.origin) as log:
+        return next(log.pages(left), None) is None
 
 
 def parts(options: ReadOptions, span: Span) -> Iterator[Part]:
@@ -132,7 +148,7 @@ def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> I
         yield from local.batches(options.path, part.choice, part.span, columns, options.fail_on_data_loss)
         return
     with _asked(options, part.origin) as log:
-        for events in log.pages(part.span, options.key):
+        for events in log.pages(part.span, options.key, options.fail_on_data_loss):
             if events:
                 yield columns.from_events(events)
 

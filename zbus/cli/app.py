@@ -28,6 +28,7 @@ from .router import router
 from .sub import sub
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
+EXTRAS = {"pipeline": "spark"}  # what is installed with a command's libraries
 
 
 class Commands(typer.core.TyperGroup):
@@ -121,7 +122,7 @@ def _load(point: EntryPoint) -> Any:
     try:
         found = point.load()
     except ImportError as error:
-        found = _stand_in(point.name, error.name or str(error))
+        found = _stand_in(point.name, error.name.partition(".")[0] if error.name else str(error))
     command = typer.main.get_command(found)
     command.name = point.name
     return command
@@ -136,6 +137,8 @@ def _stand_in(name: str, missing: str) -> typer.Typer:
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def stand_in() -> None:
-        raise ConfigInvalid(name, f"it needs {missing}, which is missing; zbus doctor prints the line that installs it")
+        install = EXTRAS.get(name)
+        how = f"pip install 'zbus-mesh[{install}]'" if install else "zbus doctor prints the line that installs it"
+        raise ConfigInvalid(name, f"it needs {missing}, which is missing: {how}")
 
     return app

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
+from zbus.cli.output import note
 from zbus_spark.failures import reduced
 
 LOOK_S = 0.2
@@ -19,21 +21,51 @@ LOOK_S = 0.2
 
 def follow_stream(
     stream: DataFrame, handle: Callable[[DataFrame, int], None], checkpoint: Path | None, once: bool
-) -> None:
-    """Hand each batch to `handle`, until there is no more (`once`) or somebody ends the command."""
+) -> int:
+    """Hand each batch to `handle`, until there is no more (`once`) or somebody ends the command.
+
+    Events that are later than the watermark are told of on stderr as they are left out. Returns how many groups (such
+    as the windows of a key) they would have belonged to, counted batch by batch: there are at least as many of them.
+    """
     if checkpoint is not None:
         checkpoint.mkdir(parents=True, exist_ok=True)  # where it cannot be made, nothing is begun
     with tempfile.TemporaryDirectory(prefix="zbus-pipeline-") as folder, _told_to_end() as ended:
         place = str(checkpoint.absolute()) if checkpoint else folder
         writer = stream.writeStream.outputMode("append").option("checkpointLocation", place).foreachBatch(handle)
         query = (writer.trigger(availableNow=True) if once else writer).start()
+        late = _Late(query)
         try:
             while query.isActive and not ended.wait(LOOK_S):
-                pass
+                late.tell()
         finally:
             query.stop()
+        late.tell()
         if (error := query.exception()) is not None:
             raise reduced(error)
+        return late.groups
+
+
+class _Late:
+    """What a query left out, because its watermark had passed it; Spark itself tells only who asks."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query, self._seen, self.groups = query, "", 0
+
+    def tell(self) -> None:
+        """Note what was left out since the last call."""
+        last = self._query.lastProgress
+        if last is None or last["timestamp"] <= self._seen:  # ISO, in UTC, all of one length
+            return
+        fresh = [each for each in self._query.recentProgress if each["timestamp"] > self._seen]
+        self._seen = last["timestamp"]
+        dropped = sum(state["numRowsDroppedByWatermark"] for each in fresh for state in each["stateOperators"])
+        if dropped:
+            self.groups += dropped
+            ended = fresh[-1]["eventTime"].get("watermark", "the watermark")
+            note(
+                f"left out: events of {dropped:,} windows that were over before {ended}; "
+                "a longer --watermark waits for such as these"
+            )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from zbus_spark.jobs import rollup as roll_up
 from zbus_spark.jobs.durations import milliseconds
 from zbus_spark.jobs.report import write_report
 from zbus_spark.jobs.rollup import LATENCY_HEADER, columns, totals
+from zbus_spark.jobs.whole import parquet as filed
 
 from .follow import follow_stream
 from .options import (
@@ -71,8 +73,13 @@ def rollup(
         if html is not None or until is not None:
             raise ConfigInvalid("follow", "a stream has no end, so leave out --until and --html")
         with working("rolling up", master) as spark:
-            rolled = roll_up(load_stream(spark, log, columns(latency_header), key, after), window, latency_header, watermark)
-            follow_stream(rolled, lambda batch, number: _finished(batch, number, json, parquet), checkpoint, once)
+            events = load_stream(spark, log, columns(latency_header), key, after)
+            rolled = roll_up(events, window, latency_header, watermark)
+            late = follow_stream(
+                rolled, lambda batch, number: _finished(batch, number, json, parquet), checkpoint, once
+            )
+        if late:
+            note(f"in all, {late:,} times a window lacks events that came later than its watermark ({watermark})")
         return
     if html is not None and not html.absolute().parent.is_dir():
         raise ConfigInvalid("html", f"there is no folder {str(html.absolute().parent)!r}")
@@ -81,10 +88,9 @@ def rollup(
     with working("rolling up", master) as spark:
         events = load(spark, log, columns(latency_header), key, after, until, cold)
         rolled = roll_up(events, window, latency_header).persist()
-        if parquet is not None:
-            rolled.write.mode("errorifexists").option("compression", "zstd").parquet(str(parquet.absolute()))
-        if html is not None:
-            write_report(html, log, events, rolled, window, latency_header)
+        with filed(rolled, str(parquet.absolute())) if parquet is not None else nullcontext():
+            if html is not None:
+                write_report(html, log, events, rolled, window, latency_header)
         print_rows(rolled.orderBy("start", "key") if json else totals(rolled), json, rows, "rollup")
         rolled.unpersist()
     for written in filter(None, (parquet, html)):
@@ -94,8 +100,8 @@ def rollup(
 def _finished(batch: DataFrame, number: int, json: bool, parquet: Path | None) -> None:
     """Windows that ended. Files of a batch replace those that it left when it was cut short."""
     if parquet is not None:
-        folder = parquet.absolute() / f"batch={number}"
-        batch.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
+        with filed(batch, str(parquet.absolute() / f"batch={number}"), replace=True):
+            pass
     found = batch.orderBy("start", "key").collect()
     if json:
         write(b"".join(map(as_line, found)))

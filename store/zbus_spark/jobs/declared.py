@@ -39,6 +39,7 @@ from zbus_spark.options import OFFSET_MAX
 from zbus_spark.reading import Position, read
 
 from .named import write
+from .whole import parquet
 
 EVENTS = "events"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -204,7 +205,8 @@ def run(spark: SparkSession, loaded: Loaded) -> Ran:
         elif sink.log is not None:
             return Ran(events=write(made, Path(sink.log), loaded.sink_id, **_keyed(sink)))
         elif sink.parquet is not None:
-            made.write.mode("overwrite" if sink.replace else "errorifexists").parquet(sink.parquet)
+            with parquet(made, sink.parquet, replace=sink.replace):
+                pass
     return Ran(table=made if sink.table else None)
 
 

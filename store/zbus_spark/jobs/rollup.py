@@ -62,7 +62,9 @@ def measures(df: DataFrame, latency_header: str = LATENCY_HEADER) -> DataFrame:
     return df.select(
         "key",
         "published_at",
-        (F.col(PAYLOAD_BYTES) if PAYLOAD_BYTES in df.columns else F.octet_length("payload").cast("long")).alias("bytes"),
+        (F.col(PAYLOAD_BYTES) if PAYLOAD_BYTES in df.columns else F.octet_length("payload").cast("long")).alias(
+            "bytes"
+        ),
         _latency_us(_header(df, latency_header)).alias("latency_us"),
     )
 
