@@ -26,7 +26,8 @@ def nice_of_worker(batches):
 
 spark = zbus_spark.session("local[2]")
 workers = {row.id for row in spark.range(0, 8, 1, 4).mapInPandas(nice_of_worker, "id long").collect()}
-java = [os.getpriority(os.PRIO_PROCESS, int(each)) for each in os.listdir(f"/proc/{SparkContext._gateway.proc.pid}/task")]
+tasks = os.listdir(f"/proc/{SparkContext._gateway.proc.pid}/task")
+java = [os.getpriority(os.PRIO_PROCESS, int(task)) for task in tasks]
 print(json.dumps([sorted(workers), sorted(set(java)), os.nice(0)]))
 """
 

@@ -72,7 +72,8 @@ def _give_way(nice: int) -> None:
     java = getattr(SparkContext._gateway, "proc", None)
     with suppress(OSError):  # no such folder, or not permitted: it runs as it is
         while java is not None:
-            higher = [task for task in map(int, os.listdir(f"/proc/{java.pid}/task")) if _nice_of(task) < nice]
+            tasks = [int(task.name) for task in Path(f"/proc/{java.pid}/task").iterdir()]
+            higher = [task for task in tasks if _nice_of(task) < nice]
             if not higher:
                 return
             for task in higher:
