@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from cold_support import offload
+from mesh_support import reserved_port
 from spark_support import write_log
 
 import zbus
+from zbus_log import Rules, retain
 
 HOME = Path(pyspark.__file__).parent
 CHILD = Path(__file__).parents[1] / "support" / "cluster_child.py"
@@ -27,12 +30,6 @@ EVENTS, PARTITIONS = 60_000, 24
 DEADLINE_S = 100.0
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.nightly]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def until(true: object, what: str) -> None:
@@ -60,7 +57,8 @@ def started(folder: Path, name: str, *command: str) -> Iterator[subprocess.Popen
 @contextmanager
 def served(log: Path) -> Iterator[str]:
     """A node that owns the log and answers for it, on a thread of its own."""
-    port, ready, over = free_port(), threading.Event(), threading.Event()
+    kept, ready, over = reserved_port(), threading.Event(), threading.Event()
+    port = kept.getsockname()[1]
 
     async def serve() -> None:
         async with zbus.open(log, mode="router", listen=[f"tcp/127.0.0.1:{port}"]):
@@ -75,19 +73,28 @@ def served(log: Path) -> Iterator[str]:
     finally:
         over.set()
         node.join()
+        kept.close()
 
 
-def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path) -> None:
-    log = tmp_path / "app.db"
+def began_at(said: Path) -> str:
+    """The URL of a master: it takes a port that is free."""
+    found = re.search(r"Starting Spark master at (spark://[\d.:]+)", said.read_text())
+    return found[1] if found else ""
+
+
+@pytest.mark.parametrize("tier", [False, True], ids=["log", "log-and-tier"])
+def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -> None:
+    log, cold = tmp_path / "app.db", tmp_path / "elsewhere"
     write_log(log, [(f"shop/orders/p{number % 7}", b"x" * 100) for number in range(EVENTS)])
-    port = free_port()
-    master = f"spark://127.0.0.1:{port}"
+    if tier:
+        offload(log, EVENTS // 4, EVENTS // 2)
+        Path(f"{log}-cold").rename(cold)  # where the node does not look: what is trimmed is there alone
+        retain(log, Rules(upto=EVENTS // 3))
     with ExitStack() as stack:
         place = "--host", "127.0.0.1", "--webui-port", "0"
-        stack.enter_context(
-            started(tmp_path, "master", "org.apache.spark.deploy.master.Master", "--port", str(port), *place)
-        )
-        until(lambda: b"Starting Spark master" in (tmp_path / "master.out").read_bytes(), "the master")
+        stack.enter_context(started(tmp_path, "master", "org.apache.spark.deploy.master.Master", "--port", "0", *place))
+        until(lambda: began_at(tmp_path / "master.out"), "the master")
+        master = began_at(tmp_path / "master.out")
         workers = [
             stack.enter_context(
                 started(
@@ -102,7 +109,7 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path) -> None:
         until(lambda: (tmp_path / "master.out").read_bytes().count(b"Registering worker") == 2, "the workers")
         url = stack.enter_context(served(log))
         driver = subprocess.Popen(
-            [sys.executable, str(CHILD), master, url, str(EVENTS), str(PARTITIONS)],
+            [sys.executable, str(CHILD), master, url, str(EVENTS), str(PARTITIONS), *([str(cold)] if tier else [])],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -121,5 +128,6 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path) -> None:
     found = json.loads(rest)
     assert (found["events"], found["offsets"], found["total"]) == (EVENTS, EVENTS, EVENTS * (EVENTS + 1) // 2)
     assert (found["bytes"], found["keys"]) == (100 * EVENTS, 7)
+    assert found["lost"] >= 1  # and done again by the other
     lost = (tmp_path / "master.out").read_text()
     assert "Removing worker" in lost or "got disassociated" in lost

@@ -1,8 +1,9 @@
 """A driver on a cluster: reads a log through its node and prints what it counted.
 
-    cluster_child.py MASTER URL EVENTS PARTITIONS
+    cluster_child.py MASTER URL EVENTS PARTITIONS [COLD]
 
-It prints `under way N` once as many tasks are done, and then a line of JSON.
+It prints `under way N` once as many tasks are done, and then a line of JSON; also how many tasks were lost. With a
+cold tier the log is read from there and from its node.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import zbus_spark
 TASKS_DONE = 3
 
 
-def watch(spark: Any, over: threading.Event) -> None:
-    tracker = spark.sparkContext.statusTracker()
+def watch(spark: Any, over: threading.Event, lost: dict[int, int]) -> None:
+    tracker, told = spark.sparkContext.statusTracker(), False
     while not over.is_set():
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
-            if info is not None and TASKS_DONE <= info.numCompletedTasks < info.numTasks:
+            if info is None:
+                continue
+            lost[stage] = max(lost.get(stage, 0), info.numFailedTasks)
+            if not told and TASKS_DONE <= info.numCompletedTasks < info.numTasks:
                 print("under way", info.numCompletedTasks, flush=True)
-                return
+                told = True
         time.sleep(0.02)
 
 
-def main(master: str, url: str, events: int, partitions: int) -> None:
+def main(master: str, url: str, events: int, partitions: int, cold: str | None = None) -> None:
     spark = zbus_spark.session(
         master,
         spark__driver__host="127.0.0.1",
@@ -38,11 +42,11 @@ def main(master: str, url: str, events: int, partitions: int) -> None:
         spark__python__worker__reuse="true",
     )
     hosts = spark.range(4, numPartitions=4).count()
-    over = threading.Event()
-    watching = threading.Thread(target=watch, args=(spark, over))
+    over, lost = threading.Event(), dict[int, int]()
+    watching = threading.Thread(target=watch, args=(spark, over, lost))
     watching.start()
     with zbus_spark.spark_errors():
-        frame = spark.read.format("zbus").option("rowsPerPartition", -(-events // partitions)).load(url)
+        frame = zbus_spark.read(spark, url, cold=cold, rowsPerPartition=-(-events // partitions))
         found = frame.selectExpr(
             "count(*) AS events",
             "count(DISTINCT offset) AS offsets",
@@ -52,9 +56,9 @@ def main(master: str, url: str, events: int, partitions: int) -> None:
         ).collect()[0]
     over.set()
     watching.join()
-    print(json.dumps(found.asDict() | {"warm": hosts}), flush=True)
+    print(json.dumps(found.asDict() | {"warm": hosts, "lost": sum(lost.values())}), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
