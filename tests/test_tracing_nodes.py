@@ -11,7 +11,8 @@ from typing import Any
 
 import nats
 import pytest
-from bridge_support import ears, free_port, router
+from bridge_support import ears, router
+from free_ports import free_port
 from mesh_support import WIRES, Node, Wire, mesh_of, until
 from nats_support import NatsServer, nats_server
 from tracing_support import Spans, parent_id, provided, span_id, traceparent

@@ -135,7 +135,7 @@ class Bridge:
         sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
         the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
-        counts = self._bus.stats()
+        counts = self._bus.figures.counts()
         first, second = self.config.labels
         ways = {"forth": (first, second), "back": (second, first)}
         if self.config.direction != "both":

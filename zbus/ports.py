@@ -211,8 +211,9 @@ class Fabric(Protocol):
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Receive what other nodes send for these canonical expressions, exactly; replaces the earlier ones.
 
-        A frame arrives once, however many of the expressions match its key. Returns when it is in force as far
-        as this end can tell, and stays in force across reconnections. A node does not hear itself.
+        A frame arrives once, however many of the expressions match its key; while they change, a late one may come
+        twice. Returns when it is in force as far as this end can tell, and stays in force across reconnections. A node
+        does not hear itself.
         """
 
     def ready(self, key: str) -> bool:

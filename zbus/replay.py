@@ -54,12 +54,12 @@ class Replay:
         while not self._ready:
             if self._failed is not None:
                 failed, self._failed = self._failed, None
-                record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(failed), events=self._events, **self._told)
+                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(failed), events=self._events, **self._told)
                 raise failed
             try:
                 await self._read_page()
             except LogError as error:
-                record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=self._events, **self._told)
+                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(error), events=self._events, **self._told)
                 raise
         return self._ready.popleft()
 
