@@ -173,5 +173,5 @@ def _asked(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.R
 def _adbc_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except adbc_driver_manager.Error as error:
+    except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:  # in mid-page it is Arrow that tells
         raise LogError(f"{path}: {error}. Nothing was changed by this read") from error
