@@ -25,6 +25,7 @@ from tier_support import SEGMENT_EVENTS, make_log
 from zbus.errors import ConfigInvalid
 from zbus_log import Rules, SqliteLog, retain
 from zbus_spark import session
+from zbus_spark.cli import progress
 from zbus_spark.jobs import coverage, gaps, rollup, sessions
 from zbus_spark.jobs.offload import offload
 from zbus_spark.jobs.trim import trim
@@ -146,6 +147,7 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
     log_path: Path, tmp_path: Path
 ) -> None:
     follow = ["rollup", log_path, "--follow", "--once", "--json", "--checkpoint", tmp_path / "checkpoint"]
+    follow += ["--parquet", tmp_path / "windows"]
     store(log_path, shop(minutes=4))
     first = pipeline(*follow)
     late = [
@@ -209,6 +211,8 @@ def test_a_job_shows_its_tasks_on_a_terminal_and_nothing_elsewhere(
     reading.start()
     with monkeypatch.context() as patched, os.fdopen(end, "w") as screen:
         patched.setenv("TERM", "xterm")
+        patched.setenv("COLUMNS", "100")
+        patched.setattr(progress, "LOOK_S", 0.01)  # a job of few events is over soon
         patched.setattr(sys, "stderr", screen)
         done = pipeline("gaps", log_path, "--json")
     reading.join(WAIT_S)
@@ -217,7 +221,8 @@ def test_a_job_shows_its_tasks_on_a_terminal_and_nothing_elsewhere(
     assert (done.code, done.out) == (0, "")
     assert b"starting Spark" in b"".join(shown)
     assert b"looking for gaps" in b"".join(shown)
-    assert re.search(rb"[1-9]\d*/\d+ .*tasks", b"".join(shown))
+    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", b"".join(shown))
+    assert re.search(rb"looking for gaps [^\r\n]* [1-9]\d*/\d+ tasks", plain)
 
 
 def _read_all(descriptor: int, shown: list[bytes]) -> None:

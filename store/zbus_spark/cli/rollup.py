@@ -99,10 +99,15 @@ def rollup(
 
 def _finished(batch: DataFrame, number: int, json: bool, parquet: Path | None) -> None:
     """Windows that ended. Files of a batch replace those that it left when it was cut short."""
-    if parquet is not None:
-        with filed(batch, str(parquet.absolute() / f"batch={number}"), replace=True):
-            pass
-    found = batch.orderBy("start", "key").collect()
+    # Worked out once: Spark counts what a watermark leaves out each time that it works out a batch, and sorting is one.
+    batch.persist()
+    try:
+        if parquet is not None:
+            with filed(batch, str(parquet.absolute() / f"batch={number}"), replace=True):
+                pass
+        found = batch.orderBy("start", "key").collect()
+    finally:
+        batch.unpersist()
     if json:
         write(b"".join(map(as_line, found)))
     elif found:
