@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,18 @@ def test_a_column_that_a_log_has_not_is_named(shop: Path) -> None:
 
 def test_the_format_is_found_without_being_registered() -> None:
     assert pyspark_zbus.DefaultSource.name() == "zbus"
+
+
+def frozen(batches: Iterable[Any]) -> Iterator[Any]:
+    import zbus_spark.source  # noqa: F401 - as a worker that reads does
+
+    for batch in batches:
+        batch["id"] = gc.get_freeze_count()
+        yield batch
+
+
+def test_workers_do_not_look_through_all_modules_for_garbage_after_each_task() -> None:
+    counts = [row.id for row in spark().range(0, 4, 1, 2).mapInPandas(frozen, "id long").collect()]
+
+    assert min(counts) > 10_000
+    assert gc.get_freeze_count() == 0, "whoever uses Spark keeps its garbage collector as it is"
