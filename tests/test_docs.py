@@ -43,7 +43,7 @@ from zbus_spark.jobs import declared
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_S = 110
+RUN_S = 250
 PLACES: dict[str, str] = {}  # the usual places, and where they are in this run
 MERMAID = (
     *("flowchart", "graph", "sequenceDiagram", "stateDiagram", "stateDiagram-v2", "classDiagram", "erDiagram"),
