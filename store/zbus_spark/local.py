@@ -30,6 +30,7 @@ from .columns import PAYLOAD_BYTES, Columns
 
 PAGE_ROWS = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
+BUSY_MS = 10_000
 BATCH_ROWS = (64, PAGE_ROWS)  # at first, and at most: rows are counted before their size is known
 _SQL = {
     # ADBC takes a column's type from its first rows, so it must not meet NULL there.
@@ -127,6 +128,9 @@ def _connected(path: str) -> Iterator[AdbcConnection]:
     uri = f"file:{quote(str(Path(path).absolute()))}?mode=ro"
     with AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=uri) as database:
         with AdbcConnection(database) as connection:
+            # Whoever opens or closes the log has it alone for a moment.
+            with _asked(connection, f"PRAGMA busy_timeout={BUSY_MS}"):
+                pass
             yield connection
 
 
