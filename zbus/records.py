@@ -88,7 +88,7 @@ class _Text:
 
 def wanted(level: int) -> bool:
     """Whether a record of this level would be heard: asked once per burst, before one is made."""
-    return logger.isEnabledFor(level) or any(level >= least for least, _ in _listeners)
+    return logger.isEnabledFor(level) or (bool(_listeners) and any(level >= least for least, _ in _listeners))
 
 
 def listen(level: int, listener: Listener) -> Callable[[], None]:
