@@ -21,11 +21,11 @@ UNDER_WAY_MAX = 500
 class _Batch:
     def __init__(self, count: int) -> None:
         self.left = count
-        self.error = ""
+        self.error: str | None = None
         self.settled = threading.Event()
 
     def fail(self, error: str) -> None:
-        self.error = self.error or error
+        self.error = error if self.error is None else self.error
         self.settled.set()
 
 
@@ -59,7 +59,7 @@ class Publishing:
                 raise FabricError(f"JetStream acknowledged nothing within {timeout_s:g} s")
         finally:
             del self._batches[inbox]
-        if batch.error:
+        if batch.error is not None:
             raise FabricError(f"JetStream did not store it: {batch.error}")
 
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -71,19 +71,20 @@ class Publishing:
             return
         try:
             answer = json.loads(data)
-            error = answer.get("error")
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, RecursionError):
+            answer = None
+        if isinstance(answer, dict) and "error" in answer:
+            error = answer["error"]
+            batch.fail(str(error.get("description") if isinstance(error, dict) else error)[:200])
+        elif isinstance(answer, dict) and "seq" in answer:
+            batch.left -= 1
+            if batch.left == 0:
+                batch.settled.set()
+        else:
             self._connection.counts.tell(
                 FABRIC_INPUT_REFUSED, "acknowledgement_malformed", subject.decode(errors="replace")
             )
             batch.fail("an answer that is none")
-            return
-        if error:
-            batch.fail(str(error.get("description") if isinstance(error, dict) else error)[:200])
-            return
-        batch.left -= 1
-        if batch.left == 0:
-            batch.settled.set()
 
     def _lost(self) -> None:
         for batch in list(self._batches.values()):
