@@ -28,7 +28,7 @@ from .router import router
 from .sub import sub
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
-EXTRAS = {"pipeline": "spark"}  # what is installed with a command's libraries
+EXTRAS = {"pipeline": "spark", "serve": "web"}  # what is installed with a command's libraries
 
 
 class Commands(typer.core.TyperGroup):

@@ -1,0 +1,1 @@
+"""HTTP over a bus: feeds of server-sent events, publishing, the log, figures, introspection, and the console."""
