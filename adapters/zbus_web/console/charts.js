@@ -165,9 +165,9 @@ function stroke(pen, points) {
   pen.stroke();
 }
 
-/** The next of 1, 2, 4, 6, 8, 10 … that all lines fit under. */
+/** The next round figure that all lines fit under, and that four lines part evenly. */
 function niceTop(most) {
   if (!(most > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
-  return power * ([1, 2, 4, 6, 8, 10].find((each) => each * power >= most * 1.02) ?? 20);
+  return power * ([1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10].find((each) => each * power >= most * 1.02) ?? 20);
 }

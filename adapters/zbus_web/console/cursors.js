@@ -43,8 +43,9 @@ export class Cursors {
     this.cursor = cursor;
     setText(byId("reset-name"), visible(cursor.name));
     setText(byId("reset-now"), count(cursor.offset));
+    const reader = cursor.owner_pid ? `Process ${cursor.owner_pid} reads it now: it may have to end first.` : "";
+    setText(byId("reset-reader"), reader);
     setText(byId("reset-error"), "");
-    this.offset.max = this.head;
     this.dialog.showModal();
     this.#set(this.lowWater ? this.lowWater - 1 : 0);
     this.offset.focus();

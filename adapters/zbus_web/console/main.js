@@ -47,7 +47,7 @@ const latencies = new LineChart(
   [
     { name: "commit99", label: "Commit p99", colour: "--series-1" },
     { name: "commit50", label: "p50", colour: "--series-1", dashed: true },
-    { name: "end99", label: "End to end p99", colour: "--series-2" },
+    { name: "end99", label: "Delivery p99", colour: "--series-2" },
     { name: "end50", label: "p50", colour: "--series-2", dashed: true },
   ],
   (value) => milliseconds(value),
@@ -75,25 +75,20 @@ function showPanel(name) {
 }
 
 let figuresState = "connecting";
+let firstFigures = true; // nothing to compare with: its rates are no rates
 const figures = new Feed("api/live", {
   onEvents: (events) => events.forEach(({ data }) => showFigures(JSON.parse(data))),
   onState: (state) => {
     figuresState = state;
+    firstFigures = true;
     showState(playback, figuresState);
   },
 });
 
 function showFigures(live) {
-  const at = live.at ? new Date(live.at).getTime() : Date.now();
-  const { rates: now = {}, latency = {} } = live;
   showOverview(live);
-  rates.add(at, { published: now.published_per_s, delivered: now.delivered_per_s });
-  latencies.add(at, {
-    commit50: latency.commit_ms?.p50,
-    commit99: latency.commit_ms?.p99,
-    end50: latency.end_to_end_ms?.p50,
-    end99: latency.end_to_end_ms?.p99,
-  });
+  if (!firstFigures) showCharts(live);
+  firstFigures = false;
   participants.update(live);
   cursors.update(live);
   timeline.update(live);
@@ -103,13 +98,24 @@ function showFigures(live) {
   showState(playback, figuresState, live.stats?.log?.head);
 }
 
+function showCharts({ at, rates: now = {}, latency = {} }) {
+  const moment = new Date(at).getTime();
+  rates.add(moment, { published: now.published_per_s, delivered: now.delivered_per_s });
+  latencies.add(moment, {
+    commit50: latency.commit_ms?.p50,
+    commit99: latency.commit_ms?.p99,
+    end50: latency.end_to_end_ms?.p50,
+    end99: latency.end_to_end_ms?.p99,
+  });
+}
+
 let topicsAskedAt = -Infinity;
 function showTopics(topics) {
   const whole = topics.length < TOPICS_LIVE;
   tree.update(topics, whole);
   if (whole || performance.now() - topicsAskedAt < TOPICS_EVERY_MS) return;
   topicsAskedAt = performance.now();
-  getJson("api/topics").then((all) => tree.update(all.topics, true), () => {});
+  getJson("api/topics", { limit: 10_000 }).then((all) => tree.update(all.topics, true), () => {});
 }
 
 playback.addEventListener("rows", () => {

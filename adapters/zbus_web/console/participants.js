@@ -1,7 +1,7 @@
 // Who takes part: nodes, publishers and subscribers, with what waits and what was dropped.
 
 import { byId } from "./dom.js";
-import { visible } from "./format.js";
+import { age, visible } from "./format.js";
 import { getJson } from "./http.js";
 import { Table } from "./tables.js";
 
@@ -16,7 +16,6 @@ export class Participants {
     this.nodes = new Table(byId("nodes"), NODES, { empty: "This node is alone.", sortBy: "name", descending: false });
     this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: "Nobody has published yet.", sortBy: "events" });
     this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "Nobody subscribes.", sortBy: "lag" });
-    this.looking = false;
   }
 
   update(live) {
@@ -44,23 +43,26 @@ export class Participants {
 const joined = (value) => visible(Array.isArray(value) ? value.join(", ") : (value ?? "–"));
 
 const NODES = [
-  { name: "name", label: "Node", text: (row) => visible(row.name ?? row.node_id ?? row.id ?? "–"), sort: (row) => row.name ?? row.node_id ?? row.id ?? "" },
-  { name: "state", label: "State", text: state, level: (row) => (row.present === false ? "warning" : ""), sort: state },
-  { name: "transport", label: "Transport", text: (row) => joined(row.transports ?? row.transport ?? row.fabric ?? row.label) },
-  { name: "version", label: "Version", text: (row) => visible(row.version ?? "–") },
-  { name: "pid", label: "Process", number: true, text: (row) => String(row.pid ?? "–") },
+  { name: "name", label: "Node", text: (row) => visible(row.name || row.node) },
+  { name: "here", label: "State", text: state, level: (row) => (row.present ? "" : "warning"), sort: state },
+  { name: "host", label: "Host", text: (row) => visible(row.host) },
+  { name: "pid", label: "Process", number: true, text: (row) => String(row.pid) },
+  { name: "transport", label: "Heard over", text: (row) => visible(row.here ? "–" : `${row.transport}, ${row.trust}`) },
+  { name: "version", label: "Version", text: (row) => visible(row.version) },
+  { name: "started_at", label: "Started", text: (row) => age(row.started_at) },
 ];
 
 function state(row) {
-  if (row.self || row.own || row.here) return "this node";
-  return row.present === false ? "away" : "here";
+  if (row.here) return "this node";
+  return row.present ? "there" : "away";
 }
 
 const PUBLISHERS = [
   { name: "key", label: "Key", text: (row) => visible(row.key) },
-  { name: "id", label: "Publisher", text: (row) => String(row.id ?? row.publisher_id) },
+  { name: "id", label: "Publisher", text: (row) => visible(row.id) },
   { name: "sequence", label: "Sequence", number: true },
   { name: "events", label: "Events", number: true },
+  { name: "last_at", label: "Last", text: (row) => age(row.last_at) },
 ];
 
 const SUBSCRIBERS = [

@@ -6,7 +6,7 @@ import { getJson } from "./http.js";
 
 const KEPT = 500;
 const SHOWN = 200;
-const OWN = new Set(["record", "level", "at", "time", "name", "correlation_id"]);
+const OWN = new Set(["id", "at", "level", "record", "correlation_id"]);
 
 export class Problems {
   constructor() {
@@ -20,7 +20,8 @@ export class Problems {
   async load() {
     try {
       const { records } = await getJson("api/records");
-      this.records = records.slice(-KEPT);
+      const known = new Set(records.map((record) => record.id));
+      this.records = [...records, ...this.records.filter((record) => !known.has(record.id))].slice(-KEPT);
       this.#draw();
     } catch {
       // The live feed brings what is new; the past stays with the server.
@@ -51,17 +52,15 @@ export class Problems {
 }
 
 function line(record) {
-  const level = String(record.level ?? "WARNING").toLowerCase();
-  const fields = { ...record, ...(record.fields ?? {}) };
-  const text = Object.entries(fields)
-    .filter(([name]) => !OWN.has(name) && name !== "fields")
+  const text = Object.entries(record)
+    .filter(([name]) => !OWN.has(name))
     .map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`)
     .join("  ");
   return make(
     "li",
-    { class: "record", "data-level": level === "warning" ? "warning" : "error" },
-    make("time", {}, moment(record.at ?? record.time)),
-    make("b", {}, visible(record.record ?? record.name ?? "")),
+    { class: "record", "data-level": record.level === "WARNING" ? "warning" : "error" },
+    make("time", { title: record.at }, moment(record.at)),
+    make("b", {}, visible(record.record)),
     make("span", {}, visible(text)),
   );
 }

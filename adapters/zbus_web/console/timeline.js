@@ -136,7 +136,8 @@ export class Timeline {
     if (this.points.length < 2) return;
     const style = getComputedStyle(this.canvas);
     const [past, ahead] = [style.getPropertyValue("--series-1").trim(), style.getPropertyValue("--axis").trim()];
-    const parts = this.points.slice(1).map((point, at) => this.#part(this.points[at], point));
+    const points = [...this.points, { offset: Math.max(this.head, this.points.at(-1).offset + 1), at: Date.now() }];
+    const parts = points.slice(1).map((point, at) => this.#part(points[at], point));
     const most = Math.max(...parts.map((part) => part.perSecond));
     const x = (offset) => ((offset - this.lowest) / Math.max(1, this.head - this.lowest)) * width;
     for (const { from, to, perSecond } of parts) {
