@@ -149,7 +149,10 @@ class Access:
             # A browser sends a cookie along with whatever any page asks for: without an origin nobody knows which.
             if "origin" not in connection.headers:
                 raise Refusal(
-                    403, "origin_needed", "a request with a cookie that changes something names its Origin", _NOTHING_DONE
+                    403,
+                    "origin_needed",
+                    "a request with a cookie that changes something names its Origin",
+                    _NOTHING_DONE,
                 )
             self._origins.check(connection.headers.getlist("host"), connection.headers["origin"])
         return self._by_token(token)
