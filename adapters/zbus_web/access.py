@@ -32,6 +32,23 @@ _FOUND = "zbus.grant"
 _NOTHING_DONE = "Nothing was read or changed"
 
 
+class _Allowed:
+    """Keys that somebody may read, or publish to: those of some expressions, perhaps none, or all."""
+
+    __slots__ = ("_keys", "all", "expressions")
+
+    def __init__(self, expressions: Sequence[str] | None) -> None:
+        self.all = expressions is None
+        self._keys = KeySet(expressions) if expressions else None
+        self.expressions = self._keys.expressions if self._keys is not None else ()
+
+    def __contains__(self, key: str) -> bool:
+        return self.all or (self._keys is not None and key in self._keys)
+
+    def covers(self, expression: str) -> bool:
+        return self.all or any(includes(each, expression) for each in self.expressions)
+
+
 class Grant:
     """What the caller of a request may do. `read` and `publish`: None stands for all keys."""
 
@@ -47,18 +64,17 @@ class Grant:
         session: str | None = None,
     ) -> None:
         self.name, self.operate, self.session = name, operate, session
-        self._read = _keys(read)
-        self._publish = _keys(publish)
+        self._read, self._publish = _Allowed(read), _Allowed(publish)
 
     @property
     def view(self) -> Hashable:
         """Those with an equal view are shown the same."""
-        return (None if self._read is None else self._read.expressions if self._read else ()), self.session
+        return self._read.all, self._read.expressions, self.session
 
     @property
     def sees_all(self) -> bool:
         """Whether it reads all keys but those of sessions; who does is also told what went wrong with which key."""
-        return self._read is None or (bool(self._read) and "**" in self._read.expressions)
+        return self._read.all or "**" in self._read.expressions
 
     def check_read(self, expressions: Sequence[str]) -> None:
         """Raise `Refusal` unless each of the expressions may be read; `KeyInvalid` for one that is not legal."""
@@ -75,7 +91,7 @@ class Grant:
     def check_publish(self, key: str) -> None:
         """Raise `Refusal` unless events may be published to this key; `KeyInvalid` where nobody could."""
         check_key(key)
-        if self._publish is not None and not (self._publish and key in self._publish):
+        if key not in self._publish:
             raise Refusal(403, "publish_refused", f"{self.name} may not publish to {key!r}", "Nothing was stored")
 
     def check_operate(self) -> None:
@@ -92,18 +108,16 @@ class Grant:
         """Whether an event of this very key may be shown."""
         if self.session is None and key.startswith(SESSIONS):
             return False
-        return self._read is None or (bool(self._read) and key in self._read)
+        return key in self._read
 
     def covers(self, expression: str) -> bool:
         """Whether everything that a canonical expression asks for may be read, or is filtered out (sessions)."""
         if self.session is None and expression.startswith(SESSIONS):
             return False
-        return self._read is None or (
-            bool(self._read) and any(includes(each, expression) for each in self._read.expressions)
-        )
+        return self._read.covers(expression)
 
     def _may(self) -> str:
-        return f"It may read {', '.join(self._read.expressions)}" if self._read else "It may read nothing"
+        return f"It may read {', '.join(self._read.expressions) or 'nothing'}"
 
 
 class _Known(NamedTuple):
@@ -184,8 +198,8 @@ def _credential(connection: HTTPConnection) -> tuple[str | None, bool]:
         if scheme.lower() != "bearer" or not token.strip():
             raise _unknown("token_refused", "Authorization is not of the form 'Bearer TOKEN'", "")
         return token.strip(), False
-    if "cookie" in connection.headers and (token := connection.cookies.get(COOKIE)):
-        return token, True
+    if "cookie" in connection.headers and (cookie := connection.cookies.get(COOKIE)):
+        return cookie, True
     # For EventSource and WebSocket in a browser, which can send no header; never for what changes something.
     if connection.scope["query_string"] and (
         connection.scope["type"] == "websocket" or connection.scope["method"] in SAFE
@@ -202,7 +216,3 @@ def _unknown(code: str, reason: str, more: str) -> Refusal:
 def _digest(token: str) -> bytes:
     """Of one length for all, so that comparing does not tell how long a token is."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
-def _keys(expressions: Sequence[str] | None) -> KeySet | tuple[()] | None:
-    return KeySet(expressions) if expressions else None if expressions is None else ()

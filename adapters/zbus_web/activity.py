@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 from math import exp
 from operator import itemgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from zbus.introspection import watch
 from zbus.ports import Row
 
+from .records import Records
+
 if TYPE_CHECKING:
     import zbus
+
+    from .live import Live
 
 KEYS_MAX = 10_000
 PUBLISHERS_MAX = 10_000
@@ -29,6 +33,7 @@ NOTED_EVENTS_MAX, NOTED_BYTES_MAX = 4096, 4 * 1024 * 1024  # what waits to be co
 _PUBLISHER, _KEY = itemgetter(0), itemgetter(3)
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Topic(NamedTuple):
@@ -112,7 +117,14 @@ class Activity:
         self._publishers: _Table[tuple[int, str]] = _Table(publishers_max)
         self._noted: list[tuple[float, Sequence[Row], int]] = []
         self._noted_events = self._noted_bytes = 0
-        self.close: Callable[[], None] = watch(bus, self.note)
+        self.records = Records()
+        self.live: Live | None = None
+        self._unwatch = watch(bus, self.note)
+
+    def close(self) -> None:
+        """Count no more. Safe to call twice."""
+        self._unwatch()
+        self.records.close()
 
     def note(self, rows: Sequence[Row], size: int) -> None:
         """Take note of one burst; it is counted with others, when many wait or somebody looks."""
@@ -191,10 +203,5 @@ def _rate(count: _Count, now: float) -> float:
     return count.rate * exp((count.at - now) / OVER_S)
 
 
-T = TypeVar("T")
-
-
-def _first(found: list[T], limit: int | None, order: Callable[[T], object]) -> list[T]:
-    if limit is not None and limit < len(found):
-        return heapq.nsmallest(limit, found, key=order)  # type: ignore[type-var]
-    return sorted(found, key=order)  # type: ignore[type-var, arg-type]
+def _first(found: list[T], limit: int | None, order: Callable[[T], tuple[Any, ...]]) -> list[T]:
+    return sorted(found, key=order) if limit is None or limit >= len(found) else heapq.nsmallest(limit, found, order)

@@ -30,15 +30,12 @@ _LOOKED_AT = frozenset((b"host", b"origin", b"content-length", b"transfer-encodi
 class Guard:
     """ASGI middleware. A client is who a token names, or else an address."""
 
-    def __init__(
-        self, app: ASGIApp, settings: WebSettings, access: Access, refused: Counter[str] | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: WebSettings, access: Access) -> None:
         self._app, self._access, self._settings = app, access, settings
         self._origins = Origins(settings)
         self._rates = Rates(settings.requests_per_s, settings.requests_burst)
         self._places: Counter[str] = Counter()
         self._taken = 0
-        self.refused: Counter[str] = Counter() if refused is None else refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -48,13 +45,13 @@ class Guard:
         try:
             client, measured = self._admit(scope)
         except Refusal as refusal:
-            await self._refuse(scope, send, refusal)
+            await send_refusal(scope, send, refusal)
             return
         self._places[client] += 1
         self._taken += 1
         try:
             if scope["type"] == "websocket":
-                await self._app(scope, self._paced(client, receive, send), send)
+                await self._app(scope, self._paced(scope, client, receive, send), send)
             elif measured:
                 await self._measured(scope, receive, send)
             else:
@@ -109,7 +106,7 @@ class Guard:
                 if size > self._settings.body_bytes_max:
                     if not refused and not begun:
                         refused = True
-                        await self._refuse(scope, send, self._too_large())
+                        await send_refusal(scope, send, self._too_large())
                     return {"type": "http.disconnect"}
             return message
 
@@ -125,7 +122,7 @@ class Guard:
             if not refused:  # to the app it looks as if the client had gone, which it may complain of
                 raise
 
-    def _paced(self, client: str, receive: Receive, send: Send) -> Receive:
+    def _paced(self, scope: Scope, client: str, receive: Receive, send: Send) -> Receive:
         """Messages of a WebSocket are held to the same limits as requests."""
 
         async def paced() -> Message:
@@ -140,7 +137,7 @@ class Guard:
                 code, reason = TOO_OFTEN, "rate_limited"
             else:
                 return message
-            self.refused[reason] += 1
+            count_refusal(scope, reason)
             await send({"type": "websocket.close", "code": code, "reason": reason})
             return {"type": "websocket.disconnect", "code": code}
 
@@ -151,13 +148,10 @@ class Guard:
         reason, now = f"the body is over the limit of {limit:,} bytes", "Nothing was stored. Send less at a time"
         return Refusal(413, "body_too_large", reason, now, {"Connection": "close"})
 
-    async def _refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
-        self.refused[refusal.code] += 1
-        await send_refusal(scope, send, refusal)
-
 
 async def send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """Answer a request, or what would have become a WebSocket, with a refusal."""
+    """Answer a request, or what would have become a WebSocket, with a refusal, and count it."""
+    count_refusal(scope, refusal.code)
     body = refusal.body()
     kind = "http"
     if scope["type"] == "websocket":
@@ -169,6 +163,13 @@ async def send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": f"{kind}.response.start", "status": refusal.status, "headers": raw})
     await send({"type": f"{kind}.response.body", "body": body})
+
+
+def count_refusal(scope: Scope, code: str) -> None:
+    """One more for the figures of the application, if it has some."""
+    figures = getattr(getattr(scope.get("app"), "state", None), "figures", None)
+    if figures is not None:
+        figures.refused[code] += 1
 
 
 def _busy(status: int, code: str, reason: str, wait_s: float) -> Refusal:
@@ -185,6 +186,6 @@ def _place(address: str) -> str:
         return address
     if parsed.version == 4 or parsed.is_loopback:
         return address
-    if (mapped := parsed.ipv4_mapped) is not None:  # type: ignore[union-attr]
+    if (mapped := parsed.ipv4_mapped) is not None:
         return str(mapped)
     return str(ipaddress.ip_network((parsed, 64), strict=False))
