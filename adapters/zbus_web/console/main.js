@@ -1,6 +1,6 @@
 // The console: what is on the page is made here and wired to the two feeds, that of events and that of figures.
 
-import { LineChart } from "./charts.js";
+import { LineChart, logarithmic } from "./charts.js";
 import { Cursors } from "./cursors.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -47,10 +47,11 @@ const latencies = new LineChart(
   [
     { name: "commit99", label: "Commit p99", colour: "--series-1" },
     { name: "commit50", label: "p50", colour: "--series-1", dashed: true },
-    { name: "end99", label: "Delivery p99", colour: "--series-2" },
-    { name: "end50", label: "p50", colour: "--series-2", dashed: true },
+    { name: "end99", label: "Delivery p99", colour: "--series-2", wide: true },
+    { name: "end50", label: "p50", colour: "--series-2", dashed: true, wide: true },
   ],
-  (value) => milliseconds(value),
+  (value, axis) => (axis && value >= 1000 ? `${value / 1000} s` : axis ? `${Number(value.toPrecision(1))} ms` : milliseconds(value)),
+  logarithmic,
 );
 const tabs = new Tabs(byId("tabs"), showPanel);
 const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.redraw()));
