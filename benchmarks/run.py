@@ -36,6 +36,7 @@ BENCHMARKS = (
     "raw_bridge",
     "zmq_publishers",
     "found_after_start",
+    "console_frames",
     "spark_scan",
     "spark_rollup",
     "spark_sink",

@@ -6,12 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from console_support import Console, Server, ServeProcess
+from console_support import Console, ServeProcess, Server
 from free_ports import free_port
 from playwright.sync_api import expect
 
 EVENTS, BURST = 5000, 50
-FRAME_MS_MAX = 1000  # what is measured is for the benchmark; this is what people call frozen
+FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
 
 WATCH = """() => {
     window.longest = 0;

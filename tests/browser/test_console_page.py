@@ -140,7 +140,9 @@ def test_what_has_the_focus_is_seen_and_every_control_has_a_name(server: Server,
     stops = []
     for _ in range(12):
         page.keyboard.press("Tab")
-        stops.append(page.evaluate("[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"))
+        stops.append(
+            page.evaluate("[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]")
+        )
     assert {style for _, style in stops} == {"solid"}
     assert {"theme", "help-open", "tab-stream", "filter", "pause"} <= {name for name, _ in stops}
 

@@ -8,7 +8,7 @@ from console_support import Console, Server
 from playwright.sync_api import expect
 
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</script>'
-HOSTILE_KEY = 'hostile/<img/src=x/onerror=window.hacked=3>'
+HOSTILE_KEY = "hostile/<img/src=x/onerror=window.hacked=3>"
 
 
 def test_what_was_published_before_and_after_the_page_was_opened_is_there_once(
@@ -99,7 +99,7 @@ def test_an_event_is_inspected_in_every_form(server: Server, console: Console) -
     page.click("#inspector-tabs [data-tab=raw]")
     expect(page.locator("#inspector-body pre")).to_have_text(payload)
     page.click("#inspector-tabs [data-tab=hex]")
-    expect(page.locator("#inspector-body pre")).to_contain_text('000000  7b 22 69 64 22 3a 31 38  34 34 36')
+    expect(page.locator("#inspector-body pre")).to_contain_text("000000  7b 22 69 64 22 3a 31 38  34 34 36")
     page.click("#inspector-tabs [data-tab=headers]")
     expect(page.locator("#inspector-body dl")).to_contain_text("region")
     page.click("#inspector-tabs [data-tab=identity]")

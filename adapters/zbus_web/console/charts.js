@@ -1,6 +1,6 @@
 // Lines over the last minutes, drawn by hand on a canvas: axes that can be read, and values under the pointer.
 
-import { byId, make, perFrame, setText } from "./dom.js";
+import { byId, make, perFrame, setText, Surface } from "./dom.js";
 
 const SAMPLES = 300; // one a second
 const LEFT = 46;
@@ -22,7 +22,8 @@ export class LineChart {
     this.when = make("span", { class: "legend-when" });
     this.legend.append(this.when);
     this.redraw = perFrame(() => this.#draw());
-    new ResizeObserver(this.redraw).observe(this.canvas);
+    this.surface = new Surface(this.canvas, this.redraw);
+    this.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     this.canvas.addEventListener("pointermove", (event) => this.#point(event.offsetX));
     this.canvas.addEventListener("pointerleave", () => this.#show(null));
     this.canvas.addEventListener("blur", () => this.#show(null));
@@ -35,6 +36,11 @@ export class LineChart {
       this.samples.shift();
       if (this.hover) this.hover -= 1;
     }
+    this.redraw();
+  }
+
+  themed() {
+    this.surface.forgetColours();
     this.redraw();
   }
 
@@ -70,18 +76,12 @@ export class LineChart {
   }
 
   #draw() {
-    const ratio = window.devicePixelRatio || 1;
-    this.width = this.canvas.clientWidth;
-    this.height = this.canvas.clientHeight;
-    if (!this.width || !this.height) return;
-    const [width, height] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
-    if (this.canvas.width !== width) this.canvas.width = width;
-    if (this.canvas.height !== height) this.canvas.height = height;
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.width, this.height);
-    this.style = getComputedStyle(this.canvas);
-    pen.font = `11px ${this.style.fontFamily}`;
+    const { surface } = this;
+    if (!surface.clear()) return;
+    const { pen } = surface;
+    this.width = surface.width;
+    this.height = surface.height;
+    pen.font = this.font;
     this.end = this.samples.at(-1)?.at ?? Date.now();
     this.begin = Math.min(this.samples[0]?.at ?? this.end, this.end - 60_000);
     this.scale = this.scaleOf(this.samples.flatMap((sample) => Object.values(sample.values).filter(Number.isFinite)));
@@ -93,7 +93,7 @@ export class LineChart {
 
   #x = (at) => LEFT + ((at - this.begin) / (this.end - this.begin)) * (this.width - LEFT - RIGHT);
   #y = (value) => TOP + (1 - this.scale.part(value)) * (this.height - TOP - BOTTOM);
-  #colour = (name) => this.style.getPropertyValue(name).trim();
+  #colour = (name) => this.surface.colour(name);
 
   #axes(pen) {
     pen.lineWidth = 1;

@@ -2,7 +2,7 @@
 
 import { LineChart, logarithmic } from "./charts.js";
 import { Cursors } from "./cursors.js";
-import { byId, setText } from "./dom.js";
+import { byId, perFrame, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { count, milliseconds, rate } from "./format.js";
 import { getJson } from "./http.js";
@@ -54,7 +54,7 @@ const latencies = new LineChart(
   logarithmic,
 );
 const tabs = new Tabs(byId("tabs"), showPanel);
-const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.redraw()));
+const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.themed()));
 
 function filter(text) {
   byId("filter").value = text;
@@ -70,6 +70,7 @@ function togglePause() {
 
 function showPanel(name) {
   participants.look(name === "participants");
+  cursors.look(name === "cursors");
   problems.look(name === "problems");
   stream.redrawNow();
   [rates, latencies, timeline].forEach((each) => each.redraw());
@@ -119,14 +120,13 @@ function showTopics(topics) {
   getJson("api/topics", { limit: 10_000 }).then((all) => tree.update(all.topics, true), () => {});
 }
 
-playback.addEventListener("rows", () => {
-  stream.redraw();
-  showState(playback, figuresState);
-});
-playback.addEventListener("change", () => {
-  stream.redraw();
-  showState(playback, figuresState);
-});
+const showStateSoon = perFrame(() => showState(playback, figuresState), 80);
+for (const name of ["rows", "change"]) {
+  playback.addEventListener(name, () => {
+    stream.redraw();
+    showStateSoon();
+  });
+}
 stream.addEventListener("select", ({ detail }) => detail && !byId("inspector").hidden && inspector.show(detail.event));
 stream.addEventListener("open", ({ detail }) => inspector.show(detail.event));
 
