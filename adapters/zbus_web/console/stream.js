@@ -25,7 +25,9 @@ export class StreamView extends EventTarget {
     this.top = 0; // as the browser last told: asking it would have it lay out the page
     viewport.addEventListener("scroll", () => ((this.top = viewport.scrollTop), this.redrawNow()), { passive: true });
     viewport.addEventListener("keydown", (event) => this.#key(event));
-    this.window.addEventListener("click", (event) => this.#click(event));
+    // What was under the pointer when it was pressed: until it is let go, a busy stream has moved on.
+    this.window.addEventListener("pointerdown", (event) => event.pointerType === "mouse" && event.button === 0 && this.#press(event));
+    this.window.addEventListener("click", (event) => event.pointerType !== "mouse" && this.#press(event));
     new ResizeObserver(() => this.#resized()).observe(viewport);
     NARROW.addEventListener("change", () => this.#resized());
     this.#resized();
@@ -79,7 +81,7 @@ export class StreamView extends EventTarget {
     event.stopPropagation();
   }
 
-  #click(event) {
+  #press(event) {
     const shown = this.pool.find((each) => each.element.contains(event.target));
     if (shown?.row && !(shown.row instanceof MarkRow)) {
       this.select(shown.row);
