@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 
@@ -23,7 +23,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.listening = asyncio.Event()
+        self.begun, self._told = asyncio.Event(), asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -31,9 +31,23 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell that it listens."""
-        await super().startup(sockets)
-        self.listening.set()
+        """Tell that it listens, or that it could not."""
+        try:
+            await super().startup(sockets)
+        finally:
+            self.begun.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be told to stop; once a second the date in answers moves on."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._told.wait()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self.should_exit = True
+        self._told.set()
 
 
 class Running:
@@ -79,11 +93,13 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         listener.close()
         raise
     try:
-        await server.listening.wait()
+        await server.begun.wait()
+        if not server.started:
+            await task
         yield Running(settings.host, listener.getsockname()[1])
     finally:
         app.state.streams.end("the server is stopping")
-        server.should_exit = True
+        server.stop()
         await asyncio.shield(task)
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a client that does not read would keep it for ever

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Protocol
 
 from sse_starlette.sse import EventSourceResponse
@@ -24,6 +23,9 @@ class Stream(Protocol):
 
     def pulse(self) -> None:
         """Time to show that it is alive, if nothing was sent since the last time."""
+
+    async def aclose(self) -> None:
+        """Let go of what it holds; also of a stream that was never begun."""
 
     def end(self, reason: str | None) -> None:
         """End soon. With a reason the client is told of it; without one it is gone."""
@@ -72,28 +74,23 @@ class StreamResponse(EventSourceResponse):
     """Sends a stream. Chunks are bytes already; the client's end of the connection is watched beside it."""
 
     def __init__(self, stream: Stream, streams: Streams) -> None:
-        self._chunks = stream.chunks()
-        super().__init__(self._chunks, ping=0)
+        super().__init__(stream.chunks(), ping=0)
         self._stream, self._streams = stream, streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends, or the client is gone."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await self._chunks.aclose()  # type: ignore[attr-defined]
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return
         leaving = asyncio.get_running_loop().create_task(self._leave(receive))
         self._streams.add(self._stream)
         try:
-            async with aclosing(self._chunks) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if scope["method"] != "HEAD":
+                async for chunk in self.body_iterator:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._streams.remove(self._stream)
             leaving.cancel()
-            await asyncio.wait((leaving,))
+            await self._stream.aclose()
 
     async def _leave(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
