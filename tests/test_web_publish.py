@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_before_the_answer_can_repeat_its_request(log
 async def test_half_a_body_is_no_event(log_path: Path) -> None:
     async with web(log_path) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"POST /events/a HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 100\r\n\r\nhalf".encode())
         await writer.drain()
         writer.close()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
+from starlette.applications import Starlette
 
 import zbus
 from zbus.errors import ConfigInvalid
@@ -72,22 +73,9 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
     settings = settings or WebSettings()
     settings.check_reachable()
     app = create_app(bus, settings)
-    listener = _listen(settings)
+    listener = listen(settings)
     try:
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="websockets-sansio",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,  # an address may hold a token
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
-        )
-        server = _Server(config)
+        server = _Server(uvicorn_config(app, settings))
         task = asyncio.get_running_loop().create_task(server.serve([listener]))
     except BaseException:
         listener.close()
@@ -106,7 +94,24 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         listener.close()
 
 
-def _listen(settings: WebSettings) -> socket.socket:
+def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
+    """How uvicorn runs here: by httptools, silent, and without a log of addresses, as one may hold a token."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
+    )
+
+
+def listen(settings: WebSettings) -> socket.socket:
     """The socket, bound and listening: an address that is taken is an error here, and not a line in a log."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
