@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus.errors import EventCorrupt
+from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports import Log, Span
@@ -74,11 +74,18 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRou
 
 def answer(log: Log, query: Query) -> bytes:
     """The JSON of one page. It blocks: on a thread of the bus."""
-    head, low_water = log.head(), log.low_water()
-    span = log.narrow(query.span)
-    until = head if span.until is None else min(span.until, head)
-    span = span._replace(after=max(span.after, low_water), until=until)
-    found, following = (_forwards if query.forwards else _backwards)(log, query, span)
+    while True:
+        head, low_water = log.head(), log.low_water()
+        span = query.span._replace(after=max(query.span.after, low_water))
+        try:
+            span = log.narrow(span)
+            until = head if span.until is None else min(span.until, head)
+            found, following = (_forwards if query.forwards else _backwards)(log, query, span._replace(until=until))
+            break
+        except LogTrimmed as trimmed:
+            if trimmed.low_water <= low_water:
+                raise
+            # Retention went on this very moment: look again at what it left.
     tail = f'],"next":{"null" if following is None else following},"head":{head},"low_water":{low_water}}}'
     return b'{"events":[' + b",".join(found) + tail.encode()
 
