@@ -147,6 +147,28 @@ async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pyte
             assert number >= 3
 
 
+async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with web(log_path) as server:
+        await server.publish("crowd", *[b""] * 5000)
+        await server.publish("other", *[b""] * 8000)
+        (last,) = await server.publish("crowd", b"")
+        log, decoded = server.bus.log, []
+        read = log.read  # type: ignore[union-attr]
+
+        def counted(*arguments: Any) -> Any:
+            page = read(*arguments)
+            decoded.append(len(page.events()[0]))
+            return page
+
+        monkeypatch.setattr(log, "read", counted)
+        found = await page(server, "?key=crowd&order=desc&limit=100")
+        assert [event["offset"] for event in found["events"]] == [last, *range(5000, 4901, -1)]
+        assert max(decoded) <= 1000
+        assert (await pages(server, "key=crowd&order=desc", 1000))[0] == [last, *range(5000, 0, -1)]
+
+
 async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 6))
