@@ -7,7 +7,7 @@ that does not read holds a few hundred events in memory at most: its subscriptio
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 import msgspec
 from sse_starlette.event import ServerSentEvent
@@ -112,7 +112,7 @@ class Feed:
             await self.aclose()
             raise
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The frames, a burst at a time."""
         gap, self._gap = self._gap, b""
         yield b"retry: %d\nid: %d\n\n%b" % (self._settings.retry_ms, self._start, gap)

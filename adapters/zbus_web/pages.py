@@ -159,9 +159,10 @@ def _backwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | N
 
 def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
     """Every event of a window, or None where they are more than a page. Of one offset it is always all."""
-    assert span.until is not None
+    until = span.until
+    assert until is not None
     found: list[Event] = []
-    while span.after < span.until:
+    while span.after < until:
         page = log.read(keys, span, LIMIT_MAX)
         events, error, _ = page.events()
         found += events
@@ -169,7 +170,7 @@ def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
             span = span._replace(after=error.offset)
         elif error is not None:
             raise error
-        elif page.covered >= span.until:
+        elif page.covered >= until:
             break
         else:
             return None

@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from console_support import Console, Server, ServeProcess
+from console_support import Console, ServeProcess, Server
 from free_ports import free_port
 from playwright.sync_api import expect
 

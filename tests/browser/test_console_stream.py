@@ -98,7 +98,7 @@ def test_an_event_is_inspected_in_every_form(server: Server, console: Console) -
     page.click("#inspector-tabs [data-tab=raw]")
     expect(page.locator("#inspector-body pre")).to_have_text(payload)
     page.click("#inspector-tabs [data-tab=hex]")
-    expect(page.locator("#inspector-body pre")).to_contain_text('000000  7b 22 69 64 22 3a 31 38  34 34 36')
+    expect(page.locator("#inspector-body pre")).to_contain_text("000000  7b 22 69 64 22 3a 31 38  34 34 36")
     page.click("#inspector-tabs [data-tab=headers]")
     expect(page.locator("#inspector-body dl")).to_contain_text("region")
     page.click("#inspector-tabs [data-tab=identity]")
