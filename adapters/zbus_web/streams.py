@@ -36,7 +36,8 @@ class Streams:
     """All that are open. One timer for all: one for each would be set and cancelled at every burst."""
 
     def __init__(self, keepalive_s: float) -> None:
-        self._keepalive_s = keepalive_s
+        # Who was silent from one pulse to the next speaks: nobody is silent for longer than `keepalive_s`.
+        self._pulse_s = keepalive_s / 2
         self._open: dict[Stream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.ending: str | None = None
@@ -50,7 +51,7 @@ class Streams:
         if self.ending is not None:
             stream.end(self.ending)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._keepalive_s, self._pulse)
+            self._timer = asyncio.get_running_loop().call_later(self._pulse_s, self._pulse)
 
     def remove(self, stream: Stream) -> None:
         """It has ended."""
@@ -68,7 +69,7 @@ class Streams:
     def _pulse(self) -> None:
         for stream in list(self._open):
             stream.pulse()
-        self._timer = asyncio.get_running_loop().call_later(self._keepalive_s, self._pulse)
+        self._timer = asyncio.get_running_loop().call_later(self._pulse_s, self._pulse)
 
 
 class StreamResponse(EventSourceResponse):
