@@ -21,7 +21,7 @@ import zbus
 from zbus_web.server import serving
 from zbus_web.settings import WebSettings
 
-DEADLINE_S = 30.0
+DEADLINE_S = float(os.environ.get("ZBUS_TEST_DEADLINE_S", "30"))
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 
