@@ -115,7 +115,9 @@ class Feed:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The frames, a burst at a time."""
         gap, self._gap = self._gap, b""
-        yield b"retry: %d\nid: %d\n\n%b" % (self._settings.retry_ms, self._start, gap)
+        # A position that is still to come is no id yet: this log would not know it.
+        place = b"id: %d\n" % self._start if self._start <= self._bus.delivery.delivered else b""
+        yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, place, gap)
         while not self._ended:
             chunks = await self._next()
             if chunks is None:
