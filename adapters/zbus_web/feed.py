@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid
+from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
 from zbus.starting import OFFSET_MAX, read_start
 from zbus.subscriber import EventSubscriber, Start
 
@@ -119,7 +119,11 @@ class Feed:
         place = b"id: %d\n" % self._start if self._start <= self._bus.delivery.delivered else b""
         yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, place, gap)
         while not self._ended:
-            chunks = await self._next()
+            try:
+                chunks = await self._next()
+            except ZbusError as error:  # the log cannot be read: the client is told, and may come back
+                self.end(str(error))
+                break
             if chunks is None:
                 break
             for chunk in chunks:
