@@ -88,6 +88,7 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a client that does not read would keep it for ever
         listener.close()
+        app.state.activity.close()
 
 
 def _listen(settings: WebSettings) -> socket.socket:
