@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from pathlib import Path
@@ -186,6 +187,10 @@ def _alone(clock: Clock, **bounds: int) -> Activity:
 # Records.
 
 
+def listeners() -> tuple[object, ...]:
+    return zbus.records._listeners
+
+
 def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
     records = Records()
     try:
@@ -204,6 +209,18 @@ def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
         records.close()
     record(EVENT_DROPPED, logging.WARNING, key="later")
     assert records.after(kept[-1]["id"]) == []
+
+
+def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> None:
+    before = listeners()
+    records = Records()
+    record(EVENT_DROPPED, logging.WARNING, key="a")
+    assert len(records.after()) == 1
+    assert len(listeners()) == len(before) + 1
+    del records
+    gc.collect()
+
+    assert listeners() == before
 
 
 def test_a_record_tells_no_id_of_a_session_and_is_of_bounded_size() -> None:

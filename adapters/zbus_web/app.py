@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
-
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute
 
 import zbus
 
-from . import api, feed, graph, health, pages, publish
+from . import api, assets, feed, graph, health, pages, publish
 from .access import Access
 from .activity import Activity
 from .figures import Counting, Figures
@@ -29,11 +24,11 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
         app = create_app(bus)
     """
     settings = settings or WebSettings()
-    secret = getattr(bus.config, "session_secret", None)
+    secret = bus.config.session_secret
     access = Access(settings, secret.get_secret_value().encode() if secret is not None else None)
+    activity = Activity(bus)
     streams = Streams(settings.keepalive_s)
     figures = Figures(streams)
-    activity = Activity(bus)
     app = Starlette(
         routes=[
             *feed.routes(bus, settings, access),
@@ -42,15 +37,10 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
             *health.routes(bus, settings, access, figures),
             *api.routes(bus, settings, access, activity),
             *graph.routes(bus, settings, access, activity),
-            *_console(),
+            *assets.routes(),
         ],
         middleware=[Middleware(Counting, figures), Middleware(Guard, settings=settings, access=access)],
         exception_handlers=dict(HANDLERS),
     )
     app.state.streams, app.state.figures, app.state.access, app.state.activity = streams, figures, access, activity
     return app
-
-
-def _console() -> Iterator[BaseRoute]:
-    if find_spec("zbus_web.assets"):
-        yield from import_module("zbus_web.assets").routes()
