@@ -42,5 +42,5 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
         middleware=[Middleware(Counting, figures), Middleware(Guard, settings=settings, access=access)],
         exception_handlers=dict(HANDLERS),
     )
-    app.state.streams, app.state.figures, app.state.access = streams, figures, access
+    app.state.streams, app.state.figures, app.state.access, app.state.activity = streams, figures, access, activity
     return app

@@ -73,9 +73,9 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
     """
     settings = settings or WebSettings()
     settings.check_reachable()
-    app = create_app(bus, settings)
     listener = listen(settings)
     try:
+        app = create_app(bus, settings)
         server = _Server(uvicorn_config(app, settings))
         task = asyncio.get_running_loop().create_task(server.serve([listener]))
     except BaseException:
@@ -93,6 +93,7 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a client that does not read would keep it for ever
         listener.close()
+        app.state.activity.close()
 
 
 def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
