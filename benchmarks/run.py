@@ -36,6 +36,8 @@ BENCHMARKS = (
     "raw_bridge",
     "zmq_publishers",
     "found_after_start",
+    "sse_clients",
+    "http_publish",
     "console_frames",
     "spark_scan",
     "spark_rollup",
