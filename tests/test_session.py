@@ -203,23 +203,20 @@ BAD_IDS = ["", "a/b", "/", "*", "**", "a$*", "$", "@a", "a b", "a\n", "a?", "a#b
 
 
 @pytest.mark.parametrize("session_id", BAD_IDS, ids=ascii)
-async def test_an_id_that_is_no_single_segment_of_a_key_is_refused(session_id: Any) -> None:
-    async with zbus.open("memory") as bus:
-        with pytest.raises(zbus.KeyInvalid):
-            bus.session(session_id)
+def test_an_id_that_is_no_single_segment_of_a_key_is_refused(session_id: Any) -> None:
+    with pytest.raises(zbus.KeyInvalid):
+        zbus.open("memory").session(session_id)
     with pytest.raises(zbus.KeyInvalid):
         zbus.sign_session(SECRET, session_id, 60)
 
 
-@pytest.mark.parametrize(
-    "key", ["a/*", "**", "", "@zbus/x", "a//b", "sessions/bob/x", "sessions", "k" * 1020], ids=ascii
-)
-async def test_a_key_that_cannot_be_published_to_stores_neither(key: str) -> None:
+async def test_a_key_that_cannot_be_published_to_stores_neither() -> None:
     async with zbus.open("memory") as bus:
         session = bus.session("alice")
-        for publishing in (session.publish(key, b"x"), session.publish_many(key, [b"x"])):
-            with pytest.raises(zbus.KeyInvalid):
-                await publishing
+        for key in ("a/*", "**", "", "@zbus/x", "a//b", "sessions/bob/x", "sessions", "k" * 1020):
+            for publishing in (session.publish(key, b"x"), session.publish_many(key, [b"x"])):
+                with pytest.raises(zbus.KeyInvalid):
+                    await publishing
         assert await bus.head() == 0
 
 
