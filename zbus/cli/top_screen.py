@@ -1,0 +1,135 @@
+"""A frame for people: a whole screen of a terminal, or one plain line."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .eventline import printable
+from .top_frame import Frame, Quantiles
+
+HEADER_LINES = 6
+SIDE_LINES_MAX = 8
+LINE_TOPICS = 3
+UNKNOWN = "-"
+
+
+def screen(frame: Frame, height: int, keys: str) -> RenderableType:
+    """As much of a frame as fits into so many lines; `keys` tells which keys do something."""
+    names = [*frame.cursors, *frame.nodes]
+    side = min(SIDE_LINES_MAX, max(len(frame.cursors), len(frame.nodes)) + 1) if names else 0
+    rows = max(1, height - HEADER_LINES - side - (1 if side else 0))
+    parts: list[RenderableType] = [_title(frame, keys), _figures(frame), Text(), _topics(frame, rows)]
+    if side:
+        parts += [Text(), _side(frame, side - 1)]
+    return Group(*parts)
+
+
+def line(frame: Frame) -> str:
+    """A frame in one line, for a file or another program's eyes."""
+    told = [
+        f"{frame.at} {printable(frame.source)}",
+        f"head {_count(frame.head)}",
+        f"published {_rate(frame.published_per_s)}/s",
+        f"delivered {_rate(frame.delivered_per_s)}/s",
+        f"dropped {_rate(frame.dropped_per_s)}/s",
+        f"end to end {_latency(frame.end_to_end_ms)}",
+    ]
+    if frame.cursors:
+        most = max(frame.cursors, key=lambda each: each.lag)
+        told.append(f"lag {most.lag:,} ({printable(most.name)})")
+    busy = [f"{printable(each.key)} {each.events_per_s:,.1f}/s" for each in frame.topics[:LINE_TOPICS]]
+    told += [f"keys {', '.join(busy)}"] if busy else []
+    told += [printable(frame.trouble)] if frame.trouble else []
+    return "; ".join(told)
+
+
+def _title(frame: Frame, keys: str) -> Text:
+    title = Text("zbus top ", "bold", no_wrap=True, overflow="ellipsis").append(printable(frame.source), "bold green")
+    title.append(f"  {_clock(frame.at)}  ", "dim").append(keys, "dim")
+    return title.append(f"  {printable(frame.trouble)}", "bold red") if frame.trouble else title
+
+
+def _figures(frame: Frame) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("published/s", "delivered/s", "dropped/s", "log head", "log size", "readers", "commit", "end to end"):
+        table.add_column(name, justify="right", no_wrap=True)
+    dropped = Text(_rate(frame.dropped_per_s), "bold red" if frame.dropped_per_s else "")
+    table.add_row(
+        Text(_rate(frame.published_per_s), "bold cyan"),
+        Text(_rate(frame.delivered_per_s), "bold cyan"),
+        dropped,
+        _count(frame.head),
+        UNKNOWN if frame.log_bytes is None else _size(frame.log_bytes),
+        _count(frame.subscribers),
+        _latency(frame.commit_ms),
+        _latency(frame.end_to_end_ms),
+    )
+    return table
+
+
+def _topics(frame: Frame, rows: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    table.add_column("key", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("events/s", justify="right", no_wrap=True)
+    table.add_column("events", justify="right", no_wrap=True)
+    for each in frame.topics[:rows]:
+        busy = "" if each.events_per_s else "dim"
+        table.add_row(
+            Text(printable(each.key), busy or "green"),
+            Text(f"{each.events_per_s:,.1f}", busy),
+            Text(f"{each.events:,}", busy),
+        )
+    return table
+
+
+def _side(frame: Frame, rows: int) -> Table:
+    """Durable names and nodes, beside each other."""
+    both = Table.grid(expand=True, padding=(0, 2))
+    both.add_column(ratio=1)
+    both.add_column(ratio=1)
+    cursors = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    cursors.add_column("durable name", ratio=1, no_wrap=True, overflow="ellipsis")
+    cursors.add_column("behind", justify="right", no_wrap=True)
+    for cursor in sorted(frame.cursors, key=lambda each: (-each.lag, each.name))[:rows]:
+        cursors.add_row(Text(printable(cursor.name)), Text(f"{cursor.lag:,}", "bold yellow" if cursor.lag else ""))
+    nodes = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    nodes.add_column("node", ratio=1, no_wrap=True, overflow="ellipsis")
+    nodes.add_column("log", no_wrap=True)
+    nodes.add_column("state", no_wrap=True)
+    for node in sorted(frame.nodes, key=lambda each: (not each.present, each.name))[:rows]:
+        state = Text("here", "green") if node.present else Text("gone", "bold red")
+        nodes.add_row(Text(printable(node.name)), "yes" if node.has_log else "no", state)
+    both.add_row(cursors if frame.cursors else "", nodes if frame.nodes else "")
+    return both
+
+
+def _count(number: int | None) -> str:
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def _rate(number: float | None) -> str:
+    return UNKNOWN if number is None else f"{number:,.1f}"
+
+
+def _latency(found: Quantiles | None) -> str:
+    return UNKNOWN if found is None else f"{found.p50:,.1f}/{found.p99:,.1f} ms"
+
+
+def _size(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def _clock(at: str) -> str:
+    try:
+        return f"{datetime.fromisoformat(at).astimezone():%H:%M:%S}"
+    except ValueError:
+        return ""
