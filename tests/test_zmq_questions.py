@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from zmq_support import Replies, children, fabrics, raw_socket, until
 
 from zbus.config import BusConfig
+from zbus.counts import Counts
 from zbus.errors import FabricError
+from zbus_zmq.answering import BURST, Answering
 from zbus_zmq.discovery import Node
 from zbus_zmq.fabric import open_fabric
 from zbus_zmq.lease import encode_lease, take_lease
@@ -150,6 +153,32 @@ def test_an_asker_that_no_longer_listens_is_noticed_by_the_answerer(url: str) ->
         with pytest.raises(FabricError, match="not sent"):
             pour()
         assert replies.ends == 0
+
+
+def test_one_that_replies_faster_than_it_is_sent_leaves_the_thread_to_others() -> None:
+    questions: list[Any] = []
+    posted: list[Callable[[], None]] = []
+    sent: list[list[bytes]] = []
+
+    def send(parts: list[bytes], flags: int) -> None:
+        sent.append(parts)
+        if len(sent) < 10_000:
+            questions[0].reply(b"more")  # there is always one more
+
+    socket = SimpleNamespace(set=lambda *option: None, send_multipart=send)
+    answering = Answering(SimpleNamespace(post=posted.append), socket, Counts("test"))  # type: ignore[arg-type]
+    answering.answer(["svc/a"], questions.append)
+    answering._take(zmq.Frame(), b"asker", b"12345678", b"svc/a", b"")
+    questions[0].reply(b"first")
+
+    (flush,) = posted
+    flush()
+
+    assert len(sent) <= BURST
+    assert len(posted) == 2, "it goes on later, and was not asked to for each reply"
+    answering.end((b"asker", b"12345678"))
+    with pytest.raises(FabricError, match="no longer listens"):
+        questions[0].reply(b"x")
 
 
 def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -> None:

@@ -213,6 +213,7 @@ def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> Bus
     """
     path = path or os.environ.get("ZBUS_CONFIG")
     values = _read_toml(path) if path else {}
+    values.pop("web", None)  # the table of `zbus serve`
     if os.environ.get("DYN_EVENT_PLANE"):
         values.setdefault("transport", os.environ["DYN_EVENT_PLANE"])
     named = {name: value for name, value in values.items() if f"ZBUS_{name.upper()}" not in os.environ}

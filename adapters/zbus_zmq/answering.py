@@ -25,7 +25,7 @@ from zbus.records import FABRIC_INPUT_REFUSED
 from .io_thread import IoThread
 from .source import source_of
 
-BURST = 1000
+BURST = 1000  # messages taken or sent before others have their turn
 QUEUE_REPLIES_MAX = 256
 QUEUE_BYTES_MAX = 16 << 20
 BLOCKED_S = 30.0  # an asker that takes nothing for so long is given up
@@ -81,12 +81,18 @@ class Answering:
             self.end(name)
 
     def flush(self, name: tuple[bytes, bytes]) -> None:
-        """Send what a question has queued, as far as its asker takes it."""
+        """Send what a question has queued, as far as its asker takes it.
+
+        A bounded number at a time: one that replies faster than we send would keep us from everything else, also from
+        hearing that its asker no longer listens.
+        """
         question = self._open.get(name)
         if question is None:
             return
         self._waiting.discard(name)
-        while (parts := question.next_parts()) is not None:
+        for _ in range(BURST):
+            if (parts := question.next_parts()) is None:
+                break
             try:
                 self._socket.send_multipart([name[0], *parts], zmq.NOBLOCK)
             except zmq.Again:
@@ -100,6 +106,8 @@ class Answering:
                 self.end(name)
                 return
             question.sent()
+        else:
+            self._io.post(lambda: self.flush(name))
         if question.is_over():
             self._open.pop(name, None)
 
@@ -140,6 +148,7 @@ class IncomingQuestion:
         self._queue: deque[bytes] = deque()
         self._bytes = self._count = 0
         self._closed = self._ended = False
+        self._woken = False  # it is going to be flushed
         self._gone = ""
 
     def reply(self, data: bytes) -> None:
@@ -155,7 +164,9 @@ class IncomingQuestion:
                 raise FabricError(f"this reply was not sent: {self._gone or 'the question is closed'}")
             self._queue.append(data)
             self._bytes += len(data)
-        self._wake()
+            woken, self._woken = self._woken, True
+        if not woken:
+            self._wake()
 
     def close(self) -> None:
         """End the replies."""
@@ -163,7 +174,9 @@ class IncomingQuestion:
             if self._closed:
                 return
             self._closed = True
-        self._wake()
+            woken, self._woken = self._woken, True
+        if not woken:
+            self._wake()
 
     def next_parts(self) -> list[bytes] | None:
         """What to send next, without the route; it stays queued until `sent`."""
@@ -172,6 +185,7 @@ class IncomingQuestion:
                 return [b"R", self._ident, self._count.to_bytes(8), self._queue[0]]
             if self._closed and not self._ended:
                 return [b"E", self._ident, self._count.to_bytes(8)]
+            self._woken = False
             return None
 
     def sent(self) -> None:
