@@ -161,4 +161,4 @@ def _as_line(frame: Frame) -> None:
 
 
 def _as_table(frame: Frame) -> None:
-    show(screen(frame, ONCE_LINES, ""))
+    show(screen(frame, ONCE_LINES, "", wide=False))

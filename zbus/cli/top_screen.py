@@ -17,14 +17,17 @@ LINE_TOPICS = 3
 UNKNOWN = "-"
 
 
-def screen(frame: Frame, height: int, keys: str) -> RenderableType:
-    """As much of a frame as fits into so many lines; `keys` tells which keys do something."""
+def screen(frame: Frame, height: int, keys: str, *, wide: bool = True) -> RenderableType:
+    """As much of a frame as fits into so many lines; `keys` tells which keys do something.
+
+    `wide`: as wide as the terminal, so that columns stay where they are from one frame to the next.
+    """
     names = [*frame.cursors, *frame.nodes]
     side = min(SIDE_LINES_MAX, max(len(frame.cursors), len(frame.nodes)) + 1) if names else 0
     rows = max(1, height - HEADER_LINES - side - (1 if side else 0))
-    parts: list[RenderableType] = [_title(frame, keys), _figures(frame), Text(), _topics(frame, rows)]
+    parts: list[RenderableType] = [_title(frame, keys), _figures(frame), Text(), _topics(frame, rows, wide)]
     if side:
-        parts += [Text(), _side(frame, side - 1)]
+        parts += [Text(), _side(frame, side - 1, wide)]
     return Group(*parts)
 
 
@@ -71,8 +74,8 @@ def _figures(frame: Frame) -> Table:
     return table
 
 
-def _topics(frame: Frame, rows: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+def _topics(frame: Frame, rows: int, wide: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
     table.add_column("key", ratio=1, no_wrap=True, overflow="ellipsis")
     table.add_column("events/s", justify="right", no_wrap=True)
     table.add_column("events", justify="right", no_wrap=True)
@@ -86,17 +89,17 @@ def _topics(frame: Frame, rows: int) -> Table:
     return table
 
 
-def _side(frame: Frame, rows: int) -> Table:
+def _side(frame: Frame, rows: int, wide: bool) -> Table:
     """Durable names and nodes, beside each other."""
-    both = Table.grid(expand=True, padding=(0, 2))
+    both = Table.grid(expand=wide, padding=(0, 2))
     both.add_column(ratio=1)
     both.add_column(ratio=1)
-    cursors = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    cursors = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
     cursors.add_column("durable name", ratio=1, no_wrap=True, overflow="ellipsis")
     cursors.add_column("behind", justify="right", no_wrap=True)
     for cursor in sorted(frame.cursors, key=lambda each: (-each.lag, each.name))[:rows]:
         cursors.add_row(Text(printable(cursor.name)), Text(f"{cursor.lag:,}", "bold yellow" if cursor.lag else ""))
-    nodes = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    nodes = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
     nodes.add_column("node", ratio=1, no_wrap=True, overflow="ellipsis")
     nodes.add_column("log", no_wrap=True)
     nodes.add_column("state", no_wrap=True)
