@@ -26,9 +26,12 @@ def dump(payload: bytes) -> Iterator[str]:
         text = payload.decode()
     except UnicodeDecodeError:
         return hex_lines(payload)
+    if not text:
+        return iter(["(empty)"])
     if "\0" in text:  # that is no text, although it could be read as such
         return hex_lines(payload)
-    return (printable(line) for line in _json(payload) or text.splitlines() or ["(empty)"])
+    # By "\n" alone: whatever else may end a line is to be seen.
+    return (printable(line) for line in _json(payload) or text.removesuffix("\n").split("\n"))
 
 
 def hex_lines(data: bytes) -> Iterator[str]:
@@ -44,6 +47,6 @@ def _json(payload: bytes) -> list[str]:
     if payload[:1] not in (b"{", b"["):
         return []
     try:
-        return msgspec.json.format(payload, indent=2).decode().splitlines()
+        return msgspec.json.format(payload, indent=2).decode().split("\n")
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return []
