@@ -27,7 +27,7 @@ from .top_frame import Frame
 from .top_screen import line, screen
 from .top_url import UrlFrames
 
-ONCE_LINES = 60  # of a single frame there is more to see than fits on a screen
+ONCE_COLUMNS, ONCE_LINES = 120, 60  # of a single frame there is more to see than fits on a screen
 
 
 class Frames(Protocol):
@@ -118,7 +118,7 @@ async def _watch(source: Frames) -> None:
 
             def draw() -> None:
                 if last is not None:
-                    live.update(screen(last, console.height, hint), refresh=True)
+                    live.update(screen(last, console.width, console.height, hint), refresh=True)
 
             async def follow() -> None:
                 nonlocal last
@@ -161,4 +161,4 @@ def _as_line(frame: Frame) -> None:
 
 
 def _as_table(frame: Frame) -> None:
-    show(screen(frame, ONCE_LINES, "", wide=False))
+    show(screen(frame, ONCE_COLUMNS, ONCE_LINES, "", wide=False))

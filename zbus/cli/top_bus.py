@@ -64,8 +64,9 @@ class BusFrames:
         return self._published.per_s(head if self._bus.log is not None else self._keys.seen)
 
     async def _frame(self, elapsed_s: float) -> Frame:
-        bus, stats = self._bus, self._bus.stats()
+        bus = self._bus
         head = await bus.head() if bus.log is not None else None
+        stats = bus.stats()
         dropped = dropped_of(stats)
         taken, self._taken = self._taken, Histogram()
         hears = not bus.read_only

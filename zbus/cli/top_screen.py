@@ -11,21 +11,22 @@ from rich.text import Text
 from .eventline import printable
 from .top_frame import Frame, Quantiles
 
-HEADER_LINES = 6
+FIGURE_COLUMNS = 26  # of the terminal, for each figure
 SIDE_LINES_MAX = 8
 LINE_TOPICS = 3
 UNKNOWN = "-"
 
 
-def screen(frame: Frame, height: int, keys: str, *, wide: bool = True) -> RenderableType:
-    """As much of a frame as fits into so many lines; `keys` tells which keys do something.
+def screen(frame: Frame, width: int, height: int, keys: str, *, wide: bool = True) -> RenderableType:
+    """As much of a frame as fits; `keys` tells which keys do something.
 
     `wide`: as wide as the terminal, so that columns stay where they are from one frame to the next.
     """
-    names = [*frame.cursors, *frame.nodes]
-    side = min(SIDE_LINES_MAX, max(len(frame.cursors), len(frame.nodes)) + 1) if names else 0
-    rows = max(1, height - HEADER_LINES - side - (1 if side else 0))
-    parts: list[RenderableType] = [_title(frame, keys), _figures(frame), Text(), _topics(frame, rows, wide)]
+    figures = _figures(frame, max(1, width // FIGURE_COLUMNS))
+    side = min(SIDE_LINES_MAX, max(len(frame.cursors), len(frame.nodes)) + 1) if frame.cursors or frame.nodes else 0
+    used = 1 + figures.row_count + 2 + (side + 1 if side else 0)  # title, figures, blank, heading, and what is below
+    rows = max(1, height - used - 1)
+    parts: list[RenderableType] = [_title(frame, keys), figures, Text(), _topics(frame, rows, wide)]
     if side:
         parts += [Text(), _side(frame, side - 1, wide)]
     return Group(*parts)
@@ -56,21 +57,27 @@ def _title(frame: Frame, keys: str) -> Text:
     return title.append(f"  {printable(frame.trouble)}", "bold red") if frame.trouble else title
 
 
-def _figures(frame: Frame) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("published/s", "delivered/s", "dropped/s", "log head", "log size", "readers", "commit", "end to end"):
-        table.add_column(name, justify="right", no_wrap=True)
-    dropped = Text(_rate(frame.dropped_per_s), "bold red" if frame.dropped_per_s else "")
-    table.add_row(
-        Text(_rate(frame.published_per_s), "bold cyan"),
-        Text(_rate(frame.delivered_per_s), "bold cyan"),
-        dropped,
-        _count(frame.head),
-        UNKNOWN if frame.log_bytes is None else _size(frame.log_bytes),
-        _count(frame.subscribers),
-        _latency(frame.commit_ms),
-        _latency(frame.end_to_end_ms),
-    )
+def _figures(frame: Frame, columns: int) -> Table:
+    """Those that are known from here; the first three are always shown, as what people look for."""
+    size = UNKNOWN if frame.log_bytes is None else _size(frame.log_bytes)
+    told = [
+        ("published/s", _rate(frame.published_per_s), "bold cyan"),
+        ("delivered/s", _rate(frame.delivered_per_s), "bold cyan"),
+        ("dropped/s", _rate(frame.dropped_per_s), "bold red" if frame.dropped_per_s else "bold"),
+    ]
+    more = [
+        ("log head", _count(frame.head)),
+        ("log size", size),
+        ("readers", _count(frame.subscribers)),
+        ("dropped", _count(frame.dropped)),
+        ("commit", _latency(frame.commit_ms)),
+        ("end to end", _latency(frame.end_to_end_ms)),
+    ]
+    told += [(name, value, "bold") for name, value in more if value != UNKNOWN]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    cells = [Text(f"{name} ", "dim", no_wrap=True).append(value, style) for name, value, style in told]
+    for at in range(0, len(cells), columns):
+        table.add_row(*cells[at : at + columns])
     return table
 
 
