@@ -267,8 +267,8 @@ def test_a_server_that_tells_less_or_more_than_it_should_is_shown_as_far_as_it_g
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """A server that says the same to everybody, and closes."""
+def answering(answer: bytes, *, hold: bool = False) -> Iterator[str]:
+    """A server that says the same to everybody, and closes; or it waits until the other end does."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer_all() -> None:
@@ -280,7 +280,8 @@ def answering(answer: bytes) -> Iterator[str]:
                 with connection, suppress(OSError):
                     connection.recv(65536)
                     connection.sendall(answer)
-                    connection.shutdown(socket.SHUT_WR)
+                    if not hold:
+                        connection.shutdown(socket.SHUT_WR)
                     connection.recv(65536)  # so that what was sent is read before it is closed
 
         thread = threading.Thread(target=answer_all)
@@ -304,7 +305,7 @@ def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["q", "ctrl-c", "terminated"])
-def test_it_fills_the_terminal_follows_its_size_and_leaves_it_as_it_was(log_path: Path, how: str) -> None:
+def test_it_fills_the_terminal_and_leaves_it_as_it_was(log_path: Path, how: str) -> None:
     with zbus.blocking.open(log_path) as bus:
         publisher = bus.publisher("shop/orders/created")
         publisher.publish_many([b"x"] * 1234)
@@ -314,10 +315,6 @@ def test_it_fills_the_terminal_follows_its_size_and_leaves_it_as_it_was(log_path
             publisher.publish(b"x")
             terminal.wait_for("log head 1,235")
             terminal.wait_for("shop/orders/created")
-            if how == "q":
-                size = len(terminal.raw)
-                terminal.resize(10, 50)
-                terminal.wait_for(lambda text: _narrow(text), since=size)
             if how == "ctrl-c":
                 terminal.press("\x03")
             elif how == "terminated":
@@ -333,10 +330,24 @@ def test_it_fills_the_terminal_follows_its_size_and_leaves_it_as_it_was(log_path
     assert terminal.raw.endswith((b"\x1b[?1049l\x1b[?25h", b"\x1b[?25h\x1b[?1049l"))  # and back, with a cursor
 
 
-def _narrow(text: str) -> bool:
-    """Whether there is a whole frame of ten lines, of fifty columns each."""
-    frame = text.rpartition("zbus top")[2].split("\r\n")
-    return len(frame) == 10 and all(len(each) <= 50 for each in frame)
+def test_it_is_drawn_anew_when_the_terminal_has_another_size() -> None:
+    """Also while nothing new comes: after two frames this server says nothing more."""
+
+    def is_narrow(text: str) -> bool:
+        frame = text.rpartition("zbus top")[2].split("\r\n")
+        return len(frame) == 10 and all(len(each) <= 50 for each in frame)
+
+    told = SSE + b'data: {"stats": {"log": {"head": 7}}}\n\n' * 2
+    with answering(told, hold=True) as url, Terminal("top", "--url", url, rows=24, columns=100) as terminal:
+        terminal.wait_for("log head 7")
+        terminal.wait_for(lambda text: text.count("\r\n") >= 46)  # two screens: one before the first figures
+        size = len(terminal.raw)
+        terminal.resize(10, 50)
+        shown = terminal.wait_for(is_narrow, since=size)
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+    assert "log head 7" in shown
 
 
 def test_what_goes_wrong_later_ends_the_screen_and_is_told(tmp_path: Path) -> None:

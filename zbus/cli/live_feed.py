@@ -17,6 +17,7 @@ from zbus.errors import ConfigInvalid, FabricError
 
 SILENCE_S = 30.0  # a server says something every second
 AGAIN_S = 1.0
+CLOSE_S = 1.0  # the thread may be waiting for a connection, which nothing ends early
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
 # Called on the feed's thread: with what came, with words where the connection was lost, or with what ends it.
@@ -43,7 +44,7 @@ class LiveFeed:
         if connection is not None and (socket := connection.sock) is not None:
             with suppress(OSError):
                 socket.shutdown(2)  # wakes the thread, which may be waiting for the next second
-        self._thread.join(SILENCE_S)
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         reached = False
