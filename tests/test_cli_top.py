@@ -280,8 +280,14 @@ def answering(answer: bytes, *, hold: bool = False) -> Iterator[str]:
                 with connection, suppress(OSError):
                     connection.recv(65536)
                     connection.sendall(answer)
-                    if not hold:
-                        connection.shutdown(socket.SHUT_WR)
+                    connection.settimeout(0.5)
+                    while hold:  # until the other end closes
+                        with suppress(TimeoutError):
+                            if not connection.recv(65536):
+                                break
+                        connection.sendall(b": keep-alive\n\n")
+                    connection.settimeout(None)
+                    connection.shutdown(socket.SHUT_WR)
                     connection.recv(65536)  # so that what was sent is read before it is closed
 
         thread = threading.Thread(target=answer_all)
