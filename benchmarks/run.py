@@ -36,6 +36,8 @@ BENCHMARKS = (
     "raw_bridge",
     "zmq_publishers",
     "found_after_start",
+    "sse_clients",
+    "http_publish",
     "spark_scan",
     "spark_rollup",
     "spark_sink",

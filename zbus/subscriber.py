@@ -33,7 +33,7 @@ T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
 Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
-PAGE_EVENTS = 1000
+PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
 TELL_EVERY_S = 1.0  # of drops, while they go on; all of them are counted
 
@@ -344,7 +344,9 @@ class EventSubscriber:
 
     async def _read_page(self) -> None:
         log = self._bus.need_log("reading on from the log")
-        page = await self._bus.run(log.read, self._keys, Span(self._position), PAGE_EVENTS)
+        # What is read waits in memory too: a small queue asks for small pages.
+        limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
+        page = await self._bus.run(log.read, self._keys, Span(self._position), limit)
         events, error, skipped = page.events(self._bus.config.skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)

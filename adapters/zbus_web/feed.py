@@ -7,7 +7,7 @@ that does not read holds a few hundred events in memory at most: its subscriptio
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 import msgspec
 from sse_starlette.event import ServerSentEvent
@@ -85,6 +85,7 @@ class Feed:
         "_reason",
         "_sent",
         "_settings",
+        "_start",
         "_sub",
         "_told",
     )
@@ -93,37 +94,42 @@ class Feed:
         self._bus, self._settings, self._frames, self._grant, self._keys = bus, settings, frames, grant, keys
         self._sub: EventSubscriber | None = None
         self._gap: bytes = b""
-        self._told = 0  # the id that the client has
+        self._start = self._told = 0  # the id that the client has at first, and now
         self._sent = True  # since the last pulse
         self._ended, self._reason = False, ""
 
     async def open(self, start: Start) -> None:
         """Subscribe; from here on nothing is missed. Raises where the bus refuses the keys."""
         await self._subscribe(start)
-        assert self._sub is not None
-        self._told = self._sub.position
-        if isinstance(start, int):
-            low_water = await self._bus.run(self._bus.need_log("a feed").low_water)
-            if max(0, start - 1) < low_water:
-                await self._go_on(max(0, start - 1), low_water, "removed by retention")
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The frames, a burst at a time."""
         try:
-            yield b"retry: %d\nid: %d\n\n%b" % (self._settings.retry_ms, self._told, self._gap)
-            self._gap = b""
-            while not self._ended:
-                chunks = await self._next()
-                if chunks is None:
-                    break
-                for chunk in chunks:
-                    self._sent = True
-                    yield chunk
-            if self._reason or not self._ended:
-                yield _named("end", {"reason": self._reason or "the bus was closed"})
-        finally:
-            if self._sub is not None:
-                await self._sub.aclose()
+            assert self._sub is not None
+            self._start = self._told = self._sub.position
+            if isinstance(start, int):
+                low_water = await self._bus.run(self._bus.need_log("a feed").low_water)
+                if max(0, start - 1) < low_water:
+                    await self._go_on(max(0, start - 1), low_water, "removed by retention")
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The frames, a burst at a time."""
+        gap, self._gap = self._gap, b""
+        yield b"retry: %d\nid: %d\n\n%b" % (self._settings.retry_ms, self._start, gap)
+        while not self._ended:
+            chunks = await self._next()
+            if chunks is None:
+                break
+            for chunk in chunks:
+                self._sent = True
+                yield chunk
+        if self._reason or not self._ended:
+            yield _named("end", {"reason": self._reason or "the bus was closed"})
+
+    async def aclose(self) -> None:
+        """Receive nothing any more."""
+        if self._sub is not None:
+            await self._sub.aclose()
 
     def pulse(self) -> None:
         """Say something, if nothing was said for a while."""

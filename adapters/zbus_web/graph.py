@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
-from strawberry.asgi import GraphQL
+from strawberry.asgi import ASGIWebSocketAdapter, GraphQL
+from strawberry.exceptions import MissingQueryError
 from strawberry.schema.exceptions import CannotGetOperationTypeError, InvalidOperationTypeError
 from strawberry.subscriptions import GRAPHQL_TRANSPORT_WS_PROTOCOL
 from strawberry.types.graphql import OperationType
@@ -24,7 +25,7 @@ import zbus
 
 from .access import Access
 from .activity import Activity
-from .graph_schema import Context, GraphSchema, make_schema
+from .graph_schema import Context, GraphSchema, is_bug, make_schema
 from .guard import send_refusal
 from .live import live_of
 from .refusals import Refusal
@@ -33,6 +34,7 @@ from .views import Views
 
 INIT_TIMEOUT_S = 10
 SUBSCRIPTIONS_MAX = 20  # of one connection
+REASON_BYTES_MAX = 123
 BY_POST = frozenset((OperationType.QUERY, OperationType.MUTATION))
 _encode = msgspec.json.Encoder().encode
 
@@ -62,11 +64,21 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access, activity: Activ
     ]
 
 
+class _Socket(ASGIWebSocketAdapter):
+    """What strawberry says at the end may be as long as the document was; a close frame is not."""
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close with as much of the reason as fits."""
+        await super().close(code, reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
+
+
 class _Sockets:
     """WebSockets: whoever has no grant is told so before there is one."""
 
     def __init__(self, schema: GraphSchema, context: Any) -> None:
         class View(GraphQL[Context, None]):
+            websocket_adapter_class = _Socket
+
             async def get_context(self, request: Any, response: Any) -> Context:
                 found: Context = context(request)
                 return found
@@ -119,6 +131,8 @@ async def _execute(schema: GraphSchema, asked: _Asked, context: Context) -> Resp
             context_value=context,
             allowed_operation_types=BY_POST,
         )
+    except MissingQueryError:
+        raise Refusal(400, "document_invalid", "the document is empty") from None
     except (CannotGetOperationTypeError, InvalidOperationTypeError) as error:
         reason = str(error) or "subscriptions come over WebSocket, and a document with several operations names one"
         raise Refusal(400, "operation_invalid", reason) from None
@@ -135,14 +149,14 @@ async def _execute(schema: GraphSchema, asked: _Asked, context: Context) -> Resp
 def _status(errors: list[GraphQLError]) -> int:
     """That of the first error: a refusal has its own, a bug is one of ours, and the rest is the document's."""
     first = errors[0]
-    if _is_bug(first):
+    if is_bug(first):
         return 500
     return int((first.extensions or {}).get("status", 400))
 
 
 def _shown(error: GraphQLError) -> dict[str, Any]:
     told: dict[str, Any] = dict(error.formatted)
-    if _is_bug(error):
+    if is_bug(error):
         told["message"] = "this is a bug of zbus; the server's log has its trace"
     return told
 
@@ -153,7 +167,3 @@ def _summed_up(error: GraphQLError, status: int) -> dict[str, Any]:
     code = "internal_error" if status == 500 else fields.get("code", "document_invalid")
     now = fields.get("now", "Nothing was changed. Fix the document and send it again")
     return {"code": code, "reason": _shown(error)["message"], "now": now}
-
-
-def _is_bug(error: GraphQLError) -> bool:
-    return error.original_error is not None and not isinstance(error.original_error, (GraphQLError, RecursionError))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import strawberry
 from graphql import GraphQLError
+from strawberry.exceptions import MissingQueryError
 from strawberry.types import Info
 from strawberry.types.execution import ExecutionContext
 
@@ -235,15 +236,19 @@ class Subscription:
     )
 
 
+def is_bug(error: GraphQLError) -> bool:
+    """Whether an error is ours, rather than the document's."""
+    cause = error.original_error
+    return cause is not None and not isinstance(cause, (GraphQLError, MissingQueryError, RecursionError))
+
+
 class GraphSchema(strawberry.Schema):
     """Errors that were not expected are logged here, and not told to the caller."""
 
     def process_errors(self, errors: list[GraphQLError], execution_context: ExecutionContext | None = None) -> None:
         """Log what is a bug; a question that was wrong is the business of who asked."""
-        for error in errors:
-            cause = error.original_error
-            if cause is not None and not isinstance(cause, GraphQLError):
-                logger.error("a GraphQL resolver failed", exc_info=cause)
+        for error in filter(is_bug, errors):
+            logger.error("a GraphQL resolver failed", exc_info=error.original_error)
 
 
 def make_schema() -> GraphSchema:

@@ -6,6 +6,7 @@ from typing import Any, NewType
 
 import msgspec
 import strawberry
+from graphql import GraphQLError
 from strawberry.scalars import JSON
 from strawberry.schema.config import StrawberryConfig
 
@@ -21,7 +22,7 @@ def read_long(value: Any) -> int:
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 17:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LONG_MAX:
-        raise ValueError(f"{str(value)[:40]!r} is no whole number of up to 53 bits")
+        raise GraphQLError(f"{str(value)[:40]!r} is no whole number of up to 53 bits")
     return value
 
 

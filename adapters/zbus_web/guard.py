@@ -6,9 +6,11 @@ and counted by it. No answer has a CORS header: pages of other origins read noth
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .settings import WebSettings
 
 TOO_LARGE, TOO_OFTEN = 1009, 1008  # codes with which a WebSocket is closed
+# Of a body that was refused so much is still read: who is cut off while sending does not get to read why.
+DRAIN_BYTES, DRAIN_S = 32 * 1024 * 1024, 5.0
 _LOOKED_AT = frozenset((b"host", b"origin", b"content-length", b"transfer-encoding"))
 
 
@@ -45,7 +49,7 @@ class Guard:
         try:
             client, measured = self._admit(scope)
         except Refusal as refusal:
-            await send_refusal(scope, send, refusal)
+            await send_refusal(scope, send, refusal, receive if refusal.status == 413 else None)
             return
         self._places[client] += 1
         self._taken += 1
@@ -88,7 +92,7 @@ class Guard:
         try:
             grant = self._access.grant(HTTPConnection(scope))
             if grant.name != "anonymous":
-                return grant.name
+                return f"token {grant.name}"
         except Refusal:
             pass  # whoever needs a grant will say so; who guesses tokens is limited by address
         address = scope.get("client")
@@ -106,7 +110,7 @@ class Guard:
                 if size > self._settings.body_bytes_max:
                     if not refused and not begun:
                         refused = True
-                        await send_refusal(scope, send, self._too_large())
+                        await send_refusal(scope, send, self._too_large(), receive)
                     return {"type": "http.disconnect"}
             return message
 
@@ -149,8 +153,11 @@ class Guard:
         return Refusal(413, "body_too_large", reason, now, {"Connection": "close"})
 
 
-async def send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
-    """Answer a request, or what would have become a WebSocket, with a refusal, and count it."""
+async def send_refusal(scope: Scope, send: Send, refusal: Refusal, drain: Receive | None = None) -> None:
+    """Answer a request, or what would have become a WebSocket, with a refusal, and count it.
+
+    With `drain` the rest of the body is read, within bounds, before the connection is closed.
+    """
     count_refusal(scope, refusal.code)
     body = refusal.body()
     kind = "http"
@@ -162,7 +169,21 @@ async def send_refusal(scope: Scope, send: Send, refusal: Refusal) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **refusal.headers}
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": f"{kind}.response.start", "status": refusal.status, "headers": raw})
-    await send({"type": f"{kind}.response.body", "body": body})
+    await send({"type": f"{kind}.response.body", "body": body, "more_body": drain is not None})
+    if drain is not None:
+        await _drained(drain)
+        await send({"type": f"{kind}.response.body", "body": b""})
+
+
+async def _drained(receive: Receive) -> None:
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while size < DRAIN_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def count_refusal(scope: Scope, code: str) -> None:

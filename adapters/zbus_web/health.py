@@ -24,7 +24,7 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access, figures: Figure
     registry.register(figures)
 
     async def metrics(request: Request) -> Response:
-        access.grant(request)
+        access.grant(request).check_overview()
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def health(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -172,12 +172,16 @@ class LiveStream:
     def __init__(self, live: Live, grant: Grant, retry_ms: int) -> None:
         self._listener, self._grant, self._retry_ms = live.listen(), grant, retry_ms
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """One frame a second."""
         yield b"retry: %d\n\n" % self._retry_ms
         async with self._listener as moments:
             async for moment in moments:
                 yield moment.frame(self._grant)
+
+    async def aclose(self) -> None:
+        """Listen no longer."""
+        await self._listener.__aexit__()
 
     def pulse(self) -> None:
         """It is never silent for long."""

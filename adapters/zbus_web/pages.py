@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus.errors import EventCorrupt
+from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports import Log, Span
@@ -30,7 +30,7 @@ from .settings import WebSettings
 
 LIMIT, LIMIT_MAX = 100, 1000
 SCAN_EVENTS = 20_000  # looked at for one answer, at most
-SCAN_PAGES = 40
+SCAN_PAGES = 20
 ANSWER_BYTES = 8 * 1024 * 1024  # of events in one answer; one event is always taken
 WINDOW_MIN, WINDOW_MAX = 1000, 1 << 20  # offsets read at once, backwards
 
@@ -74,11 +74,18 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRou
 
 def answer(log: Log, query: Query) -> bytes:
     """The JSON of one page. It blocks: on a thread of the bus."""
-    head, low_water = log.head(), log.low_water()
-    span = log.narrow(query.span)
-    until = head if span.until is None else min(span.until, head)
-    span = span._replace(after=max(span.after, low_water), until=until)
-    found, following = (_forwards if query.forwards else _backwards)(log, query, span)
+    while True:
+        head, low_water = log.head(), log.low_water()
+        span = query.span._replace(after=max(query.span.after, low_water))
+        try:
+            span = log.narrow(span)
+            until = head if span.until is None else min(span.until, head)
+            found, following = (_forwards if query.forwards else _backwards)(log, query, span._replace(until=until))
+            break
+        except LogTrimmed as trimmed:
+            if trimmed.low_water <= low_water:
+                raise
+            # Retention went on this very moment: look again at what it left.
     tail = f'],"next":{"null" if following is None else following},"head":{head},"low_water":{low_water}}}'
     return b'{"events":[' + b",".join(found) + tail.encode()
 
@@ -131,33 +138,42 @@ def _forwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | No
 
 
 def _backwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | None]:
-    """Windows from the end, each read forwards and turned round; they grow while they hold little."""
+    """Windows from the end, each read forwards and turned round: they grow where little is found, and shrink again."""
     assert span.until is not None
     gathered, end, window = _Gathered(query), span.until, WINDOW_MIN
     while end > span.after:
         begin = max(span.after, end - window)
-        events = _read_all(log, query.keys, span._replace(after=begin, until=end))
+        events = _read_window(log, query.keys, span._replace(after=begin, until=end))
+        if events is None:  # too much for one page
+            gathered.pages += 1
+            window = max(1, (end - begin) // 8)
+            continue
         if gathered.take(events[::-1]):
             return gathered.events, gathered.last if gathered.last > span.after + 1 else None
         end = begin
-        window = min(WINDOW_MAX, window * 4) if len(events) < WINDOW_MIN // 4 else WINDOW_MIN
+        window = min(WINDOW_MAX, window * 4) if len(events) < WINDOW_MIN // 4 else window
         if gathered.spent:
             break
     return gathered.events, end + 1 if end > span.after else None
 
 
-def _read_all(log: Log, keys: KeySet, span: Span) -> list[Event]:
-    """Every event of a window."""
-    assert span.until is not None
+def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
+    """Every event of a window, or None where they are more than a page. Of one offset it is always all."""
+    until = span.until
+    assert until is not None
     found: list[Event] = []
-    after = span.after
-    while after < span.until:
-        page = log.read(keys, span._replace(after=after), LIMIT_MAX)
+    while span.after < until:
+        page = log.read(keys, span, LIMIT_MAX)
         events, error, _ = page.events()
-        if error is not None and not isinstance(error, EventCorrupt):
-            raise error
         found += events
-        after = error.offset if isinstance(error, EventCorrupt) else page.covered
+        if isinstance(error, EventCorrupt):
+            span = span._replace(after=error.offset)
+        elif error is not None:
+            raise error
+        elif page.covered >= until:
+            break
+        else:
+            return None
     return found
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from datetime import UTC, datetime
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod, finalize
 
 import msgspec
 
@@ -33,7 +34,9 @@ class Records:
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
         self._kept: deque[dict[str, Any]] = deque(maxlen=records_max)
         self._numbers = count(1)
-        self.close: Callable[[], None] = listen(logging.WARNING, self._hear)
+        hearing = WeakMethod(self._hear)  # who forgets to close it leaves nothing behind all the same
+        self.close: Callable[[], None] = listen(logging.WARNING, lambda *told: (hear := hearing()) and hear(*told))
+        finalize(self, self.close)
 
     @property
     def last(self) -> int:

@@ -46,6 +46,7 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
     (zbus_errors.EventCorrupt, 500, "event_corrupt", "The events around it can be read. Go on after its offset"),
     (zbus_errors.LogError, 503, "outcome_unknown", "It may or may not be stored. Repeat it with its Idempotency-Key"),
     (zbus_errors.CursorError, 409, "cursor_refused", "No position was changed"),
+    (zbus_errors.SessionTokenInvalid, 401, "token_refused", "Nothing was read or changed. Ask for another token"),
     (zbus_errors.ConfigInvalid, 400, "value_invalid", NOTHING_CHANGED),
     (zbus_errors.BusClosed, 503, "bus_closed", "Nothing was stored by this request. The server is stopping"),
     (zbus_errors.FabricError, 502, "transport_failed", "What was stored is safe, and is sent again"),

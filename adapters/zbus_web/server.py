@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
+from starlette.applications import Starlette
 
 import zbus
 from zbus.errors import ConfigInvalid
@@ -23,7 +24,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.listening = asyncio.Event()
+        self.begun, self._told = asyncio.Event(), asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -31,9 +32,23 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell that it listens."""
-        await super().startup(sockets)
-        self.listening.set()
+        """Tell that it listens, or that it could not."""
+        try:
+            await super().startup(sockets)
+        finally:
+            self.begun.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be told to stop; once a second the date in answers moves on."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._told.wait()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self.should_exit = True
+        self._told.set()
 
 
 class Running:
@@ -57,40 +72,47 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
     """
     settings = settings or WebSettings()
     settings.check_reachable()
-    app = create_app(bus, settings)
-    listener = _listen(settings)
+    listener = listen(settings)
     try:
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="websockets-sansio",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,  # an address may hold a token
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
-        )
-        server = _Server(config)
+        app = create_app(bus, settings)
+        server = _Server(uvicorn_config(app, settings))
         task = asyncio.get_running_loop().create_task(server.serve([listener]))
     except BaseException:
         listener.close()
         raise
     try:
-        await server.listening.wait()
+        await server.begun.wait()
+        if not server.started:
+            await task
         yield Running(settings.host, listener.getsockname()[1])
     finally:
         app.state.streams.end("the server is stopping")
-        server.should_exit = True
+        server.stop()
         await asyncio.shield(task)
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a client that does not read would keep it for ever
         listener.close()
+        app.state.activity.close()
 
 
-def _listen(settings: WebSettings) -> socket.socket:
+def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
+    """How uvicorn runs here: by httptools, silent, and without a log of addresses, as one may hold a token."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.stop_timeout_s)),
+    )
+
+
+def listen(settings: WebSettings) -> socket.socket:
     """The socket, bound and listening: an address that is taken is an error here, and not a line in a log."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
