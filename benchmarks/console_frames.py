@@ -47,7 +47,7 @@ TAKE = "() => { const found = window.frames_found; window.frames_found = null; r
 
 def rows(sizes: Sizes) -> list[Row]:
     """One row."""
-    seconds = sizes.of(20, 3)
+    seconds = sizes.of(20, 2)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         found = [
@@ -88,11 +88,21 @@ def _round(page: Page, seconds: int) -> tuple[Figure, Figure, int, int]:
             busy = _watch(page, seconds)
             print("end", file=server.stdin, flush=True)
             published = int(server.stdout.readline())
-            page.wait_for_timeout(3000)
-            received = int(page.evaluate("zbusConsole.playback.received"))
+            received = _received(page, published)
             page.close()
             server.stdin.close()
     return busy, idle, published, received
+
+
+def _received(page: Page, published: int) -> int:
+    """How many events reached the page, once all have or it has had the time for it."""
+    received = 0
+    for _ in range(200):
+        received = int(page.evaluate("zbusConsole.playback.received"))
+        if received >= published:
+            break
+        page.wait_for_timeout(50)
+    return received
 
 
 def _watch(page: Page, seconds: int) -> Figure:

@@ -36,6 +36,7 @@ TARGETS = {
     "found_after_start": [1000.0, 1000.0, 1000.0, 1000.0],
     "sse_clients": [200.0, 50.0],
     "http_publish": [0.5],
+    "console_frames": [100.0],
 }
 SPARK_TARGETS = {
     "spark_scan": [1.5, 0.35, 0.25],

@@ -8,7 +8,7 @@ const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 20;
 
-/** `series`: `[{name, label, colour: "--series-1", dashed, wide}]`; `scale`: what turns values into heights and ticks. */
+/** `series`: `[{name, label, colour: "--series-1", dashed, wide}]`; `scale` turns values into heights and ticks. */
 export class LineChart {
   constructor(id, series, format, scale = linear) {
     this.canvas = byId(id);
@@ -164,11 +164,13 @@ function stroke(pen, points) {
   pen.stroke();
 }
 
+const ROUND = [1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10];
+
 /** From zero to the next round figure that all lines fit under, parted evenly by four. */
 export function linear(values) {
-  const most = Math.max(...values, 0);
-  const power = most > 0 ? 10 ** Math.floor(Math.log10(most)) : 1;
-  const top = most > 0 ? power * ([1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10].find((each) => each * power >= most * 1.02) ?? 20) : 1;
+  const most = Math.max(...values, 0) * 1.02 || 1;
+  const power = 10 ** Math.floor(Math.log10(most));
+  const top = power * ROUND.find((each) => each * power >= most);
   return { part: (value) => value / top, ticks: [0, 1, 2, 3, 4].map((step) => (top * step) / 4) };
 }
 

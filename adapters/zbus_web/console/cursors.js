@@ -67,7 +67,8 @@ export class Cursors {
     const offset = Number(wanted);
     const valid = /^\d+$/.test(wanted) && offset <= this.head;
     byId("reset-confirm").disabled = !valid || offset === this.cursor.offset;
-    setText(byId("reset-effect"), valid ? this.#effect(offset) : `An offset is a whole number from 0 to ${count(this.head)}.`);
+    const effect = valid ? this.#effect(offset) : `An offset is a whole number from 0 to ${count(this.head)}.`;
+    setText(byId("reset-effect"), effect);
     byId("reset-effect").dataset.level = valid && offset > this.cursor.offset ? "error" : "";
   }
 

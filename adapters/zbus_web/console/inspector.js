@@ -50,7 +50,7 @@ export class Inspector {
 
   #draw() {
     if (!this.event) return;
-    const draw = { pretty: pretty, raw: raw, hex: hex, headers: headers, identity: identity }[this.tabs.selected];
+    const draw = { pretty, raw, hex, headers, identity }[this.tabs.selected];
     const { text, nodes, note = "" } = draw(this.event);
     this.text = text;
     this.body.replaceChildren(...nodes);
@@ -84,7 +84,8 @@ function tooLong(event) {
 function hex(event) {
   const data = payloadBytes(event);
   const text = hexLines(data.subarray(0, SHOWN_BYTES));
-  const note = data.length > SHOWN_BYTES ? `The first ${bytes(SHOWN_BYTES)} of ${bytes(data.length)}.` : bytes(data.length);
+  const size = bytes(data.length);
+  const note = data.length > SHOWN_BYTES ? `The first ${bytes(SHOWN_BYTES)} of ${size}.` : size;
   return { text, nodes: [block(text)], note };
 }
 

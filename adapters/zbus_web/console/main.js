@@ -50,11 +50,15 @@ const latencies = new LineChart(
     { name: "end99", label: "Delivery p99", colour: "--series-2", wide: true },
     { name: "end50", label: "p50", colour: "--series-2", dashed: true, wide: true },
   ],
-  (value, axis) => (axis && value >= 1000 ? `${value / 1000} s` : axis ? `${Number(value.toPrecision(1))} ms` : milliseconds(value)),
+  (value, axis) => (axis ? decade(value) : milliseconds(value)),
   logarithmic,
 );
 const tabs = new Tabs(byId("tabs"), showPanel);
 const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.themed()));
+
+function decade(value) {
+  return value >= 1000 ? `${value / 1000} s` : `${Number(value.toPrecision(1))} ms`;
+}
 
 function filter(text) {
   byId("filter").value = text;
@@ -150,18 +154,34 @@ WIDE.addEventListener("change", () => {
 document.addEventListener("visibilitychange", () => (document.hidden ? figures.stop() : figures.start()));
 
 const PANELS = ["stream", "participants", "cursors", "problems", "keys", "charts"];
+const PANELS_TEXT = "Stream, participants, cursors, problems; keys, charts";
 watchToken();
+const shortcut = (keys, shown, text, run) => ({ keys, shown, text, run });
 watchShortcuts([
-  { keys: ["/"], shown: "/", text: "Filter by key expression", run: () => (byId("filter").focus(), byId("filter").select()) },
-  { keys: ["p"], shown: "P", text: "Pause, and go on where it stopped", run: togglePause },
-  { keys: ["l"], shown: "L", text: "Back to live", run: () => playback.live() },
-  { keys: ["j", "k"], shown: "J K", text: "Next and previous event", run: (key) => (byId("rows").focus(), stream.move(key === "j" ? 1 : -1)) },
-  { keys: ["Enter"], shown: "Enter", text: "Inspect the event that is selected", run: () => stream.selected && inspector.show(stream.selected.event) },
-  { keys: ["Escape"], shown: "Esc", text: "Close the inspector", run: () => inspector.close() },
-  { keys: ["1", "2", "3", "4", "5", "6"], shown: "1 – 6", text: "Stream, participants, cursors, problems; keys, charts", run: (key) => showTab(PANELS[key - 1]) },
-  { keys: ["s"], shown: "S", text: "To the scrubber: arrows choose, and it replays from there", run: () => (tabs.select("stream"), byId("scrubber").focus()) },
-  { keys: ["t"], shown: "T", text: "Theme: system, light, dark", run: () => theme.next() },
+  shortcut(["/"], "/", "Filter by key expression", () => byId("filter").select()),
+  shortcut(["p"], "P", "Pause, and go on where it stopped", togglePause),
+  shortcut(["l"], "L", "Back to live", () => playback.live()),
+  shortcut(["j", "k"], "J K", "Next and previous event", (key) => step(key === "j" ? 1 : -1)),
+  shortcut(["Enter"], "Enter", "Inspect the event that is selected", inspectSelected),
+  shortcut(["Escape"], "Esc", "Close the inspector", () => inspector.close()),
+  shortcut(["1", "2", "3", "4", "5", "6"], "1 – 6", PANELS_TEXT, (key) => showTab(PANELS[key - 1])),
+  shortcut(["s"], "S", "To the scrubber: arrows choose, and it replays from there", toScrubber),
+  shortcut(["t"], "T", "Theme: system, light, dark", () => theme.next()),
 ]);
+
+function step(by) {
+  byId("rows").focus();
+  stream.move(by);
+}
+
+function inspectSelected() {
+  if (stream.selected) inspector.show(stream.selected.event);
+}
+
+function toScrubber() {
+  tabs.select("stream");
+  byId("scrubber").focus();
+}
 
 function showTab(name) {
   if (name === "keys" && WIDE.matches) byId("tree").querySelector("[tabindex='0']")?.focus();

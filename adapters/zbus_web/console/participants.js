@@ -14,7 +14,8 @@ const bad = some("error");
 export class Participants {
   constructor() {
     this.nodes = new Table(byId("nodes"), NODES, { empty: "This node is alone.", sortBy: "name", descending: false });
-    this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: "Nobody has published yet.", sortBy: "events" });
+    const none = "Nobody has published yet.";
+    this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: none, sortBy: "events" });
     this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "Nobody subscribes.", sortBy: "lag" });
   }
 
@@ -50,10 +51,14 @@ const NODES = [
   { name: "here", label: "State", text: state, level: (row) => (row.present ? "" : "warning"), sort: state },
   { name: "host", label: "Host", text: (row) => visible(row.host) },
   { name: "pid", label: "Process", number: true, text: (row) => String(row.pid) },
-  { name: "transport", label: "Heard over", text: (row) => visible(row.here ? "–" : `${row.transport}, ${row.trust}`) },
+  { name: "transport", label: "Heard over", text: heardOver },
   { name: "version", label: "Version", text: (row) => visible(row.version) },
   { name: "started_at", label: "Started", text: (row) => age(row.started_at) },
 ];
+
+function heardOver(row) {
+  return visible(row.here ? "–" : `${row.transport}, ${row.trust}`);
+}
 
 function state(row) {
   if (row.here) return "this node";
@@ -68,10 +73,12 @@ const PUBLISHERS = [
   { name: "last_at", label: "Last", text: (row) => age(row.last_at) },
 ];
 
+const reads = (row) => (row.live ? "live" : "from the log");
+
 const SUBSCRIBERS = [
   { name: "key_exprs", label: "Keys", text: (row) => joined(row.key_exprs), sort: (row) => joined(row.key_exprs) },
   { name: "durable", label: "Durable name", text: (row) => visible(row.durable || "–") },
-  { name: "live", label: "Reads", text: (row) => (row.live ? "live" : "from the log"), level: (row) => (row.live ? "" : "warning") },
+  { name: "live", label: "Reads", text: reads, level: (row) => (row.live ? "" : "warning") },
   { name: "queued", label: "Queued", number: true },
   { name: "lag", label: "Lag", number: true, level: warn("lag") },
   { name: "dropped", label: "Dropped", number: true, level: bad("dropped") },

@@ -88,15 +88,13 @@ export class Playback extends EventTarget {
   }
 
   #take(events) {
-    const rows = [];
-    for (const { type, data, id } of events) {
-      if (type === "message") rows.push(new EventRow(Number(id), data));
-      else if (type === "gap") rows.push(gapRow(data));
-    }
-    if (!this.paused) return this.#show(rows);
-    for (const row of rows) this.waiting.push(row);
-    if (this.waiting.length >= WAITING_MAX) {
-      this.feed.stop(); // it goes on after the last one that waits
+    const told = events.filter(({ type }) => type === "message" || type === "gap");
+    if (!this.paused) return this.#show(told.map(row));
+    const kept = told.slice(0, WAITING_MAX - this.waiting.length);
+    for (const event of kept) this.waiting.push(row(event));
+    if (kept.length && this.waiting.length === WAITING_MAX) {
+      this.feed.stop();
+      this.feed.lastId = kept.at(-1).id; // it goes on after the last one that waits
       this.cut = true;
     }
     this.#changed();
@@ -135,6 +133,7 @@ export class Playback extends EventTarget {
   }
 }
 
+const row = ({ type, data, id }) => (type === "gap" ? gapRow(data) : new EventRow(Number(id), data));
 const pastRow = (event) => new EventRow(event.offset, null, event);
 
 function gapRow(data) {

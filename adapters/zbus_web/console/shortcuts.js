@@ -6,9 +6,11 @@ import { byId, make } from "./dom.js";
 export function watchShortcuts(list) {
   const help = byId("help");
   const all = [...list, { keys: ["?"], shown: "?", text: "Show this list", run: () => help.showModal() }];
-  byId("help-list").replaceChildren(
-    ...all.flatMap(({ shown, text }) => [make("dt", {}, ...shown.split(" ").map((key) => make("kbd", {}, key))), make("dd", {}, text)]),
-  );
+  const line = ({ shown, text }) => {
+    const keys = shown.split(" ").map((key) => make("kbd", {}, key));
+    return [make("dt", {}, ...keys), make("dd", {}, text)];
+  };
+  byId("help-list").replaceChildren(...all.flatMap(line));
   byId("help-open").addEventListener("click", () => help.showModal());
   byId("help-close").addEventListener("click", () => help.close());
   document.addEventListener("keydown", (event) => {

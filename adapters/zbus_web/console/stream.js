@@ -26,8 +26,8 @@ export class StreamView extends EventTarget {
     viewport.addEventListener("scroll", () => ((this.top = viewport.scrollTop), this.redrawNow()), { passive: true });
     viewport.addEventListener("keydown", (event) => this.#key(event));
     // What was under the pointer when it was pressed: until it is let go, a busy stream has moved on.
-    this.window.addEventListener("pointerdown", (event) => event.pointerType === "mouse" && event.button === 0 && this.#press(event));
-    this.window.addEventListener("click", (event) => event.pointerType !== "mouse" && this.#press(event));
+    this.window.addEventListener("pointerdown", (event) => isMouse(event) && event.button === 0 && this.#press(event));
+    this.window.addEventListener("click", (event) => !isMouse(event) && this.#press(event));
     new ResizeObserver(() => this.#resized()).observe(viewport);
     NARROW.addEventListener("change", () => this.#resized());
     this.#resized();
@@ -114,13 +114,16 @@ export class StreamView extends EventTarget {
   }
 
   #slot() {
-    const cell = (name) => make("span", { class: name });
-    const cells = { time: cell("c-time"), offset: cell("c-offset"), key: cell("c-key"), text: cell("c-text"), size: cell("c-size") };
-    const element = make("div", { class: "row", role: "option", id: `row-${this.pool.length}` }, ...Object.values(cells));
+    const cell = (name) => [name, make("span", { class: `c-${name}` })];
+    const cells = Object.fromEntries(["time", "offset", "key", "text", "size"].map(cell));
+    const attributes = { class: "row", role: "option", id: `row-${this.pool.length}` };
+    const element = make("div", attributes, ...Object.values(cells));
     this.window.append(element);
     return { element, cells, row: null };
   }
 }
+
+const isMouse = (event) => event.pointerType === "mouse";
 
 function fill(slot, row, selected) {
   const { element, cells } = slot;

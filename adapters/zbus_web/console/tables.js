@@ -16,7 +16,8 @@ export class Table {
     this.lines = [];
     this.body = make("tbody");
     this.note = make("caption", { class: "table-note" });
-    table.append(this.note, make("thead", {}, make("tr", {}, ...columns.map((column) => this.#head(column)))), this.body);
+    const heads = columns.map((column) => this.#head(column));
+    table.append(this.note, make("thead", {}, make("tr", {}, ...heads)), this.body);
   }
 
   update(list) {
@@ -37,7 +38,10 @@ export class Table {
   }
 
   #head(column) {
-    if (column.element) return (column.head = make("th", { scope: "col" }, make("span", { class: "offscreen" }, column.label)));
+    if (column.element) {
+      column.head = make("th", { scope: "col" }, make("span", { class: "offscreen" }, column.label));
+      return column.head;
+    }
     const sort = () => {
       this.descending = this.sortBy === column.name ? !this.descending : Boolean(column.number);
       this.sortBy = column.name;

@@ -115,11 +115,16 @@ export class Timeline {
     byId("back-to-live").hidden = !replaying;
     byId("timeline").classList.toggle("replaying", replaying || this.dragging);
     const time = moment(this.#timeOf(position));
-    const where = this.dragging ? `Replay from ${count(position)}, ${time}` : `Replaying: at ${count(position)} of ${count(this.head)}, ${time}`;
-    setText(byId("timeline-where"), replaying || this.dragging ? where : `Live: at the head, ${count(this.head)}`);
+    setText(byId("timeline-where"), this.#where(replaying, position, time));
     scrubber.setAttribute("aria-valuetext", `${count(position)} of ${count(this.head)}, ${time}`);
     this.#ends();
     this.#density(position);
+  }
+
+  #where(replaying, position, time) {
+    if (this.dragging) return `Replay from ${count(position)}, ${time}`;
+    if (replaying) return `Replaying: at ${count(position)} of ${count(this.head)}, ${time}`;
+    return `Live: at the head, ${count(this.head)}`;
   }
 
   #ends() {
