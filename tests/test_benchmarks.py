@@ -35,6 +35,8 @@ TARGETS = {
     "raw_bridge": [0.5],
     "zmq_publishers": [4.0, 4.0],
     "found_after_start": [1000.0, 1000.0, 1000.0, 1000.0],
+    "sse_clients": [200.0, 50.0],
+    "http_publish": [0.5],
 }
 SPARK_TARGETS = {
     "spark_scan": [1.5, 0.35, 0.25],

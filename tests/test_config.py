@@ -76,7 +76,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert config.retain_past_cursors is True
 
 
-def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
     given = {
         "log": "app.db",
         "cold": "app.db-cold",
@@ -98,6 +100,8 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "node_ttl_s": "3.5",
         "metrics": "false",
         "records": "info",
+        "session_secret": "0123456789abcdef",
+        "session_secret_file": str(secret),
         "payload_bytes_max": "2",
         "pending_bytes_max": "2048",
         "close_timeout_s": "3",

@@ -7,7 +7,7 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 | python           | run in a fresh process; it must exit with 0 |
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
 | bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
-| toml             | loaded as a `BusConfig`, or as a pipeline where it has a source |
+| toml             | loaded as a `BusConfig` and its table [web], or as a pipeline where it has a source |
 | mermaid          | starts with a diagram that mermaid knows |
 """
 
@@ -37,9 +37,11 @@ import zbus_dynamo
 import zbus_log
 import zbus_nats
 import zbus_spark
+import zbus_web
 import zbus_zmq
 from zbus.config import load_config
 from zbus_spark.jobs import declared
+from zbus_web.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +108,7 @@ def check(block: Block, folder: Path) -> None:
         path = folder / "block.toml"
         path.write_text(block.text)
         declared.load(path) if "[source]" in block.text else load_config(path)
+        load_settings(path)
     elif block.language == "mermaid":
         first = (block.text.split() or [""])[0]
         if first not in MERMAID:
@@ -127,8 +130,8 @@ def _check_commands(block: Block, folder: Path) -> None:
             continue
         if "zbus" not in words:
             raise Wrong(f"no test runs this command: {command}")
-        if re.match(r"zbus (router|broker|bridge)\b(?!.*--(help|new-keys))", command):
-            _check_service(shlex.split(_placed(command)), folder)
+        if re.match(r"zbus (router|broker|bridge|serve)\b(?!.*--(help|new-keys))", command):
+            _check_service(shlex.split(_placed(command), comments=True), folder)
             continue
         answer = _run(["bash", "-euo", "pipefail", "-c", _placed(command)], folder)
         printed += answer
@@ -189,6 +192,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment | {
         "PATH": f"{bin_folder}{os.pathsep}{environment['PATH']}",
         "XDG_RUNTIME_DIR": str(folder),  # nodes of this host find each other there
+        "ZBUS_WEB_PORT": "0",  # documents name none, and the usual one may be taken
         "COLUMNS": "120",
         "PYTHONUTF8": "1",
     }
@@ -328,7 +332,7 @@ def test_the_harness_runs_the_commands_of_zbus_and_compares_what_they_print(tmp_
 
 def modules() -> list[ModuleType]:
     found = []
-    for package in (zbus, zbus_log, zbus_cache, zbus_spark, zbus_nats, zbus_zmq, zbus_dynamo):
+    for package in (zbus, zbus_log, zbus_cache, zbus_spark, zbus_nats, zbus_zmq, zbus_dynamo, zbus_web):
         names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
         found += [importlib.import_module(name) for name in names if not name.endswith("__main__")]
         found.append(package)

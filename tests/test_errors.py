@@ -38,6 +38,7 @@ EXAMPLES: list[errors.ZbusError] = [
     errors.CursorError("billing", "in use by process 4711"),
     errors.FabricError("zenoh could not send"),
     errors.FabricLacks("nats+raw", "asking other nodes"),
+    errors.SessionTokenInvalid("it has expired"),
     errors.RequestError("no answer"),
     errors.NobodyAnswers("prices/quote"),
     errors.RequestTimeout("prices/quote", 2.5),

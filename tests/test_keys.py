@@ -12,7 +12,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from zbus import EventInvalid, KeyInvalid
-from zbus.keys import KEY_BYTES_MAX, SEGMENTS_MAX, KeySet, check_expression, check_key, matches
+from zbus.keys import KEY_BYTES_MAX, SEGMENTS_MAX, KeySet, check_expression, check_key, includes, matches
 
 UNCARRIED = "which not every transport can carry"
 
@@ -260,6 +260,53 @@ def test_matching_is_that_of_zenoh_for_every_expression_and_key() -> None:
     assert answers[True] > total * 0.2, answers
     assert answers[False] > total * 0.2, answers
     assert min(kinds["$*"], kinds["**"], kinds["@"]) > total * 0.02, kinds
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> tuple[str, str]:
+    """Two expressions, the first often made by widening the second."""
+    narrow = draw(st.lists(free_segments, min_size=1, max_size=5))
+    wide = draw(st.one_of(generalised(narrow), st.lists(free_segments, min_size=1, max_size=5)))
+    made = []
+    for each in (wide, narrow):
+        legal = [segment.replace("$*", "") or segment if segment.startswith("@") else segment for segment in each]
+        made.append("/".join(segment if "$*" in segment else segment.replace("$", "") for segment in legal))
+    return made[0], made[1]
+
+
+def test_including_is_that_of_zenoh_for_every_two_expressions() -> None:
+    answers: Counter[bool] = Counter()
+
+    @settings(deadline=None, max_examples=1500)
+    @given(nested())
+    @example(("**", "@a"))
+    @example(("**", "a/@b"))
+    @example(("a/**", "a"))
+    @example(("a/*/**", "a/**"))
+    @example(("a$*", "a$*b"))
+    @example(("$*a", "*"))
+    @example(("**/a/**/b", "**/a/b"))
+    def check(pair: tuple[str, str]) -> None:
+        try:
+            expression, other = (check_expression(each) for each in pair)
+        except KeyInvalid:
+            return
+        expected = bool(zenoh.KeyExpr(expression).includes(zenoh.KeyExpr(other)))
+        answers[expected] += 1
+
+        assert includes(expression, other) is expected
+
+    check()
+
+    assert min(answers[True], answers[False]) > sum(answers.values()) * 0.1, answers
+
+
+def test_including_takes_no_longer_with_many_wildcards() -> None:
+    code = """
+from zbus.keys import includes
+assert not includes("/".join(["**", "a"] * 31), "/".join(["a"] * 63 + ["b"]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_key_set_has_the_keys_that_any_of_its_expressions_matches() -> None:

@@ -38,6 +38,7 @@ from .errors import (
     SchemaConflict,
     SchemaError,
     SchemaInvalid,
+    SessionTokenInvalid,
     SubscriberLagged,
     ZbusError,
 )
@@ -46,6 +47,8 @@ from .ports import Schema
 from .publisher import EventPublisher
 from .replay import Replay
 from .scope import Scope
+from .session import Session
+from .session_token import read_session, sign_session
 from .subscriber import EventSubscriber
 from .version import __version__ as __version__
 
@@ -96,11 +99,15 @@ __all__ = [
     "SchemaError",
     "SchemaInvalid",
     "Scope",
+    "Session",
+    "SessionTokenInvalid",
     "SubscriberLagged",
     "ZbusError",
     "blocking",
     "metrics",
     "open",
+    "read_session",
+    "sign_session",
     "write_records",
 ]
 

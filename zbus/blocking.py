@@ -28,13 +28,14 @@ from .event import Event
 from .ports import Schema
 from .publisher import EventPublisher
 from .schemas import Schemas as _AsyncSchemas
+from .session import Session as _AsyncSession
 from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
     from .config import BusConfig
     from .registry import Node
 
-__all__ = ["Bus", "Publisher", "Schemas", "Subscription", "open"]
+__all__ = ["Bus", "Publisher", "Schemas", "Session", "Subscription", "open"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,6 +122,10 @@ class Bus:
         """Stored events, from the log alone; options as for `zbus.Bus.replay`."""
         return _Stream(self, self._inner.replay(*key_exprs, **options))
 
+    def session(self, session_id: str) -> Session:
+        """A session: as `zbus.Bus.session`."""
+        return Session(self, self._inner.session(session_id))
+
     @property
     def schemas(self) -> Schemas:
         """What the payloads of some keys must look like."""
@@ -196,6 +201,24 @@ class Publisher:
     def publish_many(self, payloads: Iterable[Any], **options: Any) -> Sequence[int]:
         """As `EventPublisher.publish_many`; `payloads` is first read to its end in this thread, which may block."""
         return self._call("publish", self._inner.publish_many(list(payloads), **options))
+
+
+class Session:
+    """One session of a bus: a `zbus.Session` that waits."""
+
+    def __init__(self, bus: Bus, session: _AsyncSession) -> None:
+        self._bus, self._inner, self._call = bus, session, bus._call
+        self.id, self.key, self.token = session.id, session.key, session.token
+
+    publish = _waiting(_AsyncSession.publish)
+
+    def publish_many(self, key: str, payloads: Iterable[Any], **options: Any) -> Sequence[tuple[int, int]]:
+        """As `zbus.Session.publish_many`; `payloads` is first read to its end in this thread, which may block."""
+        return self._call("publish", self._inner.publish_many(key, list(payloads), **options))
+
+    def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:
+        """The session's own events, as `zbus.Session.subscribe` tells them."""
+        return self._bus.subscribe(*self._inner.expressions(*key_exprs), **options)
 
 
 class Schemas:

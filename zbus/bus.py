@@ -22,6 +22,7 @@ from .replay import Replay
 from .requests import Handler as Answer
 from .scope import Scope
 from .service import Handler, serve
+from .session import Session, Sources
 from .stats import snapshot
 from .subscriber import EventSubscriber, Overflow, Start, check_options
 
@@ -64,6 +65,10 @@ def open(  # noqa: A001 - zbus.open reads best
 
 class Bus(Engine):
     """An open bus. All of its methods belong to the event loop that entered it."""
+
+    def __init__(self, config: BusConfig, session: Any = None) -> None:
+        super().__init__(config, session)
+        self._sources = Sources()
 
     # Publishing.
 
@@ -117,6 +122,13 @@ class Bus(Engine):
     def component(self, namespace: str, name: str) -> Scope:
         """A component: the first two segments of keys."""
         return Scope(self, namespace, name)
+
+    def session(self, session_id: str) -> Session:
+        """A session: publishes to the global key and to `sessions/{id}/…` in one commit, and signs tokens for the feed.
+
+        await bus.session("alice-7").publish("events/Todo/1", {"done": True})
+        """
+        return Session(self, session_id, self._sources)
 
     # Subscribing and reading.
 

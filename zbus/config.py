@@ -8,11 +8,12 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from .errors import ConfigInvalid, KeyInvalid
 from .keys import KeySet
+from .session_token import SECRET_BYTES_MIN
 
 _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
@@ -60,6 +61,8 @@ class BusConfig(BaseSettings):
     tracing: Literal["auto", "on", "off"] = Field(
         "auto", description="spans by OpenTelemetry; 'auto': where the application has imported it"
     )
+    session_secret: SecretStr | None = Field(None, description="what the tokens of sessions are signed with")
+    session_secret_file: str | None = Field(None, description="a file that holds it, instead")
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
@@ -89,6 +92,28 @@ class BusConfig(BaseSettings):
     def _cold_named(cls, value: str | None) -> str | None:
         if value == "":
             raise ValueError("an empty path names no folder; leave it out for the one beside the log")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secret_read(cls, values: dict[str, Any]) -> dict[str, Any]:
+        path, given = values.get("session_secret_file"), values.get("session_secret")
+        if path is None:
+            return values
+        try:
+            found = Path(path).read_text().strip()
+        except (OSError, TypeError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it holds no text"
+            raise _Contradiction("session_secret_file", f"{path}: {reason}") from None
+        if given is not None and found != (given.get_secret_value() if isinstance(given, SecretStr) else given):
+            raise _Contradiction("session_secret_file", "it holds another secret than session_secret: name one of them")
+        return values | {"session_secret": found}
+
+    @field_validator("session_secret")
+    @classmethod
+    def _secret_long(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value().encode()) < SECRET_BYTES_MIN:
+            raise ValueError(f"under {SECRET_BYTES_MIN} bytes it can be guessed; make one with: openssl rand -hex 32")
         return value
 
     @field_validator("transport", mode="before")
@@ -188,6 +213,7 @@ def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> Bus
     """
     path = path or os.environ.get("ZBUS_CONFIG")
     values = _read_toml(path) if path else {}
+    values.pop("web", None)  # the table of `zbus serve`
     if os.environ.get("DYN_EVENT_PLANE"):
         values.setdefault("transport", os.environ["DYN_EVENT_PLANE"])
     named = {name: value for name, value in values.items() if f"ZBUS_{name.upper()}" not in os.environ}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import time_ns
 from typing import Protocol
 
@@ -22,6 +22,11 @@ from .telling import tell_received
 
 RECENT_EVENTS = 8192
 RECENT_BYTES = 16 * 1024 * 1024
+
+
+# Told of each burst that is stored here, or published where there is no log, and of the size of its payloads; on the
+# loop, in the way of every event.
+Watcher = Callable[[Sequence[Row], int], None]
 
 
 class Target(Protocol):
@@ -46,6 +51,7 @@ class Delivery:
         self.router: Router[Target] = Router()
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self.watchers: tuple[Watcher, ...] = ()
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
@@ -82,11 +88,15 @@ class Delivery:
             self._offer()
         self._forget_passed(given)
         self.delivered = offsets[-1]
-        self._remember(rows, offsets)
+        size = self._remember(rows, offsets)
+        for watch in self.watchers:
+            watch(rows, size)
         return rows, offsets
 
     def unlogged(self, rows: Sequence[Row]) -> None:
         """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
+        for watch in self.watchers:
+            watch(rows, sum([len(row[4]) for row in rows]))
         targets = self.router.routes(rows[0][3])
         if targets:
             events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
@@ -145,12 +155,14 @@ class Delivery:
         if self.passed:
             self.passed.difference_update([(row[0], row[1]) for row in rows])
 
-    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        size = sum([len(row[4]) for row in rows])
-        self._recent.append((rows, offsets, size))
+    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
+        """Keep what was stored for a while; returns how large its payloads are."""
+        total = sum([len(row[4]) for row in rows])
+        self._recent.append((rows, offsets, total))
         self._recent_events += len(rows)
-        self._recent_bytes += size
+        self._recent_bytes += total
         while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
             gone, _, size = self._recent.popleft()
             self._recent_events -= len(gone)
             self._recent_bytes -= size
+        return total

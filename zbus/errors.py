@@ -22,6 +22,7 @@
     ├── CursorError          a durable name: in use, unknown, or not usable here
     ├── FabricError          stored, perhaps not sent to other nodes: it is sent again from the log
     │   └── FabricLacks        this transport cannot do what was asked: choose another, or do without
+    ├── SessionTokenInvalid  nothing was read: have a new token signed
     ├── RequestError         a question to another node
     │   ├── NobodyAnswers      nobody answers for the key now
     │   ├── RequestTimeout     no answer in time: it may or may not have been handled
@@ -301,6 +302,20 @@ class FabricLacks(FabricError):
         super().__init__(f"the transport {transport} cannot do this: {capability}")
         self.args = (transport, capability)
         self.transport, self.capability = transport, capability
+
+
+class SessionTokenInvalid(ZbusError):
+    """A token does not open a session: it is none, was changed, has expired, or is of another secret. Nothing was read.
+
+    The token itself is not told.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the session token is refused: {self.reason}. Nothing was read; have a new one signed: session.token()"
 
 
 class RequestError(ZbusError):

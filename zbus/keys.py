@@ -64,6 +64,15 @@ def matches(expression: str, key: str) -> bool:
     return _matches(expression.split("/"), key.split("/"))
 
 
+def includes(expression: str, other: str) -> bool:
+    """Whether `expression` asks for every key that `other` asks for; both are canonical, and the rules are Zenoh's.
+
+    >>> includes("shop/**", "shop/*/created"), includes("shop/*", "shop/**"), includes("**", "shop/@x")
+    (True, False, False)
+    """
+    return _includes(expression.split("/"), other.split("/"))
+
+
 class KeySet:
     """Several expressions at once: a key belongs if any of them matches.
 
@@ -182,3 +191,22 @@ def _segment_matches(expression: str, segment: str) -> bool:
     if segment[0] == "@":
         return False
     return expression == "*" or ("$*" in expression and _pattern(expression).fullmatch(segment) is not None)
+
+
+def _includes(expression: list[str], other: list[str]) -> bool:
+    """From the end: whether what is left of the one includes what is left of the other, each pair looked at once."""
+    # For the rest of `expression` from some place on: which rests of `other`, by where they begin, it includes.
+    rests = [at == len(other) for at in range(len(other) + 1)]
+    for segment in reversed(expression):
+        following, rests = rests, [False] * (len(other) + 1)
+        for at in range(len(other), -1, -1):
+            if segment != "**":
+                rests[at] = at < len(other) and _segment_includes(segment, other[at]) and following[at + 1]
+            else:  # it stands for nothing, or for one segment more, as long as that is not a literal '@'
+                rests[at] = following[at] or (at < len(other) and other[at][0] != "@" and rests[at + 1])
+    return rests[0]
+
+
+def _segment_includes(segment: str, other: str) -> bool:
+    """The `$*` of `other` are text like any: no part between those of `segment` holds one."""
+    return other != "**" and not (other == "*" and segment != "*") and _segment_matches(segment, other)

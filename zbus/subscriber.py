@@ -33,7 +33,7 @@ T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
 Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
-PAGE_EVENTS = 1000
+PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
 TELL_EVERY_S = 1.0  # of drops, while they go on; all of them are counted
 
@@ -86,7 +86,7 @@ class EventSubscriber:
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
-        self._closed = self._reading = False
+        self._closed = self._reading = self._nudged = False
         self._position = bus.delivery.delivered  # everything up to here is queued, handed over, or not asked for
         self._handed = self._position
         self._durable: Durable | None = None
@@ -141,6 +141,13 @@ class EventSubscriber:
         return self._durable.acknowledged if self._durable is not None and self._resolved else None
 
     @property
+    def position(self) -> int:
+        """Where another reader would go on: everything up to this offset was handed over, or is not asked for."""
+        if self._queue:
+            return self._handed
+        return max(self._position, self._bus.delivery.delivered) if self._live else self._position
+
+    @property
     def is_live(self) -> bool:
         """Whether events come as they are published, rather than from the log."""
         return self._live
@@ -190,6 +197,31 @@ class EventSubscriber:
             return await self.__anext__()
         except StopAsyncIteration:
             return None
+
+    async def take(self, limit: int = PAGE_EVENTS) -> list[Event] | None:
+        """What waits now, in order and at most `limit`, else what comes next: a burst costs one step, not one an event.
+
+        [] when `nudge` was called and nothing waits; None when the subscription or the bus was closed.
+        """
+        while not (self._queue or self._nudged or self._closed or self._front_gap or self._failed):
+            await self._refill()
+        nudged, self._nudged = self._nudged, False
+        if nudged and not (self._queue or self._closed or self._front_gap or self._failed):
+            return []
+        first = await self.next()
+        if first is None:
+            return None
+        taken, queue = [first], self._queue
+        if self._plain:
+            while queue and len(taken) < limit and type(queue[0]) is Event:
+                taken.append(queue.popleft())  # type: ignore[arg-type]
+            self._handed = taken[-1].offset or self._handed
+        return taken
+
+    def nudge(self) -> None:
+        """Let `take` return, now or when it is called next, also with nothing. On the loop."""
+        self._nudged = True
+        self._wake()
 
     async def typed(self, type_: type[T]) -> AsyncIterator[tuple[Event, T]]:
         """Events with their payloads as `type_`: `async for event, order in sub.typed(Order): …`."""
@@ -312,7 +344,9 @@ class EventSubscriber:
 
     async def _read_page(self) -> None:
         log = self._bus.need_log("reading on from the log")
-        page = await self._bus.run(log.read, self._keys, Span(self._position), PAGE_EVENTS)
+        # What is read waits in memory too: a small queue asks for small pages.
+        limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
+        page = await self._bus.run(log.read, self._keys, Span(self._position), limit)
         events, error, skipped = page.events(self._bus.config.skip_corrupt)
         self._bus.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)

@@ -32,6 +32,7 @@ from .brokers import Brokers, note_event
 from .curve import attach_doorman, open_keys, read_public
 from .discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
 from .io_thread import IoThread
+from .lease import told_lease
 from .links import Links, watch_events
 from .options import ZmqOptions, read_options
 from .publishing import Publishing, stamped
@@ -149,6 +150,14 @@ class ZmqFabric:
             "discovery": self._discovery.diagnostics() if self._discovery is not None else {},
             "counts": self._counts.snapshot(),
         }
+
+    def leases(self) -> list[dict[str, Any]]:
+        """The live leases of the file registry; none where nodes are found in another way."""
+        listing = getattr(self._discovery, "leases", None)
+        try:
+            return [told_lease(each) for each in listing()] if listing is not None else []
+        except OSError as error:
+            raise FabricError(f"the registry cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
         """Withdraw, send what is left for a moment, and close every socket. Safe to call twice."""

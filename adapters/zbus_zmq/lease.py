@@ -13,6 +13,7 @@ import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,6 +67,22 @@ def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
         pid=os.getpid(),
         pid_space=_pid_space(os.getpid()),
     )
+
+
+def told_lease(lease: Lease) -> dict[str, Any]:
+    """A lease for people: who has it, since when, and until when it holds without another heartbeat."""
+    node = lease.node
+    return {
+        "realm": lease.realm,
+        "node": node.node,
+        "endpoints": [each for each in (node.publish, node.questions) if each],
+        "lease_s": lease.lease_s,
+        "left_s": round(max(0.0, lease.beat_s + lease.lease_s - time.monotonic()), 3),
+        "allocated_by": lease.allocated_by,
+        "allocated_at": lease.allocated_at,
+        "last_heartbeat_at": lease.last_heartbeat_at,
+        "pid": lease.pid,
+    }
 
 
 _encode = msgspec.json.Encoder().encode

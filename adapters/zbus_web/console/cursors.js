@@ -1,0 +1,94 @@
+// Durable names and where they are. Moving one asks first, and says what will be delivered again or never.
+
+import { byId, make, setText } from "./dom.js";
+import { age, count, visible } from "./format.js";
+import { sendJson } from "./http.js";
+import { Table } from "./tables.js";
+
+export class Cursors {
+  constructor() {
+    this.dialog = byId("reset");
+    this.offset = byId("reset-offset");
+    this.head = 0;
+    this.lowWater = 0;
+    const columns = [
+      { name: "name", label: "Name", text: (row) => visible(row.name) },
+      { name: "keys", label: "Keys", text: (row) => visible([row.keys ?? []].flat().join(", ") || "–") },
+      { name: "offset", label: "Offset", number: true },
+      { name: "lag", label: "Lag", number: true, level: (row) => (row.lag > 0 ? "warning" : "") },
+      { name: "updated_at", label: "Moved", text: (row) => (row.updated_at ? age(row.updated_at) : "–") },
+      { name: "owner_pid", label: "Read by process", number: true, text: (row) => String(row.owner_pid ?? "nobody") },
+      { name: "reset", label: "Reset", element: (row) => this.#button(row) },
+    ];
+    const empty = "There are no durable names: a subscription with durable=“…” makes one.";
+    this.table = new Table(byId("cursor-table"), columns, { empty, sortBy: "lag" });
+    this.offset.addEventListener("input", () => this.#say());
+    byId("reset-beginning").addEventListener("click", () => this.#set(this.lowWater ? this.lowWater - 1 : 0));
+    byId("reset-head").addEventListener("click", () => this.#set(this.head));
+    byId("reset-cancel").addEventListener("click", () => this.dialog.close());
+    byId("reset-form").addEventListener("submit", (event) => this.#submit(event));
+  }
+
+  update(live) {
+    this.head = live.stats?.log?.head ?? this.head;
+    this.last = live.cursors ?? [];
+    if (this.looking) this.table.update(this.last);
+  }
+
+  look(on) {
+    this.looking = on;
+    if (on) this.table.update(this.last ?? []);
+  }
+
+  #button(row) {
+    const ask = () => this.#ask(row());
+    return make("button", { type: "button", class: "small", onclick: ask }, "Reset…");
+  }
+
+  #ask(cursor) {
+    this.cursor = cursor;
+    setText(byId("reset-name"), visible(cursor.name));
+    setText(byId("reset-now"), count(cursor.offset));
+    const reader = cursor.owner_pid ? `Process ${cursor.owner_pid} reads it now: it may have to end first.` : "";
+    setText(byId("reset-reader"), reader);
+    setText(byId("reset-error"), "");
+    this.dialog.showModal();
+    this.#set(this.lowWater ? this.lowWater - 1 : 0);
+    this.offset.focus();
+  }
+
+  #set(offset) {
+    this.offset.value = offset;
+    this.#say();
+  }
+
+  #say() {
+    const wanted = this.offset.value.trim();
+    const offset = Number(wanted);
+    const valid = /^\d+$/.test(wanted) && offset <= this.head;
+    byId("reset-confirm").disabled = !valid || offset === this.cursor.offset;
+    setText(byId("reset-effect"), valid ? this.#effect(offset) : `An offset is a whole number from 0 to ${count(this.head)}.`);
+    byId("reset-effect").dataset.level = valid && offset > this.cursor.offset ? "error" : "";
+  }
+
+  #effect(offset) {
+    const events = Math.abs(offset - this.cursor.offset);
+    const of = events === 1 ? "1 event" : `up to ${count(events)} events`;
+    if (events === 0) return "Nothing changes: it is there already.";
+    if (offset < this.cursor.offset) return `${of[0].toUpperCase()}${of.slice(1)} will be delivered again.`;
+    return `${of[0].toUpperCase()}${of.slice(1)} will be skipped, and never delivered to this name.`;
+  }
+
+  async #submit(event) {
+    event.preventDefault();
+    byId("reset-confirm").disabled = true;
+    try {
+      const path = `api/cursors/${encodeURIComponent(this.cursor.name)}/reset`;
+      await sendJson("POST", path, { offset: Number(this.offset.value) });
+      this.dialog.close();
+    } catch (error) {
+      setText(byId("reset-error"), [error.message, error.now].filter(Boolean).join(". "));
+      byId("reset-confirm").disabled = false;
+    }
+  }
+}

@@ -1,0 +1,57 @@
+// Requests to the server that served this page, with the operator's token. The one place that calls fetch.
+
+const ROOT = new URL("../", document.baseURI); // the console may be behind a proxy with a prefix
+const TOKEN = "zbus-token";
+
+/** What the server refused, in its own words. */
+export class Refused extends Error {
+  constructor(status, body) {
+    const error = body?.error ?? {};
+    super(error.reason ?? `the server answered ${status}`);
+    this.status = status;
+    this.code = error.code ?? "";
+    this.now = error.now ?? "";
+  }
+
+  /** Whether asking again later may help. */
+  get passing() {
+    return this.status >= 500 || this.status === 429 || this.status === 408;
+  }
+}
+
+/** Tells `wanted` when a token is needed and `given` when there is a new one. */
+export const access = new EventTarget();
+
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
+
+export function giveToken(token) {
+  if (token) sessionStorage.setItem(TOKEN, token);
+  else sessionStorage.removeItem(TOKEN);
+  access.dispatchEvent(new Event("given"));
+}
+
+/** `open("events", {key: ["a/**"], from: 3})` → a response that is all right, or Refused. */
+export async function open(path, query = {}, options = {}) {
+  const url = new URL(path, ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") url.searchParams.append(name, each);
+    }
+  }
+  const headers = { ...options.headers };
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const response = await fetch(url, { cache: "no-store", ...options, headers });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  if (response.status === 401) access.dispatchEvent(new Event("wanted"));
+  throw new Refused(response.status, body);
+}
+
+export const getJson = async (path, query, signal) => (await open(path, query, { signal })).json();
+
+export async function sendJson(method, path, body) {
+  const headers = { "Content-Type": "application/json" };
+  const response = await open(path, {}, { method, headers, body: JSON.stringify(body) });
+  return response.status === 204 ? null : response.json();
+}

@@ -1,0 +1,33 @@
+// The figures that one looks at first, along the top.
+
+import { byId, setText } from "./dom.js";
+import { bytes, count, milliseconds, rate, visible } from "./format.js";
+
+export function showOverview(live) {
+  const { stats = {}, rates = {}, latency = {} } = live;
+  const dropped = sum(stats, (name) => name.startsWith("dropped_"));
+  const gaps = (stats.gaps_open ?? 0) + (stats.gaps_unrepaired ?? 0);
+  const lags = (live.cursors ?? []).map((cursor) => cursor.lag ?? 0);
+  const here = (live.nodes ?? []).find((node) => node.here);
+  setText(byId("node"), here ? visible([here.name, here.host].filter(Boolean).join(" on ")) : "");
+  set("published", rate(rates.published_per_s));
+  set("delivered", rate(rates.delivered_per_s));
+  set("commit", milliseconds(latency.commit_ms?.p99));
+  set("end-to-end", milliseconds(latency.end_to_end_ms?.p99));
+  set("head", count(stats.log?.head));
+  set("size", bytes(stats.log?.bytes));
+  set("subscribers", count(stats.subscribers));
+  set("lag", count(Math.max(0, ...lags)), Math.max(0, ...lags) > 0 ? "warning" : "");
+  set("dropped", count(dropped), dropped ? "error" : "");
+  set("gaps", count(gaps), gaps ? "error" : "");
+}
+
+function set(name, text, level = "") {
+  const element = byId(`figure-${name}`);
+  setText(element, text);
+  element.dataset.level = level;
+}
+
+function sum(stats, wanted) {
+  return Object.entries(stats).reduce((all, [name, value]) => (wanted(name) ? all + value : all), 0);
+}

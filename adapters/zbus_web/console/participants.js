@@ -1,0 +1,79 @@
+// Who takes part: nodes, publishers and subscribers, with what waits and what was dropped.
+
+import { byId } from "./dom.js";
+import { age, visible } from "./format.js";
+import { getJson } from "./http.js";
+import { Table } from "./tables.js";
+
+const EVERY_MS = 3000; // publishers are not in the live feed; they are asked for while somebody looks
+
+const some = (level) => (name) => (row) => (row[name] > 0 ? level : "");
+const warn = some("warning");
+const bad = some("error");
+
+export class Participants {
+  constructor() {
+    this.nodes = new Table(byId("nodes"), NODES, { empty: "This node is alone.", sortBy: "name", descending: false });
+    this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: "Nobody has published yet.", sortBy: "events" });
+    this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "Nobody subscribes.", sortBy: "lag" });
+  }
+
+  update(live) {
+    this.last = live;
+    if (!this.timer) return; // nobody looks
+    this.nodes.update(live.nodes ?? []);
+    this.subscribers.update(live.subscribers ?? []);
+  }
+
+  /** Called when the panel comes into sight or leaves it. */
+  look(on) {
+    clearInterval(this.timer);
+    this.timer = on ? setInterval(() => this.#ask(), EVERY_MS) : null;
+    if (!on) return;
+    this.update(this.last ?? {});
+    this.#ask();
+  }
+
+  async #ask() {
+    try {
+      this.publishers.update((await getJson("api/publishers")).publishers ?? []);
+    } catch {
+      // The feeds tell of a server that is away; this asks again.
+    }
+  }
+}
+
+const joined = (value) => visible(Array.isArray(value) ? value.join(", ") : (value ?? "–"));
+
+const NODES = [
+  { name: "name", label: "Node", text: (row) => visible(row.name || row.node) },
+  { name: "here", label: "State", text: state, level: (row) => (row.present ? "" : "warning"), sort: state },
+  { name: "host", label: "Host", text: (row) => visible(row.host) },
+  { name: "pid", label: "Process", number: true, text: (row) => String(row.pid) },
+  { name: "transport", label: "Heard over", text: (row) => visible(row.here ? "–" : `${row.transport}, ${row.trust}`) },
+  { name: "version", label: "Version", text: (row) => visible(row.version) },
+  { name: "started_at", label: "Started", text: (row) => age(row.started_at) },
+];
+
+function state(row) {
+  if (row.here) return "this node";
+  return row.present ? "there" : "away";
+}
+
+const PUBLISHERS = [
+  { name: "key", label: "Key", text: (row) => visible(row.key) },
+  { name: "id", label: "Publisher", text: (row) => visible(row.id) },
+  { name: "sequence", label: "Sequence", number: true },
+  { name: "events", label: "Events", number: true },
+  { name: "last_at", label: "Last", text: (row) => age(row.last_at) },
+];
+
+const SUBSCRIBERS = [
+  { name: "key_exprs", label: "Keys", text: (row) => joined(row.key_exprs), sort: (row) => joined(row.key_exprs) },
+  { name: "durable", label: "Durable name", text: (row) => visible(row.durable || "–") },
+  { name: "live", label: "Reads", text: (row) => (row.live ? "live" : "from the log"), level: (row) => (row.live ? "" : "warning") },
+  { name: "queued", label: "Queued", number: true },
+  { name: "lag", label: "Lag", number: true, level: warn("lag") },
+  { name: "dropped", label: "Dropped", number: true, level: bad("dropped") },
+  { name: "overflow", label: "Overflow", text: (row) => visible(row.overflow ?? "–") },
+];

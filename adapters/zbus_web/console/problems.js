@@ -1,0 +1,66 @@
+// Gaps, drops and errors, as the server told of them; the newest first.
+
+import { byId, make, setText } from "./dom.js";
+import { count, moment, visible } from "./format.js";
+import { getJson } from "./http.js";
+
+const KEPT = 500;
+const SHOWN = 200;
+const OWN = new Set(["id", "at", "level", "record", "correlation_id"]);
+
+export class Problems {
+  constructor() {
+    this.list = byId("records");
+    this.badge = byId("problems-badge");
+    this.records = [];
+    this.unseen = 0;
+    this.looking = false;
+  }
+
+  async load() {
+    try {
+      const { records } = await getJson("api/records");
+      const known = new Set(records.map((record) => record.id));
+      this.records = [...records, ...this.records.filter((record) => !known.has(record.id))].slice(-KEPT);
+      this.#draw();
+    } catch {
+      // The live feed brings what is new; the past stays with the server.
+    }
+  }
+
+  add(records) {
+    if (!records?.length) return;
+    this.records = [...this.records, ...records].slice(-KEPT);
+    if (!this.looking) this.unseen += records.length;
+    this.#draw();
+  }
+
+  look(on) {
+    this.looking = on;
+    if (on) this.unseen = 0;
+    this.#draw();
+  }
+
+  #draw() {
+    this.badge.hidden = this.unseen === 0;
+    setText(this.badge, count(this.unseen));
+    if (!this.looking) return;
+    const shown = this.records.slice(-SHOWN).reverse();
+    this.list.replaceChildren(...shown.map(line));
+    byId("records-none").hidden = this.records.length > 0;
+  }
+}
+
+function line(record) {
+  const text = Object.entries(record)
+    .filter(([name]) => !OWN.has(name))
+    .map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`)
+    .join("  ");
+  return make(
+    "li",
+    { class: "record", "data-level": record.level === "WARNING" ? "warning" : "error" },
+    make("time", { title: record.at }, moment(record.at)),
+    make("b", {}, visible(record.record)),
+    make("span", {}, visible(text)),
+  );
+}

@@ -1,0 +1,93 @@
+// The log played again from a point: page by page, at the pace of the past or faster, until it has caught up.
+
+import { getJson, Refused } from "./http.js";
+
+const PAGE = 500;
+const STEP_MS = 50;
+const QUIET_MS = 1000; // a quiet hour of the past is not waited for
+const RETRY_MS = 1000;
+
+export class Replay {
+  speed = 10; // times the pace of the past; Infinity: as fast as it can be read
+
+  constructor({ onEvents, onEnd, onState }) {
+    Object.assign(this, { onEvents, onEnd, onState });
+    this.running = null;
+    this.held = null; // a promise while it is paused
+  }
+
+  start(keys, after) {
+    this.stop();
+    this.running = new AbortController();
+    this.#run(keys, after, this.running.signal);
+  }
+
+  stop() {
+    this.goOn();
+    this.running?.abort();
+    this.running = null;
+  }
+
+  hold() {
+    if (!this.held) this.held = new Promise((resolve) => (this.release = resolve));
+  }
+
+  goOn() {
+    this.release?.();
+    this.held = this.release = null;
+  }
+
+  async #run(keys, after, signal) {
+    this.onState("connecting");
+    while (!signal.aborted) {
+      let page;
+      try {
+        page = await getJson("log", { key: keys, after, limit: PAGE }, signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        const final = error instanceof Refused && !error.passing;
+        this.onState(final ? (error.status === 401 ? "token" : "refused") : "reconnecting", error);
+        if (final) return;
+        await sleep(RETRY_MS);
+        continue;
+      }
+      this.onState("live");
+      if (!(await this.#play(page.events, signal))) return;
+      const last = page.events.at(-1)?.offset ?? after;
+      after = Math.max(last, page.next ?? 0);
+      if (page.next === null) {
+        await this.held;
+        if (!signal.aborted) this.onEnd(Math.min(after, page.head));
+        return;
+      }
+    }
+  }
+
+  /** Hands out the events of a page when their time has come. False: it was stopped. */
+  async #play(events, signal) {
+    let begin = 0;
+    while (begin < events.length) {
+      await this.held;
+      if (signal.aborted) return false;
+      let end = begin + 1;
+      let due = 0; // of the past, from the first event of this step
+      while (end < events.length) {
+        due += this.#gap(events[end - 1], events[end]);
+        if (due > STEP_MS) break;
+        end += 1;
+      }
+      this.onEvents(events.slice(begin, end));
+      if (due > 0) await sleep(Math.min(Math.max(due, STEP_MS), QUIET_MS));
+      begin = end;
+    }
+    return !signal.aborted;
+  }
+
+  #gap(one, next) {
+    if (!Number.isFinite(this.speed)) return 0;
+    const past = Date.parse(next.published_at) - Date.parse(one.published_at);
+    return Math.min(Math.max(past, 0) / this.speed, QUIET_MS);
+  }
+}
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));

@@ -1,0 +1,27 @@
+// Keys for what is done often. They are listed under “?”, and none of them works while one is typing.
+
+import { byId, make } from "./dom.js";
+
+/** `list`: `[{keys: ["p"], shown: "P", text, run}]` */
+export function watchShortcuts(list) {
+  const help = byId("help");
+  const all = [...list, { keys: ["?"], shown: "?", text: "Show this list", run: () => help.showModal() }];
+  byId("help-list").replaceChildren(
+    ...all.flatMap(({ shown, text }) => [make("dt", {}, ...shown.split(" ").map((key) => make("kbd", {}, key))), make("dd", {}, text)]),
+  );
+  byId("help-open").addEventListener("click", () => help.showModal());
+  byId("help-close").addEventListener("click", () => help.close());
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (document.querySelector("dialog[open]") || isTyping(event.target)) return;
+    const found = all.find(({ keys }) => keys.includes(event.key));
+    if (!found) return;
+    event.preventDefault();
+    found.run(event.key);
+  });
+}
+
+function isTyping(element) {
+  if (element instanceof HTMLInputElement) return element.type !== "range";
+  return element instanceof HTMLSelectElement || element.isContentEditable;
+}

@@ -1,0 +1,87 @@
+"""The event as JSON, in the one form that HTTP knows: for feeds, pages, GraphQL and the console.
+
+It is the form of `zbus sub --json`, with numbers of 64 bits as text, as JavaScript's numbers have 53.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from zbus.event import Event
+
+FRAMES_KEPT = 1024  # one event goes to many feeds within one burst, seldom later
+FRAME_KEPT_BYTES_MAX = 16 * 1024
+
+
+class _Shown(msgspec.Struct, gc=False):
+    offset: int
+    key: str
+    publisher_id: str
+    sequence: int
+    published_at: str
+    published_ns: str
+    headers: dict[str, str]
+    payload: str | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event_json(event: Event) -> bytes:
+    """The event as a JSON object; a payload that is not UTF-8 goes under `payload_base64`.
+
+    >>> event_json(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode()
+    '{"offset":3,"key":"a/b","publisher_id":"7","sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
+"published_ns":"1700000000000000000","headers":{},"payload":"hello"}'
+    """
+    seconds, nanoseconds = divmod(event.published_at, 1_000_000_000)
+    shown = _Shown(
+        event.offset,
+        event.key,
+        str(event.publisher_id),
+        event.sequence,
+        f"{_second(seconds)}.{nanoseconds // 1000:06}+00:00",
+        str(event.published_at),
+        dict(event.headers),
+    )
+    try:
+        shown.payload = event.payload.decode()
+    except UnicodeDecodeError:
+        shown.payload_base64 = b64encode(event.payload).decode()
+    return _encode(shown)
+
+
+@lru_cache(64)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+class Frames:
+    """Events as the frames of a feed, each encoded once for all who are sent it. Of one log: offsets tell them apart.
+
+    >>> Frames().frame(Event(7, 0, 0, "a", b"x", {}, 3))[:14]
+    b'id: 3\\ndata: {"'
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[int, bytes] = {}
+
+    def frame(self, event: Event) -> bytes:
+        """The bytes that a feed sends for an event."""
+        kept = self._kept
+        frame = kept.get(event.offset)
+        if frame is None:
+            frame = b"id: %d\ndata: %b\n\n" % (event.offset, event_json(event))
+            if len(frame) <= FRAME_KEPT_BYTES_MAX:
+                if len(kept) >= FRAMES_KEPT:
+                    kept.clear()
+                kept[event.offset] = frame
+        return frame

@@ -1,0 +1,91 @@
+"""The console through a restart of its server, and under more events than anybody can read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from console_support import Console, ServeProcess, Server
+from free_ports import free_port
+from playwright.sync_api import expect
+
+EVENTS, BURST = 5000, 50
+FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
+
+WATCH = """() => {
+    window.longest = 0;
+    let last = performance.now();
+    const frame = () => {
+        const now = performance.now();
+        window.longest = Math.max(window.longest, now - last);
+        last = now;
+        requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+}"""
+
+
+def test_after_a_restart_of_the_server_it_goes_on_without_loss_or_repeat(log_path: Path, console: Console) -> None:
+    port = free_port()
+    server = ServeProcess(log_path, port)
+    try:
+        console.open(server.url)
+        published = server.publish("shop/orders", [f"first {number}" for number in range(10)])
+        console.until("zbusConsole.playback.received === 10")
+        server.kill()
+        expect(console.page.locator("#connection")).to_have_text("Reconnecting")
+
+        server = ServeProcess(log_path, port)
+        published += server.publish("shop/orders", [f"second {number}" for number in range(10)])
+        console.connected()
+        published += server.publish("shop/orders", [f"third {number}" for number in range(10)])
+
+        console.until(f"zbusConsole.playback.position === {published[-1]}")
+        assert console.offsets() == published
+        assert console.marks() == [f"Connected again, going on after {published[9]}"]
+    finally:
+        server.kill()
+
+
+def test_it_is_paused_during_a_restart_and_nothing_is_lost(log_path: Path, console: Console) -> None:
+    port = free_port()
+    server = Server(log_path, port=port)
+    console.open(server.url)
+    published = server.publish("a/b", "one")
+    console.until("zbusConsole.playback.received === 1")
+    console.page.click("#pause")
+    server.stop()
+    expect(console.page.locator("#connection")).to_have_text("Reconnecting")
+
+    server = Server(log_path, port=port)
+    try:
+        published += server.publish("a/b", "two", "three")
+        console.connected()
+        expect(console.page.locator("#waiting")).to_have_text("2 waiting")
+        console.page.click("#pause")
+        console.until(f"zbusConsole.playback.position === {published[-1]}")
+        assert console.offsets() == published
+    finally:
+        server.stop()
+
+
+def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Console) -> None:
+    console.open(server.url)
+    console.page.evaluate(WATCH)
+
+    async def load() -> None:
+        publisher = await server.bus.publisher("load/test")
+        begin = time.monotonic()
+        for sent in range(0, EVENTS, BURST):
+            await publisher.publish_many([{"number": sent + each, "text": "x" * 80} for each in range(BURST)])
+            await asyncio.sleep(max(0.0, begin + (sent + BURST) / 1000 - time.monotonic()))
+
+    server.call(load())
+
+    console.until(f"zbusConsole.playback.received === {EVENTS}")
+    assert console.offsets() == list(range(1, EVENTS + 1))
+    expect(console.page.locator("#filter-count")).to_have_text("5,000 events")
+    # What is in the page is what can be seen, not what has come.
+    assert console.page.evaluate("document.querySelectorAll('#rows .row').length") < 200
+    assert console.page.evaluate("window.longest") < FRAME_MS_MAX

@@ -1,0 +1,130 @@
+"""A real server over a real log, and clients of it, for tests of who may see and do what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+
+import zbus
+from zbus.session import sign_session
+from zbus_web.server import serving
+from zbus_web.settings import WebSettings
+
+SECRET = "a secret of sessions, long enough"
+WAIT_S = 30.0
+
+
+@dataclass
+class Site:
+    """A server, its bus, and a client that says nothing about itself."""
+
+    bus: zbus.Bus
+    url: str
+    client: httpx.AsyncClient
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def socket_url(self) -> str:
+        return self.url.replace("http", "ws", 1) + "/graphql"
+
+    async def publish(self, key: str, *payloads: Any) -> list[int]:
+        return list(await (await self.bus.publisher(key)).publish_many(payloads or [b"x"]))
+
+    async def get(self, path: str, **options: Any) -> Any:
+        answer = await self.client.get(path, **options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def ask(self, query: str, **options: Any) -> httpx.Response:
+        variables = options.pop("variables", None)
+        return await self.client.post("/graphql", json={"query": query, "variables": variables}, **options)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def session_token(session: str, secret: str = SECRET, ttl_s: float = 600) -> str:
+    return sign_session(secret.encode(), session, ttl_s)
+
+
+@asynccontextmanager
+async def served(path: Path, *, bus: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Site]:
+    options = {"session_secret": SECRET, **(bus or {})}
+    async with zbus.open(path, **options) as opened, serving(opened, WebSettings(port=0, **settings)) as running:
+        async with httpx.AsyncClient(base_url=running.url, timeout=WAIT_S) as client:
+            yield Site(opened, running.url, client)
+
+
+@asynccontextmanager
+async def frames(client: httpx.AsyncClient, path: str, **options: Any) -> AsyncIterator[AsyncIterator[dict[str, str]]]:
+    """The frames of a feed, each by its fields, from the first bytes on."""
+    async with client.stream("GET", path, **options) as answer:
+        assert answer.status_code == 200, await answer.aread()
+
+        async def parsed() -> AsyncIterator[dict[str, str]]:
+            fields: dict[str, str] = {}
+            async for line in answer.aiter_lines():
+                if line:
+                    name, _, value = line.partition(": ")
+                    fields[name] = value
+                else:
+                    yield fields
+                    fields = {}
+
+        yield parsed()
+
+
+async def next_data(frames: AsyncIterator[dict[str, str]]) -> Any:
+    """What the next frame with data holds."""
+    async with asyncio.timeout(WAIT_S):
+        async for frame in frames:
+            if "data" in frame:
+                return json.loads(frame["data"])
+    raise AssertionError("the feed ended")
+
+
+@asynccontextmanager
+async def graph_socket(site: Site, path: str = "", **options: Any) -> AsyncIterator[ClientConnection]:
+    """A GraphQL WebSocket after its greeting."""
+    url = site.socket_url + path
+    async with connect(url, subprotocols=["graphql-transport-ws"], **options) as socket:  # type: ignore[list-item]
+        await socket.send(json.dumps({"type": "connection_init"}))
+        assert (await heard(socket))["type"] == "connection_ack"
+        yield socket
+
+
+async def subscribe(socket: ClientConnection, query: str, number: str = "1", **variables: Any) -> None:
+    payload = {"query": query, "variables": variables}
+    await socket.send(json.dumps({"id": number, "type": "subscribe", "payload": payload}))
+
+
+async def heard(socket: ClientConnection) -> Any:
+    async with asyncio.timeout(WAIT_S):
+        return json.loads(await socket.recv())
+
+
+def errors_of(message: Any) -> list[dict[str, Any]]:
+    """What a message says went wrong."""
+    payload = message.get("payload") or {}
+    errors: list[dict[str, Any]] = payload if message["type"] == "error" else payload.get("errors") or []
+    return errors
+
+
+async def until(check: Callable[[], Awaitable[Any]]) -> Any:
+    """Wait until a check holds, and return what it found."""
+    async with asyncio.timeout(WAIT_S):
+        while not (found := await check()):
+            await asyncio.sleep(0.02)
+        return found

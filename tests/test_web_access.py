@@ -1,0 +1,434 @@
+"""Who may read, publish and operate over HTTP; and that the token of a session opens that session alone."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from web_access_support import (
+    SECRET,
+    Site,
+    bearer,
+    errors_of,
+    frames,
+    graph_socket,
+    heard,
+    next_data,
+    served,
+    session_token,
+    subscribe,
+)
+from websockets.exceptions import InvalidStatus
+
+from zbus.errors import KeyInvalid
+from zbus.keys import check_expression, matches
+from zbus_web.access import Grant
+from zbus_web.refusals import Refusal
+
+ADMIN, SHOP, BLIND = "admin-token-0123456789", "shop-token-0123456789", "blind-token-0123456789"
+TOKENS = [
+    {"name": "admin", "token": ADMIN, "operate": True},
+    {"name": "shop", "token": SHOP, "read": ["shop/**"], "publish": ["shop/*/created"]},
+    {"name": "blind", "token": BLIND, "read": [], "publish": []},
+]
+OVERVIEWS = ["nodes", "buses", "subscribers", "cursors", "leases", "schemas", "stats", "records", "asyncapi", "live"]
+
+
+# A grant by itself.
+
+
+def test_a_grant_reads_what_one_of_its_expressions_includes() -> None:
+    grant = Grant("shop", read=["shop/**", "audit/*"])
+
+    grant.check_read(["shop/*/created", "audit/x", "shop"])
+
+    for refused in ("**", "shop$*/x", "audit/**", "*/created", "@zbus/record/*"):
+        with pytest.raises(Refusal) as caught:
+            grant.check_read(["shop/x", refused])
+        assert (caught.value.status, caught.value.code) == (403, "read_refused")
+
+
+def test_a_grant_of_nothing_reads_and_publishes_nothing() -> None:
+    grant = Grant("blind")
+
+    assert not grant.shows("a")
+    for refused in (lambda: grant.check_read(["a"]), lambda: grant.check_publish("a"), grant.check_operate):
+        with pytest.raises(Refusal) as caught:
+            refused()
+        assert caught.value.status == 403
+
+
+def test_a_key_or_expression_that_is_not_legal_is_told_as_such() -> None:
+    grant = Grant("anonymous", read=None, publish=None)
+
+    with pytest.raises(KeyInvalid):
+        grant.check_read(["a//b"])
+    with pytest.raises(KeyInvalid):
+        grant.check_publish("a/*")
+
+
+@pytest.mark.parametrize(
+    "asked", ["sessions/a/**", "sessions/*/x", "sessions/$*/**", "sessions/a$*/**", "sessions/**", "sessions/**/x"]
+)
+def test_who_asks_for_sessions_by_name_is_refused_without_their_token(asked: str) -> None:
+    for read in (None, ["**"], ["sessions/**"]):
+        with pytest.raises(Refusal) as caught:
+            Grant("any", read=read).check_read([asked])
+        assert (caught.value.status, caught.value.code) == (403, "session_token_needed")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "**",
+        "sessions/*/x",
+        "sessions/$*/**",
+        "*/a/**",
+        "sessions/a$*/**",
+        "sessions/**",
+        "sessions/b/**",
+        "sessions/ab/**",
+        "sessions",
+        "$*sions/a/x",
+        "sessions/%61/x",
+        "shop/**",
+        "@zbus/record/*",
+    ],
+)
+def test_the_grant_of_a_session_reads_that_session_alone(asked: str) -> None:
+    grant = Grant("session:a", read=["sessions/a/**"], session="a")
+
+    grant.check_read(["sessions/a/**", "sessions/a/x", "sessions/a/*/y"])
+
+    with pytest.raises(Refusal) as caught:
+        grant.check_read([asked])
+    assert caught.value.status == 403
+
+
+segments = st.sampled_from(["sessions", "a", "b", "ab", "x", "*", "**", "$*", "a$*", "s$*", "$*a", "@a"])
+concrete = st.sampled_from(["sessions", "a", "b", "ab", "x", "@a"])
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(segments, min_size=1, max_size=4).map("/".join),
+    st.lists(concrete, min_size=1, max_size=4).map("/".join),
+)
+def test_whatever_is_asked_for_only_the_session_itself_is_shown_its_events(asked: str, key: str) -> None:
+    try:
+        expression = check_expression(asked)
+    except KeyInvalid:
+        return
+    is_of_a = matches("sessions/a/**", key)
+    for grant in (
+        Grant("session:a", read=["sessions/a/**"], session="a"),
+        Grant("all", read=None),
+        Grant("some", read=["**"]),
+    ):
+        try:
+            grant.check_read([expression])
+        except Refusal:
+            continue
+        if matches(expression, key) and grant.shows(key):
+            assert is_of_a if grant.session else not key.startswith("sessions/")
+
+
+# Over HTTP.
+
+
+async def test_without_a_token_configured_everybody_on_this_machine_may_do_everything(log_path: Path) -> None:
+    async with served(log_path) as site:
+        assert (await site.client.post("/events/shop/x", content=b"1")).status_code == 201
+        assert [each["key"] for each in (await site.get("/log"))["events"]] == ["shop/x"]
+
+
+async def test_with_tokens_configured_nobody_may_do_anything_without_one(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS) as site:
+        await site.publish("shop/x", b"1")
+        paths = ["/events", "/log", "/metrics", *[f"/api/{name}" for name in ("topics", "publishers", *OVERVIEWS)]]
+        answers = [await site.client.get(path) for path in paths]
+        answers += [
+            await site.client.post("/events/shop/x", content=b"2"),
+            await site.ask("{ nodes { name } }"),
+            await site.client.post("/api/cursors/a/reset", json={"offset": 0}),
+            await site.client.delete("/api/cursors/a"),
+        ]
+
+        for answer in answers:
+            assert answer.status_code == 401, answer.url
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert answer.json()["error"]["code"] == "token_needed"
+        assert await site.bus.head() == 1
+
+
+UNKNOWN = [
+    "Bearer wrong",
+    f"Bearer {ADMIN[:-1]}",
+    f"Bearer {ADMIN}x",
+    "Bearer",
+    f"Basic {ADMIN}",
+    ADMIN,
+    "Bearer \xff\xfe",
+]
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, []], ids=["needed", "not needed"])
+async def test_a_token_that_is_not_known_is_refused_also_where_none_is_needed(log_path: Path, tokens: Any) -> None:
+    async with served(log_path, tokens=tokens) as site:
+        for header in UNKNOWN:
+            answer = await site.client.get("/log", headers={"Authorization": header.encode("latin-1")})
+
+            assert answer.status_code == 401, header
+            assert answer.json()["error"]["code"] == "token_refused"
+            assert "bearer" in answer.headers["www-authenticate"].lower()
+
+
+async def test_a_token_comes_by_header_cookie_or_address(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS) as site:
+        for how in ({"headers": bearer(ADMIN)}, {"headers": {"Cookie": f"a=b; zbus_token={ADMIN}"}}):
+            assert (await site.client.get("/log", **how)).status_code == 200
+        assert (await site.client.get(f"/log?access_token={ADMIN}")).status_code == 200
+        # An address is kept in histories and logs: it never changes anything.
+        assert (await site.client.post(f"/events/a?access_token={ADMIN}", content=b"")).status_code == 401
+
+
+async def test_each_token_has_its_own_keys(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS) as site:
+        for key in ("shop/a/created", "audit/x"):
+            await site.publish(key, b"1")
+        shop = {"headers": bearer(SHOP)}
+
+        assert [each["key"] for each in (await site.get("/log?key=shop/**", **shop))["events"]] == ["shop/a/created"]
+        for key in ("**", "audit/x", "*/x"):
+            answer = await site.client.get("/log", params={"key": key}, **shop)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_refused")
+        assert (await site.client.post("/events/shop/b/created", content=b"", **shop)).status_code == 201
+        answer = await site.client.post("/events/shop/b/gone", content=b"", **shop)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "publish_refused")
+        assert [each["key"] for each in (await site.get("/api/topics", **shop))["topics"]] == [
+            "shop/b/created",
+            "shop/a/created",
+        ]
+        assert (await site.get("/api/topics", headers=bearer(BLIND)))["topics"] == []
+        answer = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, **shop)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operate_refused")
+        answer = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, headers=bearer(ADMIN))
+        assert answer.status_code == 404
+
+
+async def test_a_cookie_changes_something_only_with_an_origin_that_may(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS, origins=["https://ops.example"]) as site:
+        cookie = {"Cookie": f"zbus_token={ADMIN}"}
+        own = site.url
+
+        async def publish(**origin: str) -> int:
+            return (await site.client.post("/events/a", content=b"", headers=cookie | origin)).status_code
+
+        assert await publish() == 403
+        assert await publish(Origin="https://evil.example") == 403
+        assert await publish(Origin="null") == 403
+        assert await publish(Origin=own) == 201
+        assert await publish(Origin="https://ops.example") == 201
+        for change in (
+            site.client.delete("/api/cursors/a", headers=cookie),
+            site.ask('mutation { deleteCursor(name: "a") }', headers=cookie),
+        ):
+            answer = await change
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_needed")
+        with pytest.raises(InvalidStatus) as caught:
+            async with graph_socket(site, additional_headers=cookie):
+                pass
+        assert caught.value.response.status_code == 403
+        async with graph_socket(site, additional_headers=cookie, origin=own):  # type: ignore[arg-type]
+            pass
+        assert (await site.client.get("/log", headers=cookie)).status_code == 200  # looking changes nothing
+        assert await site.bus.head() == 2
+
+
+# Sessions.
+
+KEYS = ["sessions/a/x", "sessions/ab/x", "sessions/b/x", "sessions/%61/x", "shop/x", "sessions/a/deep/y"]
+OF_A = ["sessions/a/x", "sessions/a/deep/y"]
+
+
+async def _keys_of_log(site: Site, expression: str, headers: dict[str, str]) -> list[str] | int:
+    answer = await site.client.get("/log", params={"key": expression}, headers=headers)
+    if answer.status_code != 200:
+        return answer.status_code
+    return [each["key"] for each in answer.json()["events"]]
+
+
+async def _keys_of_feed(site: Site, expression: str, headers: dict[str, str], until: str) -> list[str] | int:
+    """The keys that a feed shows, up to the one that is published last."""
+    answer = await site.client.send(
+        site.client.build_request("GET", "/events", params={"key": expression, "from": "beginning"}, headers=headers),
+        stream=True,
+    )
+    status = answer.status_code
+    await answer.aclose()
+    if status != 200:
+        return status
+    found: list[str] = []
+    path = f"/events?key={quote(expression)}&from=beginning"
+    async with frames(site.client, path, headers=headers) as feed:
+        while until not in found:
+            found.append((await next_data(feed))["key"])
+    return found
+
+
+async def _keys_of_graph(site: Site, expression: str, headers: dict[str, str], until: str) -> list[str] | int:
+    found: list[str] = []
+    async with graph_socket(site, additional_headers=headers) as socket:
+        await subscribe(
+            socket, 'subscription($k: [String!]!) { events(keys: $k, from: "beginning") { key } }', k=[expression]
+        )
+        while until not in found:
+            message = await heard(socket)
+            if errors := errors_of(message):
+                status: int = errors[0]["extensions"]["status"]
+                return status
+            found.append(message["payload"]["data"]["events"]["key"])
+    return found
+
+
+async def test_the_token_of_one_session_never_opens_another_on_any_route(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS) as site:
+        for key in KEYS:
+            await site.publish(key, b"1")
+        mine = bearer(session_token("a"))
+
+        assert await _keys_of_log(site, "sessions/a/**", mine) == OF_A
+        assert await _keys_of_feed(site, "sessions/a/**", mine, OF_A[-1]) == OF_A
+        assert await _keys_of_graph(site, "sessions/a/**", mine, OF_A[-1]) == OF_A
+        refused = ["sessions/*/x", "sessions/$*/**", "**", "*/a/**", "sessions/a$*/**", "sessions/b/**", "shop/x"]
+        refused += ["sessions/ab/x", "sessions/%61/x", "sessions/**", "*/*/x", "sessions"]
+        for expression in refused:
+            assert await _keys_of_log(site, expression, mine) == 403, expression
+            assert await _keys_of_feed(site, expression, mine, "") == 403, expression
+            assert await _keys_of_graph(site, expression, mine, "") == 403, expression
+        # One that it may read beside one that it may not.
+        for path in ("/log", "/events"):
+            answer = await site.client.get(f"{path}?key=sessions/a/x&key=sessions/b/x", headers=mine)
+            assert answer.status_code == 403
+        # Ids in an address that is encoded, once and twice.
+        assert (await site.client.get("/log?key=sessions%2Fb%2F%2A%2A", headers=mine)).status_code == 403
+        assert (await site.client.get("/log?key=sessions%252Fa%252Fx", headers=mine)).status_code == 403
+        once = await site.get("/log?key=sessions%2F%61%2Fx", headers=mine)
+        assert [each["key"] for each in once["events"]] == ["sessions/a/x"]
+
+
+async def test_the_token_of_a_session_sees_nothing_of_the_bus_and_changes_nothing(log_path: Path) -> None:
+    async with served(log_path, tokens=TOKENS) as site:
+        for key in KEYS:
+            await site.publish(key, b"1")
+        mine = bearer(session_token("a"))
+
+        topics = await site.get("/api/topics", headers=mine)
+        assert sorted(each["key"] for each in topics["topics"]) == sorted(OF_A)
+        assert topics["other"] == {"keys": 0, "events": 0, "bytes": 0}
+        publishers = await site.get("/api/publishers", headers=mine)
+        assert sorted(each["key"] for each in publishers["publishers"]) == sorted(OF_A)
+        for path in ("/metrics", *[f"/api/{name}" for name in OVERVIEWS]):
+            answer = await site.client.get(path, headers=mine)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "session_scope"), path
+        graph = await site.ask("{ topics { key } publishers { key } }", headers=mine)
+        assert {each["key"] for name in ("topics", "publishers") for each in graph.json()["data"][name]} == set(OF_A)
+        fields = ["nodes { name }", "buses { bus }", "subscribers { lag }", "cursors { name }", "leases { node }"]
+        for field in [*fields, "schemas { hash }", "stats { published }", "records { id }"]:
+            answer = await site.ask(f"{{ {field} }}", headers=mine)
+            assert (answer.status_code, answer.json()["data"]) == (403, None), field
+        async with graph_socket(site, additional_headers=mine) as socket:
+            await subscribe(socket, "subscription { stats { at } }")
+            assert errors_of(await heard(socket))[0]["extensions"]["code"] == "session_scope"
+        for key in ("sessions/a/x", "shop/x"):
+            assert (await site.client.post(f"/events/{key}", content=b"", headers=mine)).status_code == 403
+        assert (await site.client.delete("/api/cursors/a", headers=mine)).status_code == 403
+        assert await site.bus.head() == len(KEYS)
+
+
+async def test_everybody_else_sees_everything_but_the_sessions(log_path: Path) -> None:
+    tokens: Any
+    for tokens, headers in ((TOKENS, bearer(ADMIN)), ([], {})):
+        async with served(log_path, tokens=tokens) as site:
+            start = await site.bus.head()
+            for key in (*KEYS, "last"):
+                await site.publish(key, b"1")
+
+            for expression, expected in (("**", ["shop/x", "last"]), ("*/a/**", []), ("$*sions/a/**", [])):
+                found = (await site.get("/log", params={"key": expression, "after": start}, headers=headers))["events"]
+                assert [each["key"] for each in found] == expected
+            assert set(await _keys_of_feed(site, "**", headers, "last")) == {"shop/x", "last"}  # type: ignore[arg-type]
+            assert set(await _keys_of_graph(site, "**", headers, "last")) == {"shop/x", "last"}  # type: ignore[arg-type]
+            for asked in ("sessions/a/**", "sessions/*/x", "sessions/**"):
+                assert await _keys_of_log(site, asked, headers) == 403
+                assert await _keys_of_feed(site, asked, headers, "") == 403
+                assert await _keys_of_graph(site, asked, headers, "") == 403
+            mine = bearer(session_token("a"))
+            async with (
+                frames(site.client, "/events?key=sessions/a/**", headers=mine),
+                frames(site.client, "/events", headers=headers),
+            ):
+                shown = json.dumps(
+                    [
+                        await site.get(f"/api/{name}", headers=headers)
+                        for name in ("topics", "publishers", *OVERVIEWS)
+                        if name != "live"
+                    ]
+                )
+                async with frames(site.client, "/api/live", headers=headers) as live:
+                    shown += json.dumps(await next_data(live))
+            assert "sessions/" not in shown
+            assert '"key_exprs": ["**"]' in shown
+
+
+def _tampered(token: str) -> list[str]:
+    version, expires, session, signature = token.split(".")
+    other = base64.urlsafe_b64encode(b"b").decode().rstrip("=")
+    later = str(int(expires) + 1000)
+    return [
+        ".".join((version, expires, other, signature)),
+        ".".join((version, later, session, signature)),
+        ".".join(("zs2", expires, session, signature)),
+        ".".join((version, expires, session, signature[:-1] + ("A" if signature[-1] != "A" else "B"))),
+        ".".join((version, expires, session, "")),
+        ".".join((version, expires, session)),
+        token[:-1],
+        token + "A",
+        token.upper(),
+    ]
+
+
+async def test_a_session_token_that_is_expired_changed_or_of_another_secret_opens_nothing(log_path: Path) -> None:
+    async with served(log_path) as site:
+        await site.publish("sessions/a/x", b"1")
+        good = session_token("a")
+        brief = session_token("a", ttl_s=0.001)
+        await asyncio.sleep(0.01)
+        assert await _keys_of_log(site, "sessions/a/**", bearer(good)) == ["sessions/a/x"]
+
+        bad = [*_tampered(good), brief, session_token("a", secret=SECRET + "x")]
+        for token in bad:
+            for path in ("/log?key=sessions/a/**", "/events?key=sessions/a/**", "/api/topics"):
+                answer = await site.client.get(path, headers=bearer(token))
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "token_refused"), token
+            with pytest.raises(InvalidStatus) as caught:
+                async with graph_socket(site, additional_headers=bearer(token)):
+                    pass
+            assert caught.value.response.status_code == 401
+
+
+async def test_without_a_secret_no_session_opens(log_path: Path) -> None:
+    async with served(log_path, bus={"session_secret": None}) as site:
+        await site.publish("sessions/a/x", b"1")
+
+        answer = await site.client.get("/log?key=sessions/a/**", headers=bearer(session_token("a")))
+
+        assert answer.status_code == 401
+        assert (await site.client.get("/log?key=sessions/a/**")).status_code == 403

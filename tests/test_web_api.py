@@ -1,0 +1,252 @@
+"""/api: what there is to see of a bus, what an operator may change, and the live stream of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from web_access_support import Site, bearer, frames, next_data, served, until
+
+import zbus
+from zbus.introspection import readers
+from zbus.records import EVENT_DROPPED, record
+
+LOOKER = "a-token-of-a-looker-1"
+SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
+
+
+async def _cursor(site: Site, name: str, key: str = "shop/**") -> None:
+    """A durable name that has read one event and is in nobody's hands."""
+    async with site.bus.subscribe(key, start="beginning", durable=name) as sub:
+        await (await anext(sub)).ack()
+
+
+async def test_a_newcomer_sees_nodes_buses_topics_and_publishers(log_path: Path) -> None:
+    async with served(log_path, bus={"node": "here", "bus": "shop"}) as site:
+        await site.publish("shop/a", b"1", b"22")
+
+        (node,) = (await site.get("/api/nodes"))["nodes"]
+        assert (node["name"], node["here"], node["present"], node["has_log"]) == ("here", True, True, True)
+        assert node["publishes"] == ["shop/a"]
+        assert (await site.get("/api/buses"))["buses"] == [{"bus": "shop", "nodes": [node["node"]], "present": 1}]
+        (topic,) = (await site.get("/api/topics"))["topics"]
+        assert (topic["key"], topic["events"], topic["bytes"]) == ("shop/a", 2, 3)
+        assert topic["events_per_s"] > 0
+        (publisher,) = (await site.get("/api/publishers"))["publishers"]
+        assert (publisher["key"], publisher["sequence"], publisher["events"]) == ("shop/a", 1, 2)
+        assert publisher["id"].isdigit()
+        stats = (await site.get("/api/stats"))["stats"]
+        assert (stats["published"], stats["log"]["head"]) == (2, 2)
+        assert (await site.get("/api/leases"))["leases"] == []
+
+
+async def test_subscribers_are_shown_with_what_waits_and_what_was_dropped(log_path: Path) -> None:
+    async with served(log_path) as site:
+        slow = site.bus.subscribe("shop/**", queue_events=3)
+        behind = site.bus.subscribe("shop/a", start="beginning", durable="billing")
+        await site.publish("shop/a", *[b"1"] * 5)
+        async with behind:
+            await (await anext(behind)).ack()
+            found = {each["durable"]: each for each in (await site.get("/api/subscribers"))["subscribers"]}
+
+            assert found[None]["key_exprs"] == ["shop/**"]
+            assert {name: found[None][name] for name in ("queued", "live", "lag", "overflow")} == {
+                "queued": slow.queued,
+                "live": True,
+                "lag": slow.queued,
+                "overflow": "drop_oldest",
+            }
+            assert found[None]["dropped"] == slow.dropped > 0
+            assert (found["billing"]["lag"], found["billing"]["overflow"]) == (4, "spill")
+            async with site.bus.subscribe("**", start="beginning"):  # it has read nothing yet
+                assert max(each.lag for each in readers(site.bus)) == 5
+        await slow.aclose()
+
+
+async def test_schemas_and_the_document_of_the_whole_bus(log_path: Path) -> None:
+    async with served(log_path) as site:
+        await site.bus.schemas.register("shop/*", SCHEMA)
+        await site.publish("audit/x", b"1")
+
+        (schema,) = (await site.get("/api/schemas"))["schemas"]
+        assert (schema["expression"], schema["version"], schema["mode"]) == ("shop/*", 1, "strict")
+        assert schema["schema"]["properties"] == SCHEMA["properties"]
+        document = await site.get("/api/asyncapi")
+        assert document["asyncapi"] == "3.0.0"
+        assert {each["title"] for each in document["channels"].values()} == {"shop/*", "audit/x"}
+
+
+async def test_an_operator_moves_and_deletes_a_cursor(log_path: Path) -> None:
+    async with served(log_path) as site:
+        await site.publish("shop/a", *[b"1"] * 4)
+        await _cursor(site, "bill/ing ü")
+
+        (cursor,) = (await site.get("/api/cursors"))["cursors"]
+        assert {name: cursor[name] for name in ("name", "offset", "lag", "keys", "owner_pid")} == {
+            "name": "bill/ing ü",
+            "offset": 1,
+            "lag": 3,
+            "keys": ["shop/**"],
+            "owner_pid": None,
+        }
+        answer = await site.client.post("/api/cursors/bill%2Fing%20%C3%BC/reset", json={"offset": 3})
+        assert (answer.status_code, answer.json()) == (200, {"name": "bill/ing ü", "offset": 3, "lag": 1})
+        assert (await site.get("/api/cursors"))["cursors"][0]["offset"] == 3
+        async with site.bus.subscribe("shop/**", durable="bill/ing ü") as sub:
+            assert (await anext(sub)).offset == 4
+        assert (await site.client.delete("/api/cursors/bill%2Fing%20%C3%BC")).json() == {"deleted": "bill/ing ü"}
+        assert (await site.get("/api/cursors"))["cursors"] == []
+
+
+async def test_a_change_that_cannot_be_made_changes_nothing_and_says_why(log_path: Path) -> None:
+    async with served(log_path) as site:
+        await site.publish("shop/a", b"1", b"2")
+        await _cursor(site, "idle")
+        async with site.bus.subscribe("shop/**", durable="busy") as sub:
+            assert sub.durable == "busy"
+            for path, body, expected in (
+                ("nobody/reset", {"offset": 1}, (404, "cursor_unknown")),
+                ("busy/reset", {"offset": 1}, (409, "cursor_refused")),
+                ("idle/reset", {"offset": 3}, (422, "offset_invalid")),
+                ("idle/reset", {"offset": -1}, (422, "offset_invalid")),
+                ("idle/reset", {"offset": 10**30}, (422, "offset_invalid")),
+                ("idle/reset", {"offset": "1"}, (400, "body_invalid")),
+                ("idle/reset", {"offset": 1.5}, (400, "body_invalid")),
+                ("idle/reset", {}, (400, "body_invalid")),
+                ("idle/reset", {"offset": 1, "more": 2}, (400, "body_invalid")),
+                ("idle/reset", [], (400, "body_invalid")),
+            ):
+                answer = await site.client.post(f"/api/cursors/{path}", json=body)
+                assert (answer.status_code, answer.json()["error"]["code"]) == expected, (path, body)
+            for content in (b"", b"{", b'{"offset": 1e999}', b"\xff"):
+                answer = await site.client.post("/api/cursors/idle/reset", content=content)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_invalid"), content
+            assert (await site.client.delete("/api/cursors/nobody")).status_code == 404
+            assert (await site.client.delete("/api/cursors/busy")).status_code == 409
+            offsets = {each["name"]: each["offset"] for each in (await site.get("/api/cursors"))["cursors"]}
+            assert offsets["idle"] == 1
+            assert set(offsets) == {"idle", "busy"}
+
+
+async def test_a_question_that_makes_no_sense_is_refused(log_path: Path) -> None:
+    async with served(log_path) as site:
+        for limit in ("0", "-1", "x", "10001", "1e3", "٣", "9" * 30):
+            answer = await site.client.get("/api/topics", params={"limit": limit})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "limit_invalid")
+        assert (await site.client.get("/api/nothing")).json()["error"]["code"] == "not_found"
+        assert (await site.client.post("/api/topics")).json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_who_reads_some_keys_is_shown_what_concerns_them(log_path: Path) -> None:
+    tokens = [{"name": "looker", "token": LOOKER, "read": ["shop/**"]}]
+    async with served(log_path, tokens=tokens) as site:
+        for key in ("shop/a", "audit/a"):
+            await site.publish(key, b"1")
+            await site.bus.schemas.register(key, {})
+            await _cursor(site, key.replace("/", "-"), key)
+        record(EVENT_DROPPED, logging.WARNING, key="audit/a")
+        looker = {"headers": bearer(LOOKER)}
+        async with site.bus.subscribe("audit/*"), site.bus.subscribe("shop/*"), site.bus.subscribe("**"):
+            assert [each["name"] for each in (await site.get("/api/cursors", **looker))["cursors"]] == ["shop-a"]
+            assert [each["expression"] for each in (await site.get("/api/schemas", **looker))["schemas"]] == ["shop/a"]
+            found = (await site.get("/api/subscribers", **looker))["subscribers"]
+            assert [each["key_exprs"] for each in found] == [["shop/*"]]
+            (node,) = (await site.get("/api/nodes", **looker))["nodes"]
+            assert (node["publishes"], set(node["subscribes"])) == (["shop/a"], {"shop/*", "shop/a"})
+            assert (await site.get("/api/records", **looker))["records"] == []
+            assert "audit" not in str(await site.get("/api/asyncapi", **looker))
+            async with frames(site.client, "/api/live", **looker) as live:
+                moment = await next_data(live)
+            assert [each["key"] for each in moment["topics"]] == ["shop/a"]
+            assert [each["name"] for each in moment["cursors"]] == ["shop-a"]
+            assert "audit" not in str({name: each for name, each in moment.items() if name != "stats"})
+
+
+async def test_records_tell_what_went_wrong(log_path: Path) -> None:
+    async with served(log_path) as site:
+        record(EVENT_DROPPED, logging.WARNING, keys=["a", "sessions/alice/x"], missed=3)
+
+        found = (await site.get("/api/records"))["records"]
+        assert [(each["record"], each["keys"], each["missed"]) for each in found] == [
+            (EVENT_DROPPED, ["a", "sessions/…/x"], 3)
+        ]
+
+
+async def test_the_live_stream_tells_of_each_second_and_is_made_once_for_all(log_path: Path) -> None:
+    async with served(log_path) as site:
+        live = _live(site)
+        assert not live.is_ticking
+        async with frames(site.client, "/api/live") as first, frames(site.client, "/api/live") as second:
+            moment = await next_data(first)
+            assert set(moment) == {
+                *("at", "stats", "topics", "rates", "latency", "subscribers", "cursors", "nodes", "records")
+            }
+            assert moment["latency"]["commit_ms"] == {"p50": None, "p99": None}
+            async with site.bus.subscribe("a/**"):
+                await site.publish("a/b", *[b"x"] * 50)
+                record(EVENT_DROPPED, logging.WARNING, key="a/b")
+                while not moment["rates"]["published_per_s"]:
+                    moment = await next_data(first)
+            assert moment["rates"]["delivered_per_s"] == moment["rates"]["published_per_s"] > 0
+            assert 0 < moment["latency"]["commit_ms"]["p50"] <= moment["latency"]["commit_ms"]["p99"]
+            assert moment["latency"]["end_to_end_ms"]["p99"] > 0
+            assert [(each["key"], each["events"]) for each in moment["topics"]] == [("a/b", 50)]
+            assert moment["stats"]["published"] == 50
+            assert moment["nodes"][0]["here"]
+            while not moment["records"]:
+                moment = await next_data(first)
+            assert [each["record"] for each in moment["records"]] == [EVENT_DROPPED]
+            quiet = await next_data(first)
+            assert quiet["records"] == []  # new ones only
+            assert quiet["latency"]["commit_ms"] == {"p50": None, "p99": None}  # of the last second only
+            ticking = live._ticking
+            # The other one was shown the same, and it was worked out once.
+            seen = await next_data(second)
+            while seen["at"] != moment["at"]:
+                seen = await next_data(second)
+            assert seen == moment
+
+        async def has_ended() -> bool:
+            return not live.is_ticking and ticking.done()
+
+        await until(has_ended)
+
+
+async def test_the_live_stream_says_goodbye_when_the_server_stops(log_path: Path) -> None:
+    async with served(log_path) as site:
+        looking = site.client.stream("GET", "/api/live")
+        answer = await looking.__aenter__()
+        lines = answer.aiter_lines()
+        await anext(lines)
+    async with asyncio.timeout(30):
+        try:
+            async for _ in lines:
+                pass
+        except Exception:
+            pass
+
+
+async def test_leases_of_the_zmq_registry_are_shown(log_path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("zmq")
+    folder = tmp_path / "registry"
+    url = f"zmq://?registry={folder}"
+    async with served(log_path, bus={"transport": url}) as site, zbus.open(transport=url):
+
+        async def both() -> list[dict[str, object]] | None:
+            found: list[dict[str, object]] = (await site.get("/api/leases"))["leases"]
+            return found if len(found) == 2 else None
+
+        leases = await until(both)
+        assert {each["transport"] for each in leases} == {"zmq"} or all(each["transport"] for each in leases)
+        assert all(0 < each["left_s"] <= each["lease_s"] for each in leases)
+        assert len({each["node"] for each in leases}) == 2
+        graph = await site.ask("{ leases { node pid leftS } }")
+        assert {each["node"] for each in graph.json()["data"]["leases"]} == {each["node"] for each in leases}
+
+
+def _live(site: Site):  # type: ignore[no-untyped-def]
+    """The one that makes moments, found where it hangs on the bus."""
+    (watcher,) = site.bus.delivery.watchers
+    return watcher.__self__.live  # type: ignore[attr-defined]

@@ -1,0 +1,220 @@
+"""`GET /log`: pages in both directions, every filter, and work that is bounded."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_support import raw
+from web_support import Web, numbered, refusal, web
+
+from zbus.event import Event
+
+SECOND = 1_000_000_000
+BEGIN = 1_700_000_000 * SECOND
+
+
+async def page(server: Web, query: str = "") -> dict[str, Any]:
+    answer = await server.client.get(f"/log{query}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert set(found) == {"events", "next", "head", "low_water"}
+    return found
+
+
+async def pages(server: Web, query: str, limit: int) -> tuple[list[int], int]:
+    """All offsets, page by page, and how many pages there were."""
+    offsets: list[int] = []
+    after, number = "", 0
+    while True:
+        found = await page(server, f"?{query}&limit={limit}{after}")
+        number += 1
+        assert len(found["events"]) <= limit
+        offsets += [event["offset"] for event in found["events"]]
+        if found["next"] is None:
+            return offsets, number
+        after = f"&after={found['next']}"
+
+
+def iso(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / SECOND, UTC).isoformat().replace("+", "%2B")
+
+
+async def fill(server: Web) -> list[Event]:
+    """300 events: three keys, four publishers, one second apart, some with tags."""
+    chance = random.Random(7)
+    events = [
+        Event(
+            chance.randrange(1, 5),
+            number,
+            BEGIN + number * SECOND,
+            chance.choice(("shop/orders", "shop/payments", "audit/x")),
+            b"%d" % number,
+            chance.choice(({}, {"region": "eu"}, {"region": "us", "urgent": "1"}, {"note": "a:b"})),
+        )
+        for number in range(300)
+    ]
+    await server.bus.put(*events)
+    return events
+
+
+async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(log_path: Path) -> None:
+    async with web(log_path) as server:
+        events = await fill(server)
+        wanted: dict[str, list[int]] = {
+            "": [*range(1, 301)],
+            "key=shop/*": [n for n, e in enumerate(events, 1) if e.key.startswith("shop/")],
+            "key=audit/x&key=shop/orders": [n for n, e in enumerate(events, 1) if e.key != "shop/payments"],
+            "key=nothing/here": [],
+            "publisher=3": [n for n, e in enumerate(events, 1) if e.publisher_id == 3],
+            "tag=region:eu": [n for n, e in enumerate(events, 1) if e.headers.get("region") == "eu"],
+            "tag=Region": [n for n, e in enumerate(events, 1) if "region" in e.headers],
+            "tag=region:us&tag=urgent": [n for n, e in enumerate(events, 1) if "urgent" in e.headers],
+            "tag=note:a:b": [n for n, e in enumerate(events, 1) if "note" in e.headers],
+            f"from={iso(BEGIN + 100 * SECOND)}&to={iso(BEGIN + 149 * SECOND)}": [*range(101, 151)],
+            f"from={iso(BEGIN + 250 * SECOND)}": [*range(251, 301)],
+            f"to={iso(BEGIN + 9 * SECOND)}": [*range(1, 11)],
+            "from=290&to=295": [*range(290, 296)],
+            f"key=shop/orders&publisher=2&tag=region&from={iso(BEGIN + 50 * SECOND)}": [
+                n
+                for n, e in enumerate(events, 1)
+                if (e.key, e.publisher_id) == ("shop/orders", 2) and "region" in e.headers and n > 50
+            ],
+        }
+        assert all(wanted[query] for query in wanted if query != "key=nothing/here")
+        for query, expected in wanted.items():
+            for limit in (40, 1000):
+                assert (await pages(server, query, limit))[0] == expected, query
+                assert (await pages(server, f"{query}&order=desc", limit))[0] == expected[::-1], query
+
+
+async def test_a_page_has_the_events_as_a_feed_shows_them_and_tells_the_bounds_of_the_log(log_path: Path) -> None:
+    async with web(log_path) as server:
+        assert await page(server) == {"events": [], "next": None, "head": 0, "low_water": 0}
+        await server.publish("a/b", b"\xff", b"text", region="eu")
+        found = await page(server)
+        async with server.feed("?from=beginning") as feed:
+            assert found["events"] == [await feed.event(), await feed.event()]
+        assert (found["next"], found["head"]) == (None, 2)
+        assert found["events"][0]["payload_base64"] == "/w=="
+        assert (await page(server, "?limit=1"))["next"] == 1
+        assert (await page(server, "?after=2"))["events"] == []
+        assert (await page(server, "?after=2&order=desc&limit=1"))["events"][0]["offset"] == 1
+        assert (await page(server, "?after=1&order=desc"))["events"] == []
+        assert (await page(server, "?after=0&order=desc"))["events"] == []
+
+
+async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
+    from zbus_log.retention import Rules
+
+    async with web(log_path) as server:
+        await server.publish("a", *numbered(1, 100))
+        await server.bus.run(server.bus.log.retain, Rules(upto=60))  # type: ignore[attr-defined]
+        assert (await pages(server, "", 7))[0] == [*range(61, 101)]
+        assert (await pages(server, "order=desc", 7))[0] == [*range(100, 60, -1)]
+        found = await page(server, "?after=20&limit=1")
+        assert (found["events"][0]["offset"], found["low_water"]) == (61, 60)
+
+
+async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_web.pages.SCAN_EVENTS", 500)
+    monkeypatch.setattr("zbus_web.pages.WINDOW_MIN", 200)
+    async with web(log_path) as server:
+        await server.publish("a", *[b""] * 3000)
+        (last,) = await server.publish("a", b"", tag="x")
+        (first_page, number) = await pages(server, "tag=tag", 100)
+        assert first_page == [last]
+        assert number >= 3001 // 500
+        offsets, number = await pages(server, "tag=none&order=desc", 100)
+        assert offsets == []
+        assert number >= 3001 // 500
+        empty = await page(server, "?tag=tag&limit=100")
+        assert (empty["events"], empty["next"]) == ([], 500)
+
+
+async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus_web.pages.ANSWER_BYTES", 10_000)
+    async with web(log_path) as server:
+        await server.publish("a", b"x" * 4000, b"x" * 4000, b"x" * 4000, b"x" * 20_000, b"x")
+        for order in ("asc", "desc"):
+            offsets, number = await pages(server, f"order={order}", 100)
+            assert offsets == sorted(range(1, 6), reverse=order == "desc")
+            assert number >= 3
+
+
+async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with web(log_path) as server:
+        await server.publish("crowd", *[b""] * 5000)
+        await server.publish("other", *[b""] * 8000)
+        (last,) = await server.publish("crowd", b"")
+        log, decoded = server.bus.log, []
+        read = log.read  # type: ignore[union-attr]
+
+        def counted(*arguments: Any) -> Any:
+            page = read(*arguments)
+            decoded.append(len(page.events()[0]))
+            return page
+
+        monkeypatch.setattr(log, "read", counted)
+        found = await page(server, "?key=crowd&order=desc&limit=100")
+        assert [event["offset"] for event in found["events"]] == [last, *range(5000, 4901, -1)]
+        assert max(decoded) <= 1000
+        assert (await pages(server, "key=crowd&order=desc", 1000))[0] == [last, *range(5000, 0, -1)]
+
+
+async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Path) -> None:
+    async with web(log_path) as server:
+        await server.publish("a", *numbered(1, 6))
+    connection = raw(log_path)
+    connection.execute("DROP TRIGGER events_are_not_updated")
+    connection.execute("UPDATE events SET payload = x'00' WHERE offset IN (1, 3, 6)")
+    connection.close()
+    async with web(log_path) as server:
+        for limit in (1, 2, 100):
+            assert (await pages(server, "", limit))[0] == [2, 4, 5]
+            assert (await pages(server, "order=desc", limit))[0] == [5, 4, 2]
+
+
+async def test_while_events_are_published_pages_neither_miss_nor_repeat(log_path: Path) -> None:
+    async with web(log_path) as server:
+        publisher = await server.bus.publisher("a")
+        offsets, after = [], 0
+        for _ in range(20):
+            await publisher.publish_many([b""] * 7)
+            found = await page(server, f"?after={after}&limit=5")
+            offsets += [event["offset"] for event in found["events"]]
+            after = offsets[-1]
+        assert offsets == [*range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("limit=0", "limit_invalid"),
+        ("limit=1001", "limit_invalid"),
+        ("limit=ten", "limit_invalid"),
+        ("after=-1", "after_invalid"),
+        ("after=99999999999999999999", "after_invalid"),
+        ("after=1.5", "after_invalid"),
+        ("from=then", "from_invalid"),
+        ("to=1600-01-01", "to_invalid"),
+        ("publisher=me", "publisher_invalid"),
+        ("tag=:x", "tag_invalid"),
+        ("order=up", "order_invalid"),
+        ("key=a//b", "key_invalid"),
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_with_the_reason(log_path: Path, query: str, code: str) -> None:
+    async with web(log_path) as server:
+        answer = await server.client.get(f"/log?{query}")
+        assert answer.status_code == 400
+        found, reason = refusal(answer.content)
+        assert found == code
+        assert query.partition("=")[0] in reason or code == "key_invalid"
