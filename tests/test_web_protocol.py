@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,28 @@ async def test_what_is_no_request_is_refused_as_json(log_path: Path, sent: bytes
         writer.close()
         assert (status, refusal(body)[0]) == (400, "request_malformed")
         assert (await server.client.get("/healthz")).status_code == 200
+
+
+async def test_a_request_with_something_else_behind_it_is_answered_and_then_it_ends(log_path: Path) -> None:
+    async with web(log_path) as server:
+        for number in range(1, 6):
+            reader, writer = await connect(server)
+            writer.write(b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nxand more\r\n\r\n")
+            status, body = await answer(reader)
+            writer.close()
+            assert (status, json.loads(body)["offset"]) == (201, number)
+
+
+async def test_a_body_that_is_malformed_is_refused_and_nothing_is_stored(log_path: Path) -> None:
+    async with web(log_path) as server:
+        reader, writer = await connect(server)
+        writer.write(
+            b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\nzz\r\n"
+        )
+        status, body = await answer(reader)
+        writer.close()
+        assert (status, refusal(body)[0]) == (400, "request_malformed")
+        assert (await server.client.post("/events/a", content=b"y")).json()["offset"] == 1
 
 
 @pytest.mark.parametrize("part", [b"x" * 1000, b"x: y\r\n" * 100], ids=["one header", "many headers"])
