@@ -12,6 +12,7 @@ import pytest
 from log_support import raw
 from web_support import Feed, numbered, refusal, until, web
 
+import zbus
 from zbus.event import Event
 
 
@@ -100,7 +101,11 @@ async def test_a_feed_starts_by_offset_time_or_age(log_path: Path) -> None:
 
 
 async def test_an_offset_that_is_still_to_come_is_waited_for(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed("?from=3") as feed:
+    async with web(log_path, keepalive_s=0.02) as server, server.feed("?from=3") as feed:
+        frame = await feed.frame()
+        assert frame is not None
+        assert frame.comment
+        assert feed.last_id is None  # cut off now, a browser would ask for the same again
         await server.publish("a", *numbered(1, 4))
         assert await feed.offsets(2) == [3, 4]
 
@@ -244,6 +249,16 @@ async def test_a_corrupt_event_is_a_gap_of_one_and_the_rest_follows(log_path: Pa
             assert await feed.offsets(2) == [4, 5]
 
 
+async def test_what_no_schema_accepts_is_passed_over_and_the_rest_follows(log_path: Path) -> None:
+    async with web(log_path) as server:
+        await server.publish("a", b'{"id": 1}', b"{}", b'{"id": 3}')
+        await server.bus.schemas.register("a", {"type": "object", "required": ["id"]})
+        async with server.feed("?from=beginning") as feed:
+            assert await feed.offsets(2) == [1, 3]
+            await server.publish("a", b'{"id": 4}')
+            assert await feed.offsets(1) == [4]
+
+
 async def test_an_idle_feed_shows_that_it_is_alive_and_moves_the_id_on(log_path: Path) -> None:
     async with web(log_path, keepalive_s=0.05) as server, server.feed("?key=rare") as feed:
         frame = await feed.frame()
@@ -341,6 +356,22 @@ async def test_a_bus_that_closes_ends_its_feeds(log_path: Path) -> None:
         assert (answer.status_code, refusal(answer.content)[0]) == (503, "bus_closed")
 
 
+async def test_a_log_that_cannot_be_read_ends_the_feed_with_the_reason(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise zbus.LogError("the disk is gone")
+
+    async with web(log_path) as server:
+        await server.publish("a", b"1")
+    async with web(log_path) as server:
+        monkeypatch.setattr(server.bus.log, "read", fail)
+        async with server.feed("?from=beginning") as feed:
+            assert await feed.event("end") == {"reason": "the disk is gone"}
+            assert await feed.frame() is None
+        await until(lambda: not server.bus.subscriptions)
+
+
 async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(log_path: Path) -> None:
     async with web(log_path, stop_timeout_s=1) as server:
         stuck = Feed(server.url, "/events", {})
@@ -372,7 +403,6 @@ async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -
 
 
 async def test_without_a_log_there_is_no_feed_and_the_answer_says_so() -> None:
-    import zbus
     from zbus_web.server import serving
     from zbus_web.settings import WebSettings
 

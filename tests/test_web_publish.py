@@ -180,6 +180,7 @@ async def test_half_a_body_is_no_event(log_path: Path) -> None:
         ("/events/a", {"idempotency-key": ""}, 400, "idempotency_key_invalid"),
         ("/events/a", {"idempotency-key": "k" * 201}, 400, "idempotency_key_invalid"),
         ("/events/a", {"x-zbus-header-": "v"}, 400, "event_invalid"),
+        ("/events/a", {"content-encoding": "gzip"}, 415, "encoding_unsupported"),
         ("/events/a", {"x-zbus-header-a": b"\xff"}, 400, "header_invalid"),
         ("/events/a", {"x-zbus-header-a": "v" * 60_000}, 400, None),
     ],

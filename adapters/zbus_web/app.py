@@ -31,8 +31,8 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
     figures = Figures(streams)
     app = Starlette(
         routes=[
+            *publish.routes(bus, settings, access),  # the first is found first
             *feed.routes(bus, settings, access),
-            *publish.routes(bus, settings, access),
             *pages.routes(bus, settings, access),
             *health.routes(bus, settings, access, figures),
             *api.routes(bus, settings, access, activity),

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid
+from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
 from zbus.starting import OFFSET_MAX, read_start
 from zbus.subscriber import EventSubscriber, Start
 
@@ -115,9 +115,15 @@ class Feed:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The frames, a burst at a time."""
         gap, self._gap = self._gap, b""
-        yield b"retry: %d\nid: %d\n\n%b" % (self._settings.retry_ms, self._start, gap)
+        # A position that is still to come is no id yet: this log would not know it.
+        place = b"id: %d\n" % self._start if self._start <= self._bus.delivery.delivered else b""
+        yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, place, gap)
         while not self._ended:
-            chunks = await self._next()
+            try:
+                chunks = await self._next()
+            except ZbusError as error:  # the log cannot be read: the client is told, and may come back
+                self.end(str(error))
+                break
             if chunks is None:
                 break
             for chunk in chunks:

@@ -168,6 +168,9 @@ def _read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str] | None
             kind = value.decode("latin-1")
             if kind != _BINARY:
                 headers[CONTENT_TYPE] = _PLAIN.get(kind.lower(), kind)
+        elif name == b"content-encoding" and value != b"identity":
+            reason = "a body is stored as it is sent: send it without Content-Encoding"
+            raise Refusal(415, "encoding_unsupported", reason, NOTHING_STORED)
         elif name == b"content-length":
             length = int(value)
         elif name == b"idempotency-key":

@@ -14,6 +14,7 @@ import zbus
 from zbus.errors import ConfigInvalid
 
 from .app import create_app
+from .protocol import limited
 from .settings import WebSettings
 
 BACKLOG = 2048
@@ -96,10 +97,10 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
 
 
 def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
-    """How uvicorn runs here: by httptools, silent, and without a log of addresses, as one may hold a token."""
+    """How uvicorn runs here: with our limits, and without a log of addresses, as one may hold a token."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=limited(settings),
         ws="websockets-sansio",
         loop="none",
         lifespan="off",

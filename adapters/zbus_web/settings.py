@@ -76,6 +76,7 @@ class WebSettings(BaseSettings):
     requests_per_s: float = Field(20_000, gt=0, description="requests of one address; more are answered 429")
     requests_burst: int = Field(20_000, ge=1, description="how many it may have saved up")
     body_bytes_max: int = Field(8 * MIB, ge=1, le=256 * MIB, description="the largest body of a request")
+    head_timeout_s: float = Field(30.0, gt=0, le=3600, description="how long the head of a request may take")
     keepalive_s: float = Field(15.0, gt=0, le=3600, description="how often an idle feed shows that it is alive")
     retry_ms: int = Field(1000, ge=1, description="how long a browser waits before it connects again")
     feed_queue_events: int = Field(128, ge=1, le=100_000, description="events in memory for one feed; then it spills")

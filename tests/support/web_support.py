@@ -21,7 +21,8 @@ import zbus
 from zbus_web.server import serving
 from zbus_web.settings import WebSettings
 
-DEADLINE_S = 30.0
+DEADLINE_S = float(os.environ.get("ZBUS_TEST_DEADLINE_S", "30"))
+_TLS = httpx.create_ssl_context()  # nobody here speaks it, and each client would make one of its own
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 
@@ -47,7 +48,7 @@ async def web(log: Path | str, *, bus: dict[str, Any] | None = None, **settings:
     """A server on a free port of loopback."""
     async with zbus.open(log, **bus or {}) as opened:
         async with serving(opened, WebSettings(**{"port": 0} | settings)) as server:
-            async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, verify=_TLS) as client:
                 yield Web(opened, server.url, client)
 
 
@@ -161,13 +162,22 @@ def _parse(text: str) -> Frame:
     return frame
 
 
+def _hear_interrupts() -> None:
+    """Where the tests run in the background of a shell, Ctrl-C would be ignored, as it should be there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Served:
     """`zbus serve` in a process of its own. Its first line is awaited."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "zbus.cli", "serve", *map(str, arguments)]
         self.process = subprocess.Popen(
-            command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            env=ENVIRONMENT | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=_hear_interrupts,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
