@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo demo-pipeline test java check bench faults lock clean
+.PHONY: help demo demo-pipeline test java browser screenshots check bench faults lock clean
 
 help:
 	@echo "make demo    an embedded bus at work, 20 s at most"
@@ -41,7 +41,19 @@ java: $(READY)
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(JAVA_PACKAGE); } || \
 		{ echo "Spark needs Java 17 or later: sudo apt-get install -y $(JAVA_PACKAGE)" >&2; exit 1; }
 
-test: $(READY) java
+# What the console is tested in, and what checks its metrics: Debian's, if there are none and this user may install them.
+BROWSER_PACKAGES := chromium prometheus
+browser:
+	@{ command -v chromium && command -v promtool; } >/dev/null || { \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+		command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; } && \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(BROWSER_PACKAGES); } || \
+		{ echo "The console is tested in Chromium, its metrics by promtool: sudo apt-get install -y $(BROWSER_PACKAGES)" >&2; exit 1; }
+
+screenshots: $(READY) browser
+	$(BIN)/python tests/browser/screenshots.py docs/images
+
+test: $(READY) java browser
 	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
 
 check: $(READY)
@@ -50,7 +62,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY) java
+bench: $(READY) java browser
 	$(BIN)/python benchmarks/run.py
 
 faults: $(READY) java

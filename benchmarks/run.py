@@ -38,6 +38,7 @@ BENCHMARKS = (
     "found_after_start",
     "sse_clients",
     "http_publish",
+    "console_frames",
     "spark_scan",
     "spark_rollup",
     "spark_sink",

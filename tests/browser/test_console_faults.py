@@ -11,7 +11,7 @@ from free_ports import free_port
 from playwright.sync_api import expect
 
 EVENTS, BURST = 5000, 50
-FRAME_MS_MAX = 1000  # what is measured is for the benchmark; this is what people call frozen
+FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
 
 WATCH = """() => {
     window.longest = 0;
@@ -43,7 +43,7 @@ def test_after_a_restart_of_the_server_it_goes_on_without_loss_or_repeat(log_pat
 
         console.until(f"zbusConsole.playback.position === {published[-1]}")
         assert console.offsets() == published
-        expect(console.page.locator("#rows .row.mark")).to_have_count(1)
+        assert console.marks() == [f"Connected again, going on after {published[9]}"]
     finally:
         server.kill()
 

@@ -8,6 +8,7 @@ from console_support import Console, Server
 from playwright.sync_api import expect
 
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</script>'
+HOSTILE_KEY = "hostile/<img/src=x/onerror=window.hacked=3>"
 
 
 def test_what_was_published_before_and_after_the_page_was_opened_is_there_once(
@@ -129,7 +130,7 @@ def test_bytes_that_are_no_text_are_shown_in_hex(server: Server, console: Consol
 
 
 def test_keys_headers_and_payloads_are_never_run(server: Server, console: Console) -> None:
-    server.publish(f"hostile/{HOSTILE.replace('/', '|')}", HOSTILE, headers={"note": HOSTILE})
+    server.publish(HOSTILE_KEY, HOSTILE, headers={"note": HOSTILE})
     server.publish("hostile/json", json.dumps({HOSTILE: HOSTILE}))
     console.open(server.url)
     page = console.page

@@ -99,7 +99,7 @@ class ServeProcess:
     """`zbus serve` as people start it; it can be killed."""
 
     def __init__(self, log: Path, port: int) -> None:
-        command = [sys.executable, "-m", "zbus", "serve", str(log), "--port", str(port)]
+        command = [sys.executable, "-m", "zbus.cli", "serve", str(log), "--port", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
         assert self._process.stdout is not None
         self.url: str = json.loads(self._process.stdout.readline())["url"]
@@ -143,13 +143,20 @@ class Console:
 
     def offsets(self) -> list[int]:
         """Of the events that the stream holds, oldest first; a mark between them is none."""
-        script = """() => {
-            const rows = [];
-            for (let index = zbusConsole.ring.size - 1; index >= 0; index--) rows.push(zbusConsole.ring.at(index).offset);
-            return rows.filter((offset) => offset !== undefined);
-        }"""
-        found: list[int] = self.page.evaluate(script)
+        found: list[int] = self._rows("offset")
         return found
+
+    def marks(self) -> list[str]:
+        """What the stream says between the events."""
+        found: list[str] = self._rows("mark")
+        return found
+
+    def _rows(self, field: str) -> Any:
+        script = """(field) => {
+            const { ring } = zbusConsole;
+            return Array.from({ length: ring.size }, (_, index) => ring.at(ring.size - 1 - index)[field]);
+        }"""
+        return [value for value in self.page.evaluate(script, field) if value is not None]
 
     def received(self) -> int:
         """How many events the stream was given since it began where it is."""

@@ -1,6 +1,6 @@
 // Lines over the last minutes, drawn by hand on a canvas: axes that can be read, and values under the pointer.
 
-import { byId, make, perFrame, setText } from "./dom.js";
+import { byId, make, perFrame, setText, Surface } from "./dom.js";
 
 const SAMPLES = 300; // one a second
 const LEFT = 46;
@@ -8,12 +8,13 @@ const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 20;
 
-/** `series`: `[{name, label, colour: "--series-1", dashed}]`; a sample is `{at: ms, values: {name: number}}`. */
+/** `series`: `[{name, label, colour: "--series-1", dashed, wide}]`; `scale`: what turns values into heights and ticks. */
 export class LineChart {
-  constructor(id, series, format) {
+  constructor(id, series, format, scale = linear) {
     this.canvas = byId(id);
     this.series = series;
     this.format = format;
+    this.scaleOf = scale;
     this.samples = [];
     this.hover = null; // an index into samples
     this.legend = byId(`${id}-legend`);
@@ -21,7 +22,8 @@ export class LineChart {
     this.when = make("span", { class: "legend-when" });
     this.legend.append(this.when);
     this.redraw = perFrame(() => this.#draw());
-    new ResizeObserver(this.redraw).observe(this.canvas);
+    this.surface = new Surface(this.canvas, this.redraw);
+    this.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     this.canvas.addEventListener("pointermove", (event) => this.#point(event.offsetX));
     this.canvas.addEventListener("pointerleave", () => this.#show(null));
     this.canvas.addEventListener("blur", () => this.#show(null));
@@ -34,6 +36,11 @@ export class LineChart {
       this.samples.shift();
       if (this.hover) this.hover -= 1;
     }
+    this.redraw();
+  }
+
+  themed() {
+    this.surface.forgetColours();
     this.redraw();
   }
 
@@ -69,39 +76,31 @@ export class LineChart {
   }
 
   #draw() {
-    const ratio = window.devicePixelRatio || 1;
-    this.width = this.canvas.clientWidth;
-    this.height = this.canvas.clientHeight;
-    if (!this.width || !this.height) return;
-    const [width, height] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
-    if (this.canvas.width !== width) this.canvas.width = width;
-    if (this.canvas.height !== height) this.canvas.height = height;
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.width, this.height);
-    this.style = getComputedStyle(this.canvas);
-    pen.font = `11px ${this.style.fontFamily}`;
+    const { surface } = this;
+    if (!surface.clear()) return;
+    const { pen } = surface;
+    this.width = surface.width;
+    this.height = surface.height;
+    pen.font = this.font;
     this.end = this.samples.at(-1)?.at ?? Date.now();
     this.begin = Math.min(this.samples[0]?.at ?? this.end, this.end - 60_000);
-    this.top = niceTop(Math.max(...this.samples.flatMap((sample) => Object.values(sample.values).filter(Number.isFinite)), 0));
+    this.scale = this.scaleOf(this.samples.flatMap((sample) => Object.values(sample.values).filter(Number.isFinite)));
     this.#axes(pen);
-    for (const each of this.series) this.#line(pen, each);
+    for (const each of [...this.series].reverse()) this.#line(pen, each);
     this.#cross(pen);
     this.#figures();
   }
 
   #x = (at) => LEFT + ((at - this.begin) / (this.end - this.begin)) * (this.width - LEFT - RIGHT);
-  #y = (value) => TOP + (1 - value / this.top) * (this.height - TOP - BOTTOM);
-  #colour = (name) => this.style.getPropertyValue(name).trim();
+  #y = (value) => TOP + (1 - this.scale.part(value)) * (this.height - TOP - BOTTOM);
+  #colour = (name) => this.surface.colour(name);
 
   #axes(pen) {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
-    const steps = this.height < 110 ? 2 : 4;
-    for (let step = 0; step <= steps; step += 1) {
-      const value = (this.top * step) / steps;
+    for (const value of this.scale.ticks) {
       const y = Math.round(this.#y(value)) + 0.5;
-      pen.strokeStyle = this.#colour(step ? "--grid" : "--axis");
+      pen.strokeStyle = this.#colour(value === this.scale.ticks[0] ? "--axis" : "--grid");
       stroke(pen, [[LEFT, y], [this.width - RIGHT, y]]);
       pen.fillStyle = this.#colour("--muted");
       pen.textAlign = "right";
@@ -117,9 +116,9 @@ export class LineChart {
     }
   }
 
-  #line(pen, { name, colour, dashed }) {
+  #line(pen, { name, colour, dashed, wide }) {
     pen.strokeStyle = this.#colour(colour);
-    pen.lineWidth = dashed ? 1.5 : 2;
+    pen.lineWidth = (dashed ? 1.5 : 2) * (wide ? 1.8 : 1); // one below another is still seen
     pen.lineJoin = "round";
     pen.setLineDash(dashed ? [4, 3] : []);
     let part = [];
@@ -165,9 +164,19 @@ function stroke(pen, points) {
   pen.stroke();
 }
 
-/** The next round figure that all lines fit under, and that four lines part evenly. */
-function niceTop(most) {
-  if (!(most > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(most));
-  return power * ([1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10].find((each) => each * power >= most * 1.02) ?? 20);
+/** From zero to the next round figure that all lines fit under, parted evenly by four. */
+export function linear(values) {
+  const most = Math.max(...values, 0);
+  const power = most > 0 ? 10 ** Math.floor(Math.log10(most)) : 1;
+  const top = most > 0 ? power * ([1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10].find((each) => each * power >= most * 1.02) ?? 20) : 1;
+  return { part: (value) => value / top, ticks: [0, 1, 2, 3, 4].map((step) => (top * step) / 4) };
+}
+
+/** Whole powers of ten around all values: a median stays legible beside the worst. */
+export function logarithmic(values) {
+  const above = values.filter((value) => value > 0);
+  const low = above.length ? Math.floor(Math.log10(Math.min(...above))) : 0;
+  const high = Math.max(low + 1, above.length ? Math.ceil(Math.log10(Math.max(...above))) : 2);
+  const ticks = Array.from({ length: high - low + 1 }, (_, at) => 10 ** (low + at));
+  return { part: (value) => Math.max(0, (Math.log10(Math.max(value, 1e-9)) - low) / (high - low)), ticks };
 }

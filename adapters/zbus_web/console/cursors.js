@@ -31,7 +31,13 @@ export class Cursors {
 
   update(live) {
     this.head = live.stats?.log?.head ?? this.head;
-    this.table.update(live.cursors ?? []);
+    this.last = live.cursors ?? [];
+    if (this.looking) this.table.update(this.last);
+  }
+
+  look(on) {
+    this.looking = on;
+    if (on) this.table.update(this.last ?? []);
   }
 
   #button(row) {

@@ -1,8 +1,8 @@
 // The console: what is on the page is made here and wired to the two feeds, that of events and that of figures.
 
-import { LineChart } from "./charts.js";
+import { LineChart, logarithmic } from "./charts.js";
 import { Cursors } from "./cursors.js";
-import { byId, setText } from "./dom.js";
+import { byId, perFrame, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { count, milliseconds, rate } from "./format.js";
 import { getJson } from "./http.js";
@@ -47,13 +47,14 @@ const latencies = new LineChart(
   [
     { name: "commit99", label: "Commit p99", colour: "--series-1" },
     { name: "commit50", label: "p50", colour: "--series-1", dashed: true },
-    { name: "end99", label: "Delivery p99", colour: "--series-2" },
-    { name: "end50", label: "p50", colour: "--series-2", dashed: true },
+    { name: "end99", label: "Delivery p99", colour: "--series-2", wide: true },
+    { name: "end50", label: "p50", colour: "--series-2", dashed: true, wide: true },
   ],
-  (value) => milliseconds(value),
+  (value, axis) => (axis && value >= 1000 ? `${value / 1000} s` : axis ? `${Number(value.toPrecision(1))} ms` : milliseconds(value)),
+  logarithmic,
 );
 const tabs = new Tabs(byId("tabs"), showPanel);
-const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.redraw()));
+const theme = new Theme(() => [rates, latencies, timeline].forEach((each) => each.themed()));
 
 function filter(text) {
   byId("filter").value = text;
@@ -69,6 +70,7 @@ function togglePause() {
 
 function showPanel(name) {
   participants.look(name === "participants");
+  cursors.look(name === "cursors");
   problems.look(name === "problems");
   stream.redrawNow();
   [rates, latencies, timeline].forEach((each) => each.redraw());
@@ -118,14 +120,13 @@ function showTopics(topics) {
   getJson("api/topics", { limit: 10_000 }).then((all) => tree.update(all.topics, true), () => {});
 }
 
-playback.addEventListener("rows", () => {
-  stream.redraw();
-  showState(playback, figuresState);
-});
-playback.addEventListener("change", () => {
-  stream.redraw();
-  showState(playback, figuresState);
-});
+const showStateSoon = perFrame(() => showState(playback, figuresState), 80);
+for (const name of ["rows", "change"]) {
+  playback.addEventListener(name, () => {
+    stream.redraw();
+    showStateSoon();
+  });
+}
 stream.addEventListener("select", ({ detail }) => detail && !byId("inspector").hidden && inspector.show(detail.event));
 stream.addEventListener("open", ({ detail }) => inspector.show(detail.event));
 

@@ -19,6 +19,8 @@ export class Participants {
   }
 
   update(live) {
+    this.last = live;
+    if (!this.timer) return; // nobody looks
     this.nodes.update(live.nodes ?? []);
     this.subscribers.update(live.subscribers ?? []);
   }
@@ -26,9 +28,10 @@ export class Participants {
   /** Called when the panel comes into sight or leaves it. */
   look(on) {
     clearInterval(this.timer);
+    this.timer = on ? setInterval(() => this.#ask(), EVERY_MS) : null;
     if (!on) return;
+    this.update(this.last ?? {});
     this.#ask();
-    this.timer = setInterval(() => this.#ask(), EVERY_MS);
   }
 
   async #ask() {

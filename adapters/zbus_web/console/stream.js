@@ -5,7 +5,7 @@ import { bytes, timeOfDay, visible } from "./format.js";
 import { MarkRow } from "./ring.js";
 
 const PREVIEW_CHARACTERS = 240;
-const DRAW_MS = 80; // faster than anybody reads
+const DRAW_MS = 100; // faster than anybody reads
 const NARROW = window.matchMedia("(max-width: 760px)");
 
 export class StreamView extends EventTarget {
@@ -22,9 +22,12 @@ export class StreamView extends EventTarget {
     viewport.append(this.spacer);
     this.redraw = perFrame(() => this.#draw(), DRAW_MS);
     this.redrawNow = perFrame(() => this.#draw());
-    viewport.addEventListener("scroll", this.redrawNow, { passive: true });
+    this.top = 0; // as the browser last told: asking it would have it lay out the page
+    viewport.addEventListener("scroll", () => ((this.top = viewport.scrollTop), this.redrawNow()), { passive: true });
     viewport.addEventListener("keydown", (event) => this.#key(event));
-    this.window.addEventListener("click", (event) => this.#click(event));
+    // What was under the pointer when it was pressed: until it is let go, a busy stream has moved on.
+    this.window.addEventListener("pointerdown", (event) => event.pointerType === "mouse" && event.button === 0 && this.#press(event));
+    this.window.addEventListener("click", (event) => event.pointerType !== "mouse" && this.#press(event));
     new ResizeObserver(() => this.#resized()).observe(viewport);
     NARROW.addEventListener("change", () => this.#resized());
     this.#resized();
@@ -32,11 +35,11 @@ export class StreamView extends EventTarget {
 
   /** Whether the newest row is in sight, so that the view moves with the stream. */
   get following() {
-    return this.viewport.scrollTop < this.rowHeight;
+    return this.top < this.rowHeight;
   }
 
   toNewest() {
-    this.viewport.scrollTop = 0;
+    this.#scrollTo(0);
     this.redrawNow();
   }
 
@@ -49,15 +52,15 @@ export class StreamView extends EventTarget {
   /** Move the selection; past events have the larger index. */
   move(by) {
     const at = this.selected ? this.ring.indexOf(this.selected) : -1;
-    let index = at < 0 ? Math.floor(this.viewport.scrollTop / this.rowHeight) : at + by;
+    let index = at < 0 ? Math.floor(this.top / this.rowHeight) : at + by;
     index = Math.max(0, Math.min(this.ring.size - 1, index));
     while (this.ring.at(index) instanceof MarkRow && this.ring.at(index + Math.sign(by))) index += Math.sign(by) || 1;
     const row = this.ring.at(index);
     if (!row || row instanceof MarkRow) return;
     const top = index * this.rowHeight;
-    if (top < this.viewport.scrollTop) this.viewport.scrollTop = top;
+    if (top < this.top) this.#scrollTo(top);
     const below = top + this.rowHeight - this.height;
-    if (below > this.viewport.scrollTop) this.viewport.scrollTop = below;
+    if (below > this.top) this.#scrollTo(below);
     this.select(row);
   }
 
@@ -78,7 +81,7 @@ export class StreamView extends EventTarget {
     event.stopPropagation();
   }
 
-  #click(event) {
+  #press(event) {
     const shown = this.pool.find((each) => each.element.contains(event.target));
     if (shown?.row && !(shown.row instanceof MarkRow)) {
       this.select(shown.row);
@@ -86,18 +89,24 @@ export class StreamView extends EventTarget {
     }
   }
 
+  #scrollTo(top) {
+    this.viewport.scrollTop = top;
+    this.top = Math.max(0, Math.min(top, this.ring.size * this.rowHeight - this.height));
+  }
+
   #draw() {
     const { ring, rowHeight, viewport } = this;
     const come = Math.max(0, ring.total - this.drawnTotal);
-    const scrolled = viewport.scrollTop;
+    const tall = `${ring.size * rowHeight}px`;
     this.drawnTotal = ring.total;
-    this.spacer.style.height = `${ring.size * rowHeight}px`;
+    if (this.spacer.style.height !== tall) this.spacer.style.height = tall;
     // Who has scrolled away looks at something: it stays where it is while the newest come in above.
-    if (come && scrolled >= rowHeight) viewport.scrollTop = scrolled + come * rowHeight;
-    const first = Math.max(0, Math.floor(viewport.scrollTop / rowHeight) - 1);
-    const shown = Math.min(ring.size - first, Math.ceil(this.height / rowHeight) + 3);
+    if (come && !this.following) this.#scrollTo(this.top + come * rowHeight);
+    const first = Math.max(0, Math.floor(this.top / rowHeight) - 1);
+    const shown = Math.max(0, Math.min(ring.size - first, Math.ceil(this.height / rowHeight) + 3));
     while (this.pool.length < shown) this.pool.push(this.#slot());
-    this.window.style.transform = `translateY(${first * rowHeight}px)`;
+    const moved = `translateY(${first * rowHeight}px)`;
+    if (this.window.style.transform !== moved) this.window.style.transform = moved;
     this.pool.forEach((slot, at) => fill(slot, at < shown ? ring.at(first + at) : null, this.selected));
     const active = this.pool.find((slot) => slot.row && slot.row === this.selected);
     if (active) viewport.setAttribute("aria-activedescendant", active.element.id);
@@ -124,7 +133,8 @@ function fill(slot, row, selected) {
     if (mark) fillMark(cells, row);
     else fillEvent(cells, row.event);
   }
-  if (row) element.setAttribute("aria-selected", row === selected);
+  const chosen = String(row === selected);
+  if (row && element.ariaSelected !== chosen) element.ariaSelected = chosen;
 }
 
 function fillMark(cells, row) {

@@ -4,7 +4,7 @@ import { byId, setText } from "./dom.js";
 
 const KEPT = "zbus-theme";
 const ORDER = ["auto", "light", "dark"];
-const NAMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+const NAMES = { auto: "system", light: "light", dark: "dark" };
 
 export class Theme {
   constructor(onChange) {
@@ -23,7 +23,8 @@ export class Theme {
     this.name = ORDER.includes(name) ? name : "auto";
     document.documentElement.dataset.theme = this.name;
     localStorage.setItem(KEPT, this.name);
-    setText(this.button, NAMES[this.name]);
+    setText(byId("theme-name"), NAMES[this.name]);
+    this.button.setAttribute("aria-label", `Theme: ${NAMES[this.name]}`);
     this.onChange();
   }
 }

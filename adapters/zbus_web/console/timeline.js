@@ -1,31 +1,32 @@
 // The log as a time line: how busy it was, where the stream is, and a scrubber that replays from any point.
 
-import { byId, perFrame, setText } from "./dom.js";
+import { byId, perFrame, setText, Surface } from "./dom.js";
 import { count, moment } from "./format.js";
 import { getJson } from "./http.js";
 
 const POINTS = 33; // times that are looked up along the log
 const LOOK_AGAIN_MS = 20_000;
+const DRAW_MS = 250; // while events come in
 
 export class Timeline {
   constructor(playback) {
     this.playback = playback;
     this.scrubber = byId("scrubber");
-    this.canvas = byId("timeline-density");
     this.head = 0;
     this.lowest = 1;
     this.points = []; // {offset, at: ms}
     this.lookedAt = -Infinity;
     this.dragging = false;
     this.redraw = perFrame(() => this.#draw());
-    new ResizeObserver(this.redraw).observe(this.canvas);
+    const nowAndThen = perFrame(() => this.#draw(), DRAW_MS);
+    this.surface = new Surface(byId("timeline-density"), this.redraw);
     this.scrubber.addEventListener("input", () => this.#moving());
     this.scrubber.addEventListener("change", () => this.#replay(Number(this.scrubber.value)));
     byId("back-to-live").addEventListener("click", () => playback.live());
     byId("speed").addEventListener("change", () => this.#speed());
     byId("go-to").addEventListener("submit", (event) => this.#goTo(event));
     playback.addEventListener("change", this.redraw);
-    playback.addEventListener("rows", this.redraw);
+    playback.addEventListener("rows", nowAndThen);
     this.#speed();
   }
 
@@ -33,6 +34,11 @@ export class Timeline {
     this.head = live.stats?.log?.head ?? this.head;
     const grown = this.head > (this.points.at(-1)?.offset ?? 0);
     if (grown && performance.now() - this.lookedAt > LOOK_AGAIN_MS) this.#look();
+    this.redraw();
+  }
+
+  themed() {
+    this.surface.forgetColours();
     this.redraw();
   }
 
@@ -125,17 +131,10 @@ export class Timeline {
   }
 
   #density(position) {
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
-    if (!width || !height) return;
-    if (this.canvas.width !== Math.round(width * ratio)) this.canvas.width = Math.round(width * ratio);
-    if (this.canvas.height !== Math.round(height * ratio)) this.canvas.height = Math.round(height * ratio);
-    const pen = this.canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    if (this.points.length < 2) return;
-    const style = getComputedStyle(this.canvas);
-    const [past, ahead] = [style.getPropertyValue("--series-1").trim(), style.getPropertyValue("--axis").trim()];
+    const { surface } = this;
+    if (!surface.clear() || this.points.length < 2) return;
+    const { pen, width, height } = surface;
+    const [past, ahead] = [surface.colour("--series-1"), surface.colour("--axis")];
     const points = [...this.points, { offset: Math.max(this.head, this.points.at(-1).offset + 1), at: Date.now() }];
     const parts = points.slice(1).map((point, at) => this.#part(points[at], point));
     const most = Math.max(...parts.map((part) => part.perSecond));

@@ -1,6 +1,6 @@
 // The keys as a tree, with rates. By keyboard as the ARIA pattern says; choosing a key filters the stream.
 
-import { make, setText } from "./dom.js";
+import { make, perFrame, setText } from "./dom.js";
 import { count, rate, visible } from "./format.js";
 
 const CHILDREN_MAX = 200; // of one branch in the page; the others are counted
@@ -15,6 +15,7 @@ export class KeyTree {
     this.current = null; // the path that has the focus
     this.chosen = "**";
     this.rows = [];
+    this.redraw = perFrame(() => this.draw());
     element.addEventListener("click", (event) => this.#click(event));
     element.addEventListener("keydown", (event) => this.#key(event));
   }
@@ -23,7 +24,7 @@ export class KeyTree {
   update(topics, whole) {
     if (whole) this.topics.clear();
     for (const topic of topics) this.topics.set(topic.key, topic);
-    this.draw();
+    this.redraw();
   }
 
   choose(expression) {

@@ -1,0 +1,79 @@
+"""The console's files over HTTP: their types, their hashes, and what a browser is told to allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from console_support import DEADLINE_S, Server
+
+import zbus_web
+
+FILES = sorted(path.name for path in (Path(zbus_web.__file__).parent / "console").iterdir())
+
+
+@pytest.fixture
+def client(log_path: Path) -> Iterator[httpx.Client]:
+    server = Server(log_path)
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as asking:
+        yield asking
+    server.stop()
+
+
+def test_the_root_leads_to_the_console(client: httpx.Client) -> None:
+    for path in ("/", "/console"):
+        answer = client.get(path)
+        assert answer.status_code == 302
+        assert answer.next_request is not None
+        assert answer.next_request.url.path == "/console/"
+    assert "<title>zbus</title>" in client.get("/console/").text
+
+
+def test_every_file_has_its_type_and_may_run_our_scripts_only(client: httpx.Client) -> None:
+    types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    for name in FILES:
+        answer = client.get(f"/console/{name}")
+
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].partition(";")[0] == types[Path(name).suffix]
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"} <= set(policy)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
+    first = client.get("/console/main.js")
+
+    again = client.get("/console/main.js", headers={"If-None-Match": first.headers["etag"]})
+    other = client.get("/console/feed.js", headers={"If-None-Match": first.headers["etag"]})
+
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert other.status_code == 200
+
+
+def test_a_head_request_has_no_body(client: httpx.Client) -> None:
+    answer = client.head("/console/main.js")
+
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_nothing_else_is_served(client: httpx.Client) -> None:
+    for path in ("nothing.js", "..%2Fassets.py", "%2e%2e%2fsettings.py", "main.js%00.css", "x/../../assets.py"):
+        answer = client.get(f"/console/{path}")
+
+        assert answer.status_code == 404, path
+        assert "error" in answer.json()
+
+
+def test_no_file_sets_markup_from_text() -> None:
+    folder = Path(zbus_web.__file__).parent / "console"
+    written = "".join(path.read_text() for path in folder.glob("*.js"))
+
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert word not in written
+    assert "<script>" not in (folder / "index.html").read_text()
+    assert " style=" not in (folder / "index.html").read_text()
