@@ -293,6 +293,7 @@ def test_doctor_reports_versions_the_disk_and_what_is_missing(tmp_path: Path) ->
     assert found["java"]["ok"]
     assert found["java"]["version"] >= 17
     assert {"nats", "zmq", "web", "spark"} <= found["extras"].keys()
+    assert {"starlette", "sse-starlette", "uvicorn", "strawberry-graphql"} <= found["extras"]["web"]["libraries"].keys()
     for extra, parts in found["extras"].items():
         assert parts["install"] == f"pip install 'zbus-mesh[{extra}]'"
         assert set(parts["missing"]) == {name for name, version in parts["libraries"].items() if version is None}
@@ -335,19 +336,26 @@ def test_doctor_tells_what_installs_the_java_that_spark_needs(tmp_path: Path, ca
     assert JAVA_INSTALL in line
 
 
-WITHOUT_SPARK = """
+WITHOUT = """
 import sys
-sys.modules["pyspark"] = None  # as if it were not installed
+sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
 from zbus.cli.app import run
 sys.exit(run(sys.argv[1:]))
 """
 
 
-def test_a_command_without_its_library_prints_the_exact_line_that_installs_it() -> None:
-    command = [sys.executable, "-c", WITHOUT_SPARK, "pipeline", "rollup", "app.db", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("library", "command", "extra"),
+    [("pyspark", ["pipeline", "rollup", "app.db", "--json"], "spark"), ("starlette", ["serve", "app.db"], "web")],
+)
+def test_a_command_without_its_library_prints_the_exact_line_that_installs_it(
+    library: str, command: list[str], extra: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, library, *command], capture_output=True, text=True, timeout=60
+    )
 
-    told = "zbus: pipeline: it needs pyspark, which is missing: pip install 'zbus-mesh[spark]'\n"
+    told = f"zbus: {command[0]}: it needs {library}, which is missing: pip install 'zbus-mesh[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
@@ -504,7 +512,7 @@ ALL = dict(commands())
 
 
 def test_all_commands_are_there() -> None:
-    own = {f"zbus {name}" for name in ("pub", "sub", "nodes", "demo", "bench", "doctor", "log")}
+    own = {f"zbus {name}" for name in ("pub", "sub", "monitor", "top", "nodes", "demo", "bench", "doctor", "log")}
     of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "retain")}
     jobs = {f"zbus pipeline {name}" for name in ("rollup", "gaps", "coverage", "sessions", "demo")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections import Counter
@@ -78,6 +79,27 @@ async def test_an_event_that_is_stored_again_is_counted_once(log_path: Path) -> 
 
         assert [(each.key, each.events) for each in activity.topics(everything)] == [("a", 1)]
         activity.close()
+
+
+async def test_a_log_that_another_process_owns_is_followed_while_somebody_looks(log_path: Path) -> None:
+    async with zbus.open(log_path) as owner:
+        publisher = await owner.publisher("a/b")
+        await publisher.publish(b"before")
+        async with zbus.open(log_path, read_only=True) as bus:
+            activity = Activity(bus)
+            await publisher.publish_many([b"xyz"] * 1500)
+
+            async def seen() -> int:
+                await asyncio.gather(activity.follow(), activity.follow())
+                return sum(each.events for each in activity.topics(everything))
+
+            async with asyncio.timeout(30):
+                while await seen() < 1500:
+                    await asyncio.sleep(0.02)
+            (topic,) = activity.topics(everything)
+            assert (topic.key, topic.events, topic.bytes) == ("a/b", 1500, 4500)
+            assert activity.publishers(everything)[0].sequence == 1500
+            activity.close()
 
 
 bursts = st.lists(

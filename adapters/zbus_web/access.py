@@ -12,6 +12,10 @@ import hmac
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
 from zbus.errors import ZbusError
 from zbus.keys import KeySet, check_expression, check_key, includes
 from zbus.session import read_session
@@ -20,8 +24,6 @@ from .origins import Origins
 from .refusals import Refusal
 
 if TYPE_CHECKING:
-    from starlette.requests import HTTPConnection
-
     from .settings import WebSettings
 
 COOKIE = "zbus_token"
@@ -142,33 +144,39 @@ class Access:
 
     def grant(self, connection: HTTPConnection) -> Grant:
         """What this request may do; raises `Refusal` (401) where it is nobody's. Found out once for each request."""
-        found: Grant | Refusal | None = connection.scope.get(_FOUND)
-        if found is None:
-            try:
-                found = self._find(connection)
-            except Refusal as refusal:
-                found = refusal
-            connection.scope[_FOUND] = found
+        found = self.found(connection.scope)
         if isinstance(found, Refusal):
             raise found
         return found
 
-    def _find(self, connection: HTTPConnection) -> Grant:
-        token, by_cookie = _credential(connection)
+    def found(self, scope: Scope) -> Grant | Refusal:
+        """The same, with the refusal as a value."""
+        found: Grant | Refusal | None = scope.get(_FOUND)
+        if found is None:
+            try:
+                found = self._find(scope)
+            except Refusal as refusal:
+                found = refusal
+            scope[_FOUND] = found
+        return found
+
+    def _find(self, scope: Scope) -> Grant:
+        token, by_cookie = _credential(scope)
         if token is None:
             if self._anonymous is None:
                 raise _unknown("token_needed", "this server wants a token", "")
             return self._anonymous
-        if by_cookie and (connection.scope["type"] == "websocket" or connection.scope["method"] not in SAFE):
+        if by_cookie and (scope["type"] == "websocket" or scope["method"] not in SAFE):
             # A browser sends a cookie along with whatever any page asks for: without an origin nobody knows which.
-            if "origin" not in connection.headers:
+            headers = Headers(scope=scope)
+            if "origin" not in headers:
                 raise Refusal(
                     403,
                     "origin_needed",
                     "a request with a cookie that changes something names its Origin",
                     _NOTHING_DONE,
                 )
-            self._origins.check(connection.headers.getlist("host"), connection.headers["origin"])
+            self._origins.check(", ".join(headers.getlist("host")), ", ".join(headers.getlist("origin")))
         return self._by_token(token)
 
     def _by_token(self, token: str) -> Grant:
@@ -190,21 +198,21 @@ class Access:
         raise _unknown("token_refused", "this server does not know the token", ', error="invalid_token"')
 
 
-def _credential(connection: HTTPConnection) -> tuple[str | None, bool]:
+def _credential(scope: Scope) -> tuple[str | None, bool]:
     """The token of a request, and whether a browser sent it on its own account."""
-    authorization = connection.headers.get("authorization")
-    if authorization is not None:
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise _unknown("token_refused", "Authorization is not of the form 'Bearer TOKEN'", "")
-        return token.strip(), False
-    if "cookie" in connection.headers and (cookie := connection.cookies.get(COOKIE)):
+    has_cookie = False
+    for name, value in scope["headers"]:  # as it is: this is done for every request
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            if scheme.lower() != "bearer" or not token.strip():
+                raise _unknown("token_refused", "Authorization is not of the form 'Bearer TOKEN'", "")
+            return token.strip(), False
+        has_cookie = has_cookie or name == b"cookie"
+    if has_cookie and (cookie := HTTPConnection(scope).cookies.get(COOKIE)):
         return cookie, True
     # For EventSource and WebSocket in a browser, which can send no header; never for what changes something.
-    if connection.scope["query_string"] and (
-        connection.scope["type"] == "websocket" or connection.scope["method"] in SAFE
-    ):
-        return connection.query_params.get(QUERY), False
+    if scope["query_string"] and (scope["type"] == "websocket" or scope["method"] in SAFE):
+        return QueryParams(scope["query_string"]).get(QUERY), False
     return None, False
 
 

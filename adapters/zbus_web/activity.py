@@ -8,6 +8,7 @@ of all is always what was seen.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Callable, Sequence
 from math import exp
@@ -16,7 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from zbus.introspection import watch
-from zbus.ports import Row
+from zbus.keys import KeySet
+from zbus.ports import Row, Span
+from zbus.subscriber import PAGE_EVENTS
 
 from .records import Records
 
@@ -29,6 +32,8 @@ KEYS_MAX = 10_000
 PUBLISHERS_MAX = 10_000
 OVER_S = 3.0  # rates are of about as long: what is older counts ever less
 NOTED_EVENTS_MAX, NOTED_BYTES_MAX = 4096, 4 * 1024 * 1024  # what waits to be counted, payloads and all
+
+FOLLOW_PAGES = 5  # read in one look at a log of another process
 
 _PUBLISHER, _KEY = itemgetter(0), itemgetter(3)
 
@@ -112,11 +117,12 @@ class Activity:
         publishers_max: int = PUBLISHERS_MAX,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._clock = clock
+        self._bus, self._clock = bus, clock
         self._keys: _Table[str] = _Table(keys_max)
         self._publishers: _Table[tuple[int, str]] = _Table(publishers_max)
         self._noted: list[tuple[float, Sequence[Row], int]] = []
         self._noted_events = self._noted_bytes = 0
+        self._followed, self._following = bus.delivery.delivered, asyncio.Lock()
         self.records = Records()
         self.live: Live | None = None
         self._unwatch = watch(bus, self.note)
@@ -145,6 +151,31 @@ class Activity:
         for name, count in groups.items():
             self._keys.add(name[1], count, now)
             self._publishers.add(name, count, now)
+
+    async def follow(self) -> None:
+        """Read on in a log that another process owns, as nothing else passes here then. Whoever looks calls it.
+
+        What is more than a look may take is not counted.
+        """
+        log, head = self._bus.log, self._bus.delivery.delivered
+        if log is None or not log.read_only:
+            return
+        async with self._following:
+            for _ in range(FOLLOW_PAGES):
+                if self._followed >= head:
+                    return
+                page = await self._bus.run(log.read, KeySet.all(), Span(self._followed, head), PAGE_EVENTS)
+                events, error, _ = page.events(skip_corrupt=True)
+                if error is not None:
+                    break
+                rows = [
+                    (each.publisher_id, each.sequence, each.published_at, each.key, each.payload, None)
+                    for each in events
+                ]
+                if rows:
+                    self.note(rows, sum([len(row[4]) for row in rows]))
+                self._followed = page.covered
+            self._followed = max(self._followed, head)
 
     def topics(self, shown: Callable[[str], bool], limit: int | None = None) -> list[Topic]:
         """The keys that are shown, busiest first."""

@@ -70,9 +70,11 @@ def _shown(views: Views) -> dict[str, Shown]:
     """What each path shows."""
 
     async def topics(grant: Grant, request: Request) -> dict[str, Any]:
+        await views.activity.follow()
         return {"topics": views.topics(grant, _limit(request)), "other": views.other(grant)}
 
     async def publishers(grant: Grant, request: Request) -> dict[str, Any]:
+        await views.activity.follow()
         return {"publishers": views.publishers(grant, _limit(request))}
 
     async def cursors(grant: Grant, request: Request) -> dict[str, Any]:

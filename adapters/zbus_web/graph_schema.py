@@ -88,15 +88,17 @@ def _buses(info: Asked) -> list[types.BusOfNodes]:
         ]
 
 
-def _topics(info: Asked, limit: int = 100) -> list[types.Topic]:
+async def _topics(info: Asked, limit: int = 100) -> list[types.Topic]:
     """As /api/topics."""
     with _told():
+        await info.context.views.activity.follow()
         return [types.Topic(**each) for each in info.context.views.topics(info.context.grant, _limited(limit))]
 
 
-def _publishers(info: Asked, limit: int = 100) -> list[types.Publisher]:
+async def _publishers(info: Asked, limit: int = 100) -> list[types.Publisher]:
     """As /api/publishers."""
     with _told():
+        await info.context.views.activity.follow()
         found = info.context.views.publishers(info.context.grant, _limited(limit))
         return [types.Publisher(**each) for each in found]
 

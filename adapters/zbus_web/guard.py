@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .access import Grant
 from .origins import Origins
 from .rates import Rates
 from .refusals import Refusal
@@ -68,13 +68,12 @@ class Guard:
 
     def _admit(self, scope: Scope) -> tuple[str, bool]:
         """The client, and whether its body has to be measured; raises `Refusal`."""
-        found: dict[bytes, list[str]] = {}
+        found: dict[bytes, str] = {}
         for name, value in scope["headers"]:
-            if name in _LOOKED_AT:
-                found.setdefault(name, []).append(value.decode("latin-1"))
-        origins = found.get(b"origin")
-        # Two of them are no browser's doing: as one text they are no origin of anybody's.
-        self._origins.check(found.get(b"host", ()), None if origins is None else ", ".join(origins))
+            if name in _LOOKED_AT:  # two of a name are no browser's doing: as one text they are nobody's host or origin
+                text = value.decode("latin-1")
+                found[name] = f"{found[name]}, {text}" if name in found else text
+        self._origins.check(found.get(b"host", ""), found.get(b"origin"))
         client = self._client(scope)
         if wait_s := self._rates.take(client):
             raise _busy(429, "rate_limited", f"{client} asks too often", wait_s)
@@ -83,18 +82,15 @@ class Guard:
             raise _busy(503, "connections_full", f"all {settings.connections_max} connections are in use", 1.0)
         if self._places[client] >= settings.connections_per_client_max:
             raise _busy(429, "client_connections_full", f"{client} has all of its connections in use", 1.0)
-        declared = found.get(b"content-length", ("0",))[0]
+        declared = found.get(b"content-length", "0")
         if declared.isdecimal() and int(declared) > settings.body_bytes_max:
             raise self._too_large()
         return client, b"transfer-encoding" in found or not declared.isdecimal()
 
     def _client(self, scope: Scope) -> str:
-        try:
-            grant = self._access.grant(HTTPConnection(scope))
-            if grant.name != "anonymous":
-                return f"token {grant.name}"
-        except Refusal:
-            pass  # whoever needs a grant will say so; who guesses tokens is limited by address
+        found = self._access.found(scope)  # whoever needs a grant will refuse; who guesses tokens counts by address
+        if isinstance(found, Grant) and found.name != "anonymous":
+            return f"token {found.name}"
         address = scope.get("client")
         return _place(address[0]) if address else "unknown"
 

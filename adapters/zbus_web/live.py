@@ -111,6 +111,7 @@ class Live:
         try:
             while True:
                 due = monotonic() + TICK_S
+                await self._views.activity.follow()
                 cursors = await positions(self._views.bus)
                 self._last = Moment(self._views, self._views.bus.stats(), cursors, self._last)
                 for listener in self._listeners:

@@ -7,7 +7,6 @@ Origin, where there is one, the same host or one that is allowed by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -33,10 +32,8 @@ class Origins:
         self._origins = frozenset(_normal(each) for each in settings.origins)
         self._known: set[tuple[str, str | None]] = set()
 
-    def check(self, hosts: Iterable[str], origin: str | None) -> None:
-        """Raise a `Refusal` unless there is one Host, ours, and the Origin (if there is one) may come here."""
-        named = tuple(hosts)
-        host = named[0] if len(named) == 1 else ""
+    def check(self, host: str, origin: str | None) -> None:
+        """Raise a `Refusal` unless the Host is ours, and the Origin (if there is one) may come here."""
         if (host, origin) in self._known:
             return
         self._check_host(host)

@@ -21,11 +21,13 @@ from .bridge import bridge
 from .demo import demo
 from .doctor import doctor
 from .failures import describe
+from .monitor import monitor
 from .nodes import nodes
 from .output import note, write
 from .pub import pub
 from .router import router
 from .sub import sub
+from .top import top
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
 EXTRAS = {"pipeline": "spark", "serve": "web"}  # what is installed with a command's libraries
@@ -67,7 +69,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pub, sub, bridge, router, nodes, demo, bench, doctor):
+for command in (pub, sub, monitor, top, bridge, router, nodes, demo, bench, doctor):
     app.command()(command)
 
 

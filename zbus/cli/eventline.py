@@ -1,4 +1,4 @@
-"""One event as one line: JSON for programs, text for people. `zbus sub` and `zbus log` share it."""
+"""One event as one line: JSON for programs, text for people. Every command that prints events shares it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ SHOWN_CHARACTERS_MAX = 400
 _encode = msgspec.json.Encoder().encode
 
 
-def json_line(event: Event) -> bytes:
+def json_line(event: Event, **more: Any) -> bytes:
     """The event as a JSON object, with its line end; a payload that is not UTF-8 goes under `payload_base64`.
+
+    `more` is added as it is.
 
     >>> json_line(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode().rstrip()
     '{"offset":3,"key":"a/b","publisher_id":7,"sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
@@ -36,18 +38,23 @@ def json_line(event: Event) -> bytes:
         fields["payload"] = event.payload.decode()
     except UnicodeDecodeError:
         fields["payload_base64"] = base64.b64encode(event.payload).decode()
-    return _encode(fields) + b"\n"
+    return _encode(fields | more) + b"\n"
 
 
 def readable_line(event: Event) -> Text:
     """The event for a terminal, in colour; control characters in it do not reach the terminal."""
+    return readable_head(event).append(f" {_shown(event.payload)}")
+
+
+def readable_head(event: Event) -> Text:
+    """The same without the payload: when, where, and with which headers."""
     line = Text()
     line.append(f"{_utc(event.published_at).astimezone():%H:%M:%S.%f} ", "dim")
     line.append(f"{event.offset:>8} ", "cyan")
-    line.append(_printable(event.key), "bold green")
+    line.append(printable(event.key), "bold green")
     for name, value in event.headers.items():
-        line.append(f" {_printable(name)}={_printable(value)}", "dim")
-    return line.append(f" {_shown(event.payload)}")
+        line.append(f" {printable(name)}={printable(value)}", "dim")
+    return line
 
 
 def iso_time(time_ns: int) -> str:
@@ -71,9 +78,14 @@ def _shown(payload: bytes) -> str:
     except UnicodeDecodeError:
         return f"{payload[:32].hex(' ')}… ({len(payload):,} bytes)"
     if len(text) <= SHOWN_CHARACTERS_MAX:
-        return _printable(text)
-    return f"{_printable(text[:SHOWN_CHARACTERS_MAX])}… ({len(payload):,} bytes)"
+        return printable(text)
+    return f"{printable(text[:SHOWN_CHARACTERS_MAX])}… ({len(payload):,} bytes)"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text with whatever could control a terminal, or reorder its letters, written out.
+
+    >>> printable("a\\x1b[2J")
+    'a\\\\x1b[2J'
+    """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

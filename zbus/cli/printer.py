@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 
 from rich.console import Console
+from rich.text import Text
 
 from zbus.errors import SubscriberLagged
 from zbus.event import Event
@@ -19,21 +20,34 @@ BURST_S = 0.1
 
 
 class EventPrinter:
-    """Gathers lines; `flush` writes them. It flushes by itself when much has gathered, or for long."""
+    """Gathers lines; `flush` writes them. It flushes by itself when much has gathered, or for long.
 
-    def __init__(self) -> None:
-        self._console = Console() if is_terminal() else None
+    `as_json`: JSON lines or readable ones; where it is not said, readable ones on a terminal.
+    """
+
+    def __init__(self, as_json: bool | None = None) -> None:
+        self.as_json = not is_terminal() if as_json is None else as_json
+        self._console = Console() if is_terminal() and not self.as_json else None
         self._burst = bytearray()
         self._flushed_at = time.monotonic()
         self.printed = 0
 
+    async def prepare(self) -> None:
+        """What there is to do before the next event is added: nothing, mostly."""
+
     def add(self, event: Event) -> None:
         """Print one event, now or with the burst that it belongs to."""
-        if self._console is not None:
-            self._console.print(readable_line(event), soft_wrap=True)
-        else:
-            self._burst += json_line(event)
+        self.print(json_line(event) if self.as_json else readable_line(event))
         self.printed += 1
+
+    def print(self, line: bytes | Text) -> None:
+        """Print bytes as they are, or text in colour where there is a terminal."""
+        if isinstance(line, bytes):
+            self._burst += line
+        elif self._console is not None:
+            self._console.print(line, soft_wrap=True)
+        else:
+            self._burst += f"{line.plain}\n".encode(errors="backslashreplace")
         if len(self._burst) >= BURST_BYTES or time.monotonic() - self._flushed_at >= BURST_S:
             self.flush()
 
@@ -70,6 +84,7 @@ async def print_live(subscriber: EventSubscriber, printer: EventPrinter, count: 
                 continue
             if event is None:
                 return
+            await printer.prepare()
             printer.add(event)
             if durable or not subscriber.queued:
                 printer.flush()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import zbus
-from zbus.errors import ConfigInvalid
 
 from .failures import ERROR
 from .loop import run
-from .options import LogOption, TransportOption
+from .options import CountOption, LogOption, StartOption, TimeoutOption, TransportOption
 from .output import ends_with_its_reader, note
 from .printer import EventPrinter, print_live
-from .reading import open_to_read
-from .values import parse_start
+from .reading import open_to_hear
 
 
 def sub(
@@ -27,34 +24,21 @@ def sub(
     ],
     log: LogOption = None,
     transport: TransportOption = None,
-    start: Annotated[
-        Any,
-        typer.Option(
-            "--from",
-            parser=parse_start,
-            metavar="START",
-            help="Where to start: new, beginning, an offset, an ISO time, or an age such as -10m.",
-        ),
-    ] = "new",
+    start: StartOption = "new",
     durable: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Keep the position under this name, and resume after it the next time."),
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after so many events.")] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="End after this time; exit code 1 if --count was not reached."),
-    ] = None,
+    count: CountOption = None,
+    timeout: TimeoutOption = None,
 ) -> None:
     """Print events as they are published: a JSON line for each when piped, readable lines on a terminal.
 
     It reads the log of another process (or one that nobody owns) and never writes to it; or, with a
     transport, what other nodes publish.
     """
-    if log is not None and transport is not None:
-        raise typer.BadParameter("read a log, or hear a transport: give one of them", param_hint="--transport")
     printer = EventPrinter()
-    bus = _open(log, transport)
+    bus = open_to_hear(log, transport)
     try:
         run(_sub(printer, bus, expressions, start, durable, count, timeout))
     except KeyboardInterrupt:
@@ -63,16 +47,6 @@ def sub(
         if count is not None:
             note(f"zbus: {printer.printed} of {count} events came within {timeout:g} s")
             raise typer.Exit(ERROR) from None
-
-
-def _open(log: Path | None, transport: str | None) -> zbus.Bus:
-    if log is not None:
-        return open_to_read(log)
-    bus = zbus.open(check_schemas=False, **({"transport": transport} if transport else {}))
-    if bus.config.log is None and not bus.config.networked:
-        reason = "without one there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
-        raise ConfigInvalid("log", reason)
-    return bus
 
 
 async def _sub(

@@ -1,0 +1,72 @@
+"""Which events `zbus monitor` shows, beyond their keys: by header, by publisher, by what the payload says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import typer
+
+from zbus.event import Event
+
+
+class Tag(NamedTuple):
+    """A header that an event must have, with any value or with this one."""
+
+    name: str
+    value: str | None
+
+
+class EventFilter:
+    """An event passes if it has every header, is of one of the publishers, and the pattern is found in its payload.
+
+    >>> from zbus import Event
+    >>> wanted = EventFilter([Tag("tenant", "x")], [], re.compile("ca.*"))
+    >>> wanted.passes(Event(1, 0, 0, "a/b", b"a cat", {"tenant": "x"})), wanted.passes(Event(1, 0, 0, "a/b", b"a cat"))
+    (True, False)
+    """
+
+    def __init__(self, tags: Sequence[Tag], publishers: Sequence[int], pattern: re.Pattern[str] | None) -> None:
+        self._tags, self._publishers, self._pattern = tuple(tags), frozenset(publishers), pattern
+
+    def passes(self, event: Event) -> bool:
+        """Whether this event is to be shown."""
+        for name, value in self._tags:
+            if name not in event.headers or (value is not None and event.headers[name] != value):
+                return False
+        if self._publishers and event.publisher_id not in self._publishers:
+            return False
+        return self._pattern is None or self._pattern.search(event.payload.decode(errors="replace")) is not None
+
+
+def parse_tag(text: str) -> Tag:
+    """A header as people write it.
+
+    >>> parse_tag("tenant=x"), parse_tag("tenant")
+    (Tag(name='tenant', value='x'), Tag(name='tenant', value=None))
+    """
+    name, given, value = text.partition("=")
+    if not name:
+        raise typer.BadParameter(f"{text!r} names no header: write NAME=VALUE, or NAME for any value")
+    return Tag(name.lower(), value if given else None)
+
+
+def parse_publisher(text: str) -> int:
+    """A publisher's id, in digits or, as records have it, in hex after 0x.
+
+    >>> parse_publisher("255"), parse_publisher("0xff")
+    (255, 255)
+    """
+    found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})|([0-9]{1,20})", text, re.ASCII)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a publisher's id, such as 4711 or 0x1267")
+    return int(found[1], 16) if found[1] else int(found[2])
+
+
+def parse_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression; plain text mostly is one."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}") from None

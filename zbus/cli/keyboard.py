@@ -1,0 +1,39 @@
+"""Single keys from the terminal, while a screen is shown. However it ends, the terminal is left as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STDIN = 0
+
+
+@contextmanager
+def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
+    """Call `pressed` with each key, on the loop; whether there is a keyboard at all. Ctrl-C stays a signal."""
+    if not os.isatty(STDIN):
+        yield False
+        return
+    loop, before = asyncio.get_running_loop(), termios.tcgetattr(STDIN)
+
+    def read() -> None:
+        try:
+            data = os.read(STDIN, 64)
+        except OSError:
+            data = b""
+        if not data:  # the terminal is gone
+            loop.remove_reader(STDIN)
+        for each in data.decode(errors="replace"):
+            pressed(each)
+
+    tty.setcbreak(STDIN, termios.TCSANOW)
+    loop.add_reader(STDIN, read)
+    try:
+        yield True
+    finally:
+        loop.remove_reader(STDIN)
+        termios.tcsetattr(STDIN, termios.TCSANOW, before)
