@@ -19,8 +19,8 @@ from zbus.errors import SchemaInvalid
 from zbus.starting import read_start
 
 from . import graph_types as types
-from .access import Grant
 from .cursors import delete_cursor, reset_cursor
+from .grants import Grant
 from .graph_limits import limits
 from .live import Live
 from .refusals import Refusal, refusal_of
