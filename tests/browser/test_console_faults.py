@@ -10,6 +10,8 @@ from console_support import Console, ServeProcess, Server
 from free_ports import free_port
 from playwright.sync_api import expect
 
+from zbus_log.retention import Rules
+
 EVENTS, BURST = 5000, 50
 FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
 
@@ -70,6 +72,27 @@ def test_it_is_paused_during_a_restart_and_nothing_is_lost(log_path: Path, conso
         server.stop()
 
 
+def test_what_retention_removed_while_the_server_was_away_is_told_as_a_gap(log_path: Path, console: Console) -> None:
+    port = free_port()
+    server = Server(log_path, port=port)
+    console.open(server.url)
+    shown = server.publish("a/b", *["before"] * 20)
+    console.until("zbusConsole.playback.received === 20")
+    server.stop()
+    elsewhere = Server(log_path)  # where the page does not find it
+    elsewhere.publish("a/b", *["later"] * 80)
+    elsewhere.call(_retain(elsewhere, after=60))
+    elsewhere.stop()
+
+    server = Server(log_path, port=port)
+    try:
+        console.until("zbusConsole.playback.position === 100")
+        assert console.offsets() == shown + list(range(61, 101))
+        assert any(mark.startswith("Gap: what follows 20 up to 60 is not there any more") for mark in console.marks())
+    finally:
+        server.stop()
+
+
 def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Console) -> None:
     console.open(server.url)
     console.page.evaluate(WATCH)
@@ -89,3 +112,7 @@ def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Co
     # What is in the page is what can be seen, not what has come.
     assert console.page.evaluate("document.querySelectorAll('#rows .row').length") < 200
     assert console.page.evaluate("window.longest") < FRAME_MS_MAX
+
+
+async def _retain(server: Server, *, after: int) -> None:
+    await server.bus.run(server.bus.need_log("a test").retain, Rules(upto=after))

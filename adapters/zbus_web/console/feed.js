@@ -2,6 +2,7 @@
 
 import { access, open, Refused } from "./http.js";
 import { SseParser } from "./sse.js";
+import { firstOf, once, sleep } from "./waiting.js";
 
 const WAIT_MS = [250, 500, 1000, 2000, 4000]; // between attempts; the last one again and again
 const SILENT_MS = 60_000; // several keep-alives long: the connection is dead and nobody said so
@@ -52,7 +53,7 @@ export class Feed {
       const wait = WAIT_MS[Math.min(failures, WAIT_MS.length - 1)];
       failures += 1;
       this.onState("reconnecting", { attempt: failures });
-      await Promise.race([sleep(wait, signal), once(window, "online", signal)]);
+      await firstOf(signal, (each) => sleep(wait, each), (each) => once(window, "online", each));
     }
   }
 
@@ -89,18 +90,4 @@ export class Feed {
     const told = events.filter((event) => event.data !== null);
     if (told.length) this.onEvents(told);
   }
-}
-
-function sleep(ms, signal) {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
-}
-
-function once(target, name, signal) {
-  return new Promise((resolve) => {
-    target.addEventListener(name, resolve, { once: true, signal });
-    signal.addEventListener("abort", resolve, { once: true });
-  });
 }

@@ -83,6 +83,7 @@ const figures = new Feed("api/live", {
   onState: (state) => {
     figuresState = state;
     firstFigures = true;
+    if (state === "live") problems.load();
     showState(playback, figuresState);
   },
 });
@@ -169,7 +170,6 @@ function showTab(name) {
 }
 
 setText(byId("filter-count"), count(0));
-problems.load();
 playback.live();
 figures.start();
 

@@ -17,11 +17,12 @@ export class Problems {
     this.looking = false;
   }
 
+  /** Of a server that was just connected to: what it kept, and whatever it tells meanwhile. */
   async load() {
+    this.records = [];
     try {
       const { records } = await getJson("api/records");
-      const known = new Set(records.map((record) => record.id));
-      this.records = [...records, ...this.records.filter((record) => !known.has(record.id))].slice(-KEPT);
+      this.records = [...records, ...this.#unknown(this.records, records)].slice(-KEPT);
       this.#draw();
     } catch {
       // The live feed brings what is new; the past stays with the server.
@@ -30,9 +31,14 @@ export class Problems {
 
   add(records) {
     if (!records?.length) return;
-    this.records = [...this.records, ...records].slice(-KEPT);
+    this.records = [...this.records, ...this.#unknown(records, this.records)].slice(-KEPT);
     if (!this.looking) this.unseen += records.length;
     this.#draw();
+  }
+
+  #unknown(records, among) {
+    const known = new Set(among.map((record) => record.id));
+    return records.filter((record) => !known.has(record.id));
   }
 
   look(on) {

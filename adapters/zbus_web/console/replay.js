@@ -1,6 +1,7 @@
 // The log played again from a point: page by page, at the pace of the past or faster, until it has caught up.
 
-import { getJson, Refused } from "./http.js";
+import { access, getJson, Refused } from "./http.js";
+import { once, sleep } from "./waiting.js";
 
 const PAGE = 500;
 const STEP_MS = 50;
@@ -44,11 +45,7 @@ export class Replay {
       try {
         page = await getJson("log", { key: keys, after, limit: PAGE }, signal);
       } catch (error) {
-        if (signal.aborted) return;
-        const final = error instanceof Refused && !error.passing;
-        this.onState(final ? (error.status === 401 ? "token" : "refused") : "reconnecting", error);
-        if (final) return;
-        await sleep(RETRY_MS);
+        if (signal.aborted || !(await this.#mayTryAgain(error, signal))) return;
         continue;
       }
       this.onState("live");
@@ -61,6 +58,17 @@ export class Replay {
         return;
       }
     }
+  }
+
+  async #mayTryAgain(error, signal) {
+    if (!(error instanceof Refused) || error.passing) {
+      this.onState("reconnecting");
+      await sleep(RETRY_MS, signal);
+      return true;
+    }
+    this.onState(error.status === 401 ? "token" : "refused", error);
+    if (error.status === 401) await once(access, "given", signal);
+    return error.status === 401;
   }
 
   /** Hands out the events of a page when their time has come. False: it was stopped. */
@@ -77,7 +85,7 @@ export class Replay {
         end += 1;
       }
       this.onEvents(events.slice(begin, end));
-      if (due > 0) await sleep(Math.min(Math.max(due, STEP_MS), QUIET_MS));
+      if (due > 0) await sleep(Math.min(Math.max(due, STEP_MS), QUIET_MS), signal);
       begin = end;
     }
     return !signal.aborted;
@@ -89,5 +97,3 @@ export class Replay {
     return Math.min(Math.max(past, 0) / this.speed, QUIET_MS);
   }
 }
-
-const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
