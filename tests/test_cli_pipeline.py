@@ -76,7 +76,10 @@ def test_rollup_prints_windows_and_leaves_parquet_and_a_report(log_path: Path, t
     assert "shop/orders/changed" in html.read_text()
 
 
-@pytest.mark.parametrize("stream", [(), ("--follow", "--once")], ids=["rollup", "stream"])
+@pytest.mark.parametrize(
+    "stream",
+    [pytest.param((), id="rollup"), pytest.param(("--follow", "--once"), id="stream", marks=pytest.mark.nightly)],
+)
 def test_a_rollup_that_fails_in_mid_read_leaves_nothing_and_may_be_run_again(
     log_path: Path, tmp_path: Path, stream: tuple[str, ...]
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_pa
     assert as_told(kept.collect()) == whole[:12]
 
 
+@pytest.mark.nightly  # a query more
 def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_not(
     log_path: Path, tmp_path: Path
 ) -> None:

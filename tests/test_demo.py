@@ -94,11 +94,9 @@ def test_ctrl_c_ends_the_demo_quietly_and_its_child_with_it() -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(COMMAND, text=True, env=ENVIRONMENT, **pipes) as demo:
         assert demo.stdout is not None
-        first = demo.stdout.readline()
-        log = re.search(r"on (\S+/demo\.db)", first)
-        assert log is not None
-        while "publishers" not in demo.stdout.readline():
-            assert demo.poll() is None
+        said = iter(demo.stdout.readline, "")
+        log = next(found for line in said if (found := re.search(r"on (\S+/demo\.db)", line)))
+        assert any("publishers" in line for line in said)
         assert processes_with(log[1])
 
         demo.send_signal(signal.SIGINT)

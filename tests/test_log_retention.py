@@ -413,7 +413,7 @@ def test_configured_retention_works_by_itself_while_few_events_arrive(
 ) -> None:
     monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.2)
     with opened(path, retain_events=10) as log:
-        sequences, deadline = count(), time.monotonic() + 3
+        sequences, deadline = count(), time.monotonic() + 30
         while log.low_water() == 0 and time.monotonic() < deadline:
             append(log, [row(next(sequences))])  # never quiet for as long as IDLE_S
             time.sleep(0.02)

@@ -356,7 +356,7 @@ async def test_close_is_bounded_while_the_server_is_frozen(server: NatsServer, c
     start = time.monotonic()
     await asyncio.to_thread(fabric.close)
 
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 15
     server.thaw()
 
 

@@ -163,7 +163,7 @@ def test_close_ends_in_bounded_time_while_the_server_is_frozen(server: NatsServe
     start = time.monotonic()
     fabric.close()
 
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 15
     server.thaw()
 
 
@@ -204,7 +204,7 @@ def test_close_ends_in_bounded_time_while_there_is_no_server(server: NatsServer)
     start = time.monotonic()
     fabric.close()
 
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 15
 
 
 def test_half_a_large_frame_cut_off_by_a_kill_is_not_delivered_and_the_next_is(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -98,7 +98,7 @@ CHILD = """
             return send(self, frames)  # a beacon
         if moment == "after-send":
             send(self, frames)
-            self.session.close()  # it really left this process
+            sys.stdin.readline()  # until it has arrived
         os.kill(os.getpid(), signal.SIGKILL)
 
     async def main():
@@ -118,10 +118,14 @@ CHILD = """
 async def test_a_crash_between_commit_and_send_is_made_good_at_the_next_start(
     log_path: Path, endpoint: str, moment: str
 ) -> None:
+    arguments = [sys.executable, "-c", textwrap.dedent(CHILD), str(log_path), endpoint]
+    events: list[zbus.Event] = []
+
     async def child(moment: str, payload: str) -> int:
-        arguments = [sys.executable, "-c", textwrap.dedent(CHILD), str(log_path), endpoint, moment, payload]
-        process = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.PIPE)
-        _, stderr = await asyncio.wait_for(process.communicate(), 30)
+        process = await asyncio.create_subprocess_exec(*arguments, moment, payload, stdin=PIPE, stderr=PIPE)
+        if moment == "after-send":
+            events.append(await asyncio.wait_for(anext(subscription), 30))
+        _, stderr = await asyncio.wait_for(process.communicate(b"arrived\n"), 30)
         assert process.returncode in (0, -signal.SIGKILL), stderr.decode()
         return process.returncode
 
@@ -130,7 +134,8 @@ async def test_a_crash_between_commit_and_send_is_made_good_at_the_next_start(
         assert await child("never", "after the crash") == 0
 
         async with asyncio.timeout(20):
-            events = [await anext(subscription) for _ in range(2)]
+            while len(events) < 2:
+                events.append(await anext(subscription))
 
         assert [event.payload for event in events] == [b"committed, then a crash", b"after the crash"]
         assert subscription.queued == 0

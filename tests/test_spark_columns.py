@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +21,17 @@ from spark_support import spark, write_log
 from zbus import blocking
 from zbus.errors import ConfigInvalid
 from zbus.headers import encode_headers
+from zbus.keys import KeySet
+from zbus.ports import Span
 from zbus_spark import read, rollup
 from zbus_spark.columns import Columns, schema_of
 from zbus_spark.jobs.offload import offload
 from zbus_spark.jobs.rollup import columns
 from zbus_spark.jobs.trim import trim
+from zbus_spark.local import batches, plan
 
 NAMED = ("offset", "payload_bytes", "header:trace", "header:odd`.name", "header:nobody-has-it")
+OFFSETS = Columns(schema_of(["offset"]))
 EVENTS = 9_000  # two blocks that can be offloaded, and some that stay
 
 
@@ -141,3 +149,30 @@ def test_a_stream_has_them_too(log_path: Path, tmp_path: Path) -> None:
 def test_a_name_that_is_no_column_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"no column '{name}'; a log has: offset, .*, payload_bytes, header:NAME"):
         schema_of(["offset", name])
+
+
+HOLD = """
+import sys, pysqlite3
+held = pysqlite3.connect(sys.argv[1], isolation_level=None)
+held.execute("PRAGMA locking_mode=EXCLUSIVE")
+held.execute("BEGIN IMMEDIATE")
+held.execute("COMMIT")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_reading_waits_while_another_process_has_the_log_alone(log: Path) -> None:
+    span, choice = plan(str(log), KeySet.all(), Span())
+    command = [sys.executable, "-c", HOLD, str(log)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as holder, ThreadPoolExecutor() as pool:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        found = pool.submit(lambda: sum(batch.num_rows for batch in batches(str(log), choice, span, OFFSETS, True)))
+        with pytest.raises(TimeoutError):
+            found.result(0.3)  # it would have failed by now, had it not waited
+        holder.stdin.write("end\n")
+        holder.stdin.flush()
+
+        assert found.result(60) == EVENTS

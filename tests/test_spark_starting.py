@@ -32,6 +32,7 @@ print(json.dumps([sorted(workers), sorted(set(java)), os.nice(0)]))
 """
 
 
+@pytest.mark.nightly  # a Spark of its own
 def test_a_local_spark_and_its_workers_give_way_to_others() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, check=True, text=True)
 

@@ -37,6 +37,19 @@ async def test_take_waits_for_the_next_burst_and_reads_on_from_the_log(log_path:
             assert seen == list(range(1, 13))
 
 
+async def test_a_small_queue_reads_small_pages(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a")).publish_many([b""] * 3000)
+    async with zbus.open(log_path) as bus:
+        async with bus.subscribe("a", start="beginning", overflow="spill", queue_events=10) as sub:
+            assert [event.offset for event in await sub.take(1) or ()] == [1]
+            assert sub.queued <= 127
+            seen = 1
+            while seen < 3000:
+                seen += len(await sub.take() or ())
+            assert sub.position == 3000
+
+
 async def test_a_nudge_is_heard_once_also_when_nobody_waits_yet_and_never_hides_events(log_path: Path) -> None:
     async with zbus.open(log_path) as bus, bus.subscribe("a") as sub:
         waiting = asyncio.ensure_future(sub.take())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -379,6 +380,8 @@ async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(
         publisher = await server.bus.publisher("a")
         for _ in range(40):
             await publisher.publish_many([b"x" * 8192] * 100)
+    transports = asyncio.get_running_loop()._transports  # of this loop, alive: ours is one of them
+    await until(lambda: gc.collect() is not None and len(transports) == 1)
     await stuck.__aexit__()
 
 

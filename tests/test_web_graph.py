@@ -235,6 +235,27 @@ async def test_events_come_over_a_socket_from_any_position_and_none_is_missed(lo
         assert events[0]["publisherId"].isdigit()
 
 
+async def test_an_event_that_does_not_fit_its_schema_ends_no_subscription(log_path: Path) -> None:
+    async with served(log_path) as site:
+        await site.publish("shop/a", b"not JSON", b"{}")
+        await site.bus.schemas.register("shop/*", {"type": "object"})
+        async with graph_socket(site) as socket:
+            await subscribe(socket, EVENTS, keys=["shop/**"], **{"from": "beginning"})
+            assert (await heard(socket))["payload"]["data"]["events"]["offset"] == 2
+
+
+async def test_a_bug_is_logged_and_not_told(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(log_path) as site:
+        monkeypatch.setattr(site.bus, "nodes", lambda: 1 // 0)
+        answer = await site.ask("{ nodes { name } }")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        async with graph_socket(site) as socket:
+            await subscribe(socket, "{ nodes { name } }")
+            message = await heard(socket)
+        assert errors_of(message)[0]["extensions"]["code"] == "internal_error"
+        assert "division" not in answer.text + json.dumps(message)
+
+
 async def test_a_subscription_that_is_ended_leaves_nothing_behind(log_path: Path) -> None:
     async with served(log_path) as site:
         async with graph_socket(site) as socket:

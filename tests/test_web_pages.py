@@ -137,6 +137,21 @@ async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
         assert (empty["events"], empty["next"]) == ([], 500)
 
 
+async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_web.pages.SCAN_PAGES", 1)
+    monkeypatch.setattr("zbus_web.pages.WINDOW_MIN", 100)
+    async with web(log_path) as server:
+        for number in range(5):
+            await server.publish("a", *[b""] * 130)
+            await server.publish(f"b/{number}", b"")
+        assert (await pages(server, "", 1000))[0] == [*range(1, 656)]
+        assert (await pages(server, "order=desc", 1000))[0] == [*range(655, 0, -1)]
+        assert (await pages(server, "key=b/*", 1000))[0] == [131, 262, 393, 524, 655]
+        assert (await pages(server, "key=b/*&order=desc", 1000))[0] == [655, 524, 393, 262, 131]
+
+
 async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbus_web.pages.ANSWER_BYTES", 10_000)
     async with web(log_path) as server:

@@ -189,7 +189,7 @@ def test_a_closed_fabric_refuses_and_closing_twice_is_safe_and_quick(url: str) -
         before = time.monotonic()
         other.close()
         other.close()
-        assert time.monotonic() - before < 2.0
+        assert time.monotonic() - before < 10.0
         with pytest.raises(FabricError):
             other.send([("a", b"x")])
         with pytest.raises(FabricError):

@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line; a record of another library gets the same shape, with its text as `message`."""
         fields = getattr(record, "zbus", None) or {"correlation_id": RUN_ID, "message": record.getMessage()}
-        time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         line: dict[str, Any] = {"time": time, "level": record.levelname, **fields}
         if record.exc_info is not None and record.exc_info[1] is not None:
             error = record.exc_info[1]

@@ -120,9 +120,10 @@ class Session:
             await self._ready(key, own)
             batch, pending = pending, []
             stored += await self._put(batch)
-        except ZbusError as error:
+        except BaseException as error:  # also what `payloads` itself raises
             self._sources.take_back(pending)
-            error.add_note(f"{len(stored)} payloads of this call were stored")
+            if isinstance(error, ZbusError):
+                error.add_note(f"{len(stored)} payloads of this call were stored")
             raise
         return stored
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from .event import Event
 from .headers import CORRELATION_ID, decode_headers
 from .ports import Row
-from .records import EVENT_PUBLISHED, EVENT_RECEIVED, record
+from .records import EVENT_PUBLISHED, EVENT_RECEIVED, RUN_ID, record
 
 NAMED_MAX = 8  # keys and correlation ids in one record
 _MARK = CORRELATION_ID.encode()
+_bursts = count(1)  # rather than chance, for which the system would be asked for every burst
 
 
 def tell_published(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> None:
@@ -48,4 +48,4 @@ def _named(
         return fields | {"correlation_id": carried[0]}
     if ids:
         fields |= {"correlation_ids": list(ids)[:NAMED_MAX], "correlation_id_count": len(ids)}
-    return fields | {"correlation_id": whose or secrets.token_hex(8)}
+    return fields | {"correlation_id": whose or f"{RUN_ID}-{next(_bursts)}"}

@@ -12,9 +12,8 @@ import asyncio
 import heapq
 from collections.abc import Callable, Sequence
 from math import exp
-from operator import itemgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zbus.introspection import watch
 from zbus.keys import KeySet
@@ -22,6 +21,7 @@ from zbus.ports import Row, Span
 from zbus.subscriber import PAGE_EVENTS
 
 from .records import Records
+from .tallies import OVER_S, Count, Table, gather
 
 if TYPE_CHECKING:
     import zbus
@@ -30,14 +30,11 @@ if TYPE_CHECKING:
 
 KEYS_MAX = 10_000
 PUBLISHERS_MAX = 10_000
-OVER_S = 3.0  # rates are of about as long: what is older counts ever less
 NOTED_EVENTS_MAX, NOTED_BYTES_MAX = 4096, 4 * 1024 * 1024  # what waits to be counted, payloads and all
 
 FOLLOW_PAGES = 5  # read in one look at a log of another process
 
-_PUBLISHER, _KEY = itemgetter(0), itemgetter(3)
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -61,47 +58,6 @@ class Source(NamedTuple):
     last_at_ns: int
 
 
-class _Count:
-    __slots__ = ("at", "bytes", "events", "last_ns", "rate", "sequence")
-
-    def __init__(self) -> None:
-        self.events = self.bytes = self.last_ns = self.sequence = 0
-        self.rate = self.at = 0.0  # events a second, as of when
-
-    def add(self, other: _Count, now: float) -> None:
-        self.events += other.events
-        self.bytes += other.bytes
-        self.rate = self.rate * exp((self.at - now) / OVER_S) + other.rate
-        self.sequence, self.last_ns, self.at = other.sequence, other.last_ns, now
-
-
-class _Table(Generic[K]):
-    """Counts by name. Full, it sums up the tenth that was quiet for longest."""
-
-    __slots__ = ("counts", "other", "others", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size, self.counts = size, dict[K, _Count]()
-        self.other, self.others = _Count(), 0  # and how many names went there
-
-    def add(self, name: K, count: _Count, now: float) -> None:
-        found = self.counts.get(name)
-        if found is None:
-            if len(self.counts) >= self.size:
-                self._make_room()
-            found = self.counts[name] = _Count()
-        found.add(count, now)
-
-    def _make_room(self) -> None:
-        number = max(1, self.size // 10)
-        for name in heapq.nsmallest(number, self.counts, key=lambda name: self.counts[name].at):
-            gone = self.counts.pop(name)
-            self.other.events += gone.events
-            self.other.bytes += gone.bytes
-            self.other.last_ns = max(self.other.last_ns, gone.last_ns)
-            self.others += 1
-
-
 class Activity:
     """Counts of one bus, from when it is made until it is closed. Lives on the loop.
 
@@ -118,8 +74,8 @@ class Activity:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._bus, self._clock = bus, clock
-        self._keys: _Table[str] = _Table(keys_max)
-        self._publishers: _Table[tuple[int, str]] = _Table(publishers_max)
+        self._keys: Table[str] = Table(keys_max)
+        self._publishers: Table[tuple[int, str]] = Table(publishers_max)
         self._noted: list[tuple[float, Sequence[Row], int]] = []
         self._noted_events = self._noted_bytes = 0
         self._followed, self._following = bus.delivery.delivered, asyncio.Lock()
@@ -143,9 +99,9 @@ class Activity:
     def _count(self) -> None:
         """Count what was noted."""
         now = self._clock()
-        groups: dict[tuple[int, str], _Count] = {}
+        groups: dict[tuple[int, str], Count] = {}
         for at, rows, size in self._noted:
-            _gather(groups, rows, size, exp((at - now) / OVER_S) / OVER_S)
+            gather(groups, rows, size, exp((at - now) / OVER_S) / OVER_S)
         self._noted.clear()
         self._noted_events = self._noted_bytes = 0
         for name, count in groups.items():
@@ -205,32 +161,7 @@ class Activity:
         return _first(found, limit, lambda source: (-source.last_at_ns, source.key, source.publisher_id))
 
 
-def _gather(groups: dict[tuple[int, str], _Count], rows: Sequence[Row], size: int, weight: float) -> None:
-    """Add a burst, by publisher and key. Large ones are mostly of one publisher, which a look at two lists tells."""
-    publisher_id, sequence, published_at, key, payload, _ = rows[-1]
-    number = len(rows)
-    if number > 1 and not (
-        list(map(_PUBLISHER, rows)).count(publisher_id) == number == list(map(_KEY, rows)).count(key)
-    ):
-        for publisher_id, sequence, published_at, key, payload, _ in rows:
-            count = groups.get((publisher_id, key))
-            if count is None:
-                count = groups[publisher_id, key] = _Count()
-            count.events += 1
-            count.bytes += len(payload)
-            count.rate += weight
-            count.sequence, count.last_ns = sequence, published_at
-        return
-    count = groups.get((publisher_id, key))
-    if count is None:
-        count = groups[publisher_id, key] = _Count()
-    count.events += number
-    count.bytes += size
-    count.rate += weight * number
-    count.sequence, count.last_ns = sequence, published_at
-
-
-def _rate(count: _Count, now: float) -> float:
+def _rate(count: Count, now: float) -> float:
     return count.rate * exp((count.at - now) / OVER_S)
 
 

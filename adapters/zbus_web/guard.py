@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access import Grant
+from .grants import Grant
 from .origins import Origins
 from .rates import Rates
 from .refusals import Refusal

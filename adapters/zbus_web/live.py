@@ -15,7 +15,7 @@ from zbus.errors import ZbusError
 from zbus.histogram import Histogram
 from zbus.introspection import Position, positions
 
-from .access import Grant
+from .grants import Grant
 from .views import Views, shown_cursors
 
 TICK_S = 1.0

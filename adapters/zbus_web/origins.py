@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from zbus.errors import ConfigInvalid
+
 from .refusals import Refusal
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def _split(origin: str) -> tuple[str, str, int | None] | None:
 def _normal(origin: str) -> str:
     found = _split(origin)
     if found is None:
-        raise ValueError(f"{origin!r} is no origin, such as 'https://console.example.org'")
+        raise ConfigInvalid("origins", f"{origin!r} is no origin, such as 'https://console.example.org'")
     return origin_text(*found)
 
 
@@ -103,7 +105,7 @@ def _authority(text: str) -> Authority | None:
 def _required(host: str) -> Authority:
     found = _authority(_bracketed(host))
     if found is None:
-        raise ValueError(f"{host!r} is no name of a host, such as 'bus.example.org' or '10.0.0.7:8080'")
+        raise ConfigInvalid("hosts", f"{host!r} is no name of a host, such as 'bus.example.org' or '10.0.0.7:8080'")
     return found
 
 

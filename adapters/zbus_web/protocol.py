@@ -69,7 +69,11 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for what it cannot parse."""
+        """What uvicorn calls for what it cannot parse; a whole request before it is answered first."""
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+            return
         self._refuse(400, "request_malformed", "this is not a request of HTTP/1.1")
 
     def _too_late(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from zbus.record_lines import as_json
 from zbus.records import listen
 
-from .access import SESSIONS
+from .grants import SESSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -79,7 +79,7 @@ class WebSettings(BaseSettings):
     head_timeout_s: float = Field(30.0, gt=0, le=3600, description="how long the head of a request may take")
     keepalive_s: float = Field(15.0, gt=0, le=3600, description="how often an idle feed shows that it is alive")
     retry_ms: int = Field(1000, ge=1, description="how long a browser waits before it connects again")
-    feed_queue_events: int = Field(128, ge=1, le=100_000, description="events in memory for one feed; then it spills")
+    feed_queue_events: int = Field(256, ge=1, le=100_000, description="events in memory for one feed; then it spills")
     feed_keys_max: int = Field(100, ge=1, description="key expressions of one request")
     stop_timeout_s: float = Field(3.0, gt=0, le=300, description="how long open connections have to end")
 

@@ -18,8 +18,8 @@ from zbus.keys import check_expression
 if TYPE_CHECKING:
     import zbus
 
-    from .access import Grant
     from .activity import Activity
+    from .grants import Grant
 
 TOPICS_MAX = 10_000
 

@@ -118,8 +118,8 @@ async def run(tmp_path: Path, times: int, seed: int) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_20_kills_of_a_publishing_process_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    await run(tmp_path, 20, seed=random.SystemRandom().randrange(1 << 32))
+async def test_10_kills_of_a_publishing_process_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    await run(tmp_path, 10, seed=random.SystemRandom().randrange(1 << 32))
 
 
 @pytest.mark.nightly
