@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from web_access_support import (
     session_token,
     subscribe,
 )
+from web_support import web
 from websockets.exceptions import InvalidStatus
 
 from zbus.errors import KeyInvalid
@@ -432,3 +434,29 @@ async def test_without_a_secret_no_session_opens(log_path: Path) -> None:
 
         assert answer.status_code == 401
         assert (await site.client.get("/log?key=sessions/a/**")).status_code == 403
+
+
+async def test_a_feed_ends_with_its_token_and_another_one_goes_on_where_it_was(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr("zbus_web.grants.time", lambda: now)
+    async with web(log_path, bus={"session_secret": SECRET}, keepalive_s=0.2) as site:
+        token = session_token("a", ttl_s=3600)
+        async with (
+            site.feed("?key=sessions/a/**", Authorization=f"Bearer {token}") as busy,
+            site.feed("?key=sessions/a/rare", Authorization=f"Bearer {token}") as idle,
+        ):
+            (first,) = await site.publish("sessions/a/x", b"1")
+            assert await busy.offsets(1) == [first]
+            now += 3601
+            (second,) = await site.publish("sessions/a/x", b"2")
+
+            assert "expired" in (await busy.event("end"))["reason"]
+            assert "expired" in (await idle.event("end"))["reason"]
+            assert await busy.frame() is None
+
+        now -= 3601
+        fresh = {"Authorization": f"Bearer {session_token('a')}", "Last-Event-ID": str(busy.last_id)}
+        async with site.feed("?key=sessions/a/**", **fresh) as again:
+            assert await again.offsets(1) == [second]

@@ -72,6 +72,11 @@ def read_session(secret: bytes, token: str) -> str:
     return urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4)).decode()
 
 
+def expires_at(token: str) -> float:
+    """When a token ends that `read_session` has accepted, in Unix seconds."""
+    return int(token.split(".")[1]) / 1000
+
+
 def _check_secret(secret: bytes) -> None:
     if not isinstance(secret, bytes) or len(secret) < SECRET_BYTES_MIN:
         raise ConfigInvalid("session_secret", f"it is bytes, at least {SECRET_BYTES_MIN}, or it can be guessed")

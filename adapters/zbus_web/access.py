@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from zbus.errors import ZbusError
 from zbus.keys import check_key
-from zbus.session import read_session
+from zbus.session_token import expires_at, read_session
 
 from .grants import NOTHING_DONE, SESSIONS, Grant
 from .origins import Origins
@@ -104,7 +104,9 @@ class Access:
                 if "/" in session:
                     raise ZbusError("the id of a session is one segment of a key")
                 check_key(SESSIONS + session)
-                return Grant(f"session:{session}", read=[f"{SESSIONS}{session}/**"], session=session)
+                return Grant(
+                    f"session:{session}", read=[f"{SESSIONS}{session}/**"], session=session, until=expires_at(token)
+                )
             except ZbusError as error:
                 raise _unknown("token_refused", str(error), ', error="invalid_token"') from None
         raise _unknown("token_refused", "this server does not know the token", ', error="invalid_token"')

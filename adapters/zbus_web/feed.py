@@ -126,6 +126,9 @@ class Feed:
                 break
             if chunks is None:
                 break
+            if self._grant.is_over:
+                self.end("the token has expired; connect again with another one")
+                break
             for chunk in chunks:
                 self._sent = True
                 yield chunk
@@ -139,7 +142,7 @@ class Feed:
 
     def pulse(self) -> None:
         """Say something, if nothing was said for a while."""
-        if self._sub is not None and not self._sent:
+        if self._sub is not None and (self._grant.is_over or not self._sent):
             self._sub.nudge()
         self._sent = False
 

@@ -7,6 +7,7 @@ and it reads nothing else.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from time import time
 
 from zbus.keys import KeySet, check_expression, check_key, includes
 
@@ -36,7 +37,7 @@ class _Allowed:
 class Grant:
     """What the caller of a request may do. `read` and `publish`: None stands for all keys."""
 
-    __slots__ = ("_publish", "_read", "name", "operate", "session")
+    __slots__ = ("_publish", "_read", "_until", "name", "operate", "session")
 
     def __init__(
         self,
@@ -46,9 +47,15 @@ class Grant:
         publish: Sequence[str] | None = (),
         operate: bool = False,
         session: str | None = None,
+        until: float | None = None,
     ) -> None:
-        self.name, self.operate, self.session = name, operate, session
+        self.name, self.operate, self.session, self._until = name, operate, session, until
         self._read, self._publish = _Allowed(read), _Allowed(publish)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time has passed: a feed that is open then ends."""
+        return self._until is not None and time() >= self._until
 
     @property
     def view(self) -> Hashable:

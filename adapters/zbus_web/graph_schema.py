@@ -182,6 +182,8 @@ async def _live_events(
                     continue  # told and counted by the bus; the log still has it
                 if event is None:
                     return
+                if context.grant.is_over:
+                    raise Refusal(401, "token_expired", "the token has expired", "Nothing was shown since")
                 if shows(event.key):
                     yield types.to_event(event)
 
