@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from console_support import Console, Server
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 TOKEN = "a-token-of-many-characters"
 PANELS = ("stream", "keys", "charts", "participants", "cursors", "problems")
@@ -168,6 +168,27 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(log_path: Path, browser
             assert page.evaluate("JSON.stringify({...localStorage})").find(TOKEN) < 0
             page.reload()
             console.connected()
+    finally:
+        server.stop()
+
+
+def test_a_late_refusal_of_what_was_asked_before_the_token_does_not_ask_again(log_path: Path, browser: Browser) -> None:
+    server = Server(log_path, tokens=[{"name": "ops", "token": TOKEN, "operate": True}])
+    try:
+        server.publish("shop/orders", "order")
+        with browser.new_context() as context:
+            console = Console(context.new_page())
+            page, held = console.page, list[Route]()
+            page.route("**/api/live", lambda route: route.continue_() if held else held.append(route))
+            page.goto(f"{server.url}/")
+            page.fill("#token-value", TOKEN)
+            page.press("#token-value", "Enter")
+            expect(console.row("order")).to_be_visible()
+
+            held[0].continue_()  # without a token: it was asked before
+
+            expect(page.locator("#figure-head")).to_have_text("1")
+            expect(page.locator("#token")).to_be_hidden()
     finally:
         server.stop()
 
