@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from zbus_log.retention import Rules
 
-EVENTS, BURST = 5000, 50
+EVENTS, BURST = 3000, 50
 FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
 
 WATCH = """() => {
@@ -108,7 +108,7 @@ def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Co
 
     console.until(f"zbusConsole.playback.received === {EVENTS}")
     assert console.offsets() == list(range(1, EVENTS + 1))
-    expect(console.page.locator("#filter-count")).to_have_text("5,000 events")
+    expect(console.page.locator("#filter-count")).to_have_text("3,000 events")
     # What is in the page is what can be seen, not what has come.
     assert console.page.evaluate("document.querySelectorAll('#rows .row').length") < 200
     assert console.page.evaluate("window.longest") < FRAME_MS_MAX

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from console_support import Console, Server
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 TOKEN = "a-token-of-many-characters"
 PANELS = ("stream", "keys", "charts", "participants", "cursors", "problems")
@@ -46,22 +45,22 @@ def test_it_is_light_or_dark_as_the_system_says_until_the_operator_says_otherwis
         assert _brightness(console) == dark
 
 
-@pytest.mark.parametrize("width", [320, 390, 800])
-def test_on_a_narrow_screen_every_panel_fits(server: Server, browser: Browser, width: int) -> None:
+def test_on_a_narrow_screen_every_panel_fits(server: Server, console: Console) -> None:
     server.publish(f"shop/{'orders-' * 20}/{'x' * 60}", '{"text": "' + "long " * 200 + '"}')
     server.call(_durable(server))
-    with browser.new_context(viewport={"width": width, "height": 844}) as context:
-        console = Console(context.new_page())
+    page = console.page
+    for width in (320, 390, 800):
+        page.set_viewport_size({"width": width, "height": 844})
         console.open(server.url)
-        expect(console.page.locator("#tree [role=treeitem]").first).to_be_attached()
+        expect(page.locator("#tree [role=treeitem]").first).to_be_attached()
         for panel in PANELS:
-            console.page.click(f"#tab-{panel}")
-            expect(console.page.locator(f"#panel-{panel}")).to_be_visible()
-            assert console.page.evaluate("document.documentElement.scrollWidth") <= width, panel
-        console.page.click("#tab-stream")
+            page.click(f"#tab-{panel}")
+            expect(page.locator(f"#panel-{panel}")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+        page.click("#tab-stream")
         console.row("long").click()
-        expect(console.page.locator("#inspector")).to_be_visible()
-        assert console.page.evaluate("document.documentElement.scrollWidth") <= width
+        expect(page.locator("#inspector")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_everything_can_be_done_by_keyboard(server: Server, console: Console) -> None:
@@ -169,6 +168,27 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(log_path: Path, browser
             assert page.evaluate("JSON.stringify({...localStorage})").find(TOKEN) < 0
             page.reload()
             console.connected()
+    finally:
+        server.stop()
+
+
+def test_a_late_refusal_of_what_was_asked_before_the_token_does_not_ask_again(log_path: Path, browser: Browser) -> None:
+    server = Server(log_path, tokens=[{"name": "ops", "token": TOKEN, "operate": True}])
+    try:
+        server.publish("shop/orders", "order")
+        with browser.new_context() as context:
+            console = Console(context.new_page())
+            page, held = console.page, list[Route]()
+            page.route("**/api/live", lambda route: route.continue_() if held else held.append(route))
+            page.goto(f"{server.url}/")
+            page.fill("#token-value", TOKEN)
+            page.press("#token-value", "Enter")
+            expect(console.row("order")).to_be_visible()
+
+            held[0].continue_()  # without a token: it was asked before
+
+            expect(page.locator("#figure-head")).to_have_text("1")
+            expect(page.locator("#token")).to_be_hidden()
     finally:
         server.stop()
 

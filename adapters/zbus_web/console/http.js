@@ -5,17 +5,18 @@ const TOKEN = "zbus-token";
 
 /** What the server refused, in its own words. */
 export class Refused extends Error {
-  constructor(status, body) {
+  constructor(status, body, stale = false) {
     const error = body?.error ?? {};
     super(error.reason ?? `the server answered ${status}`);
     this.status = status;
     this.code = error.code ?? "";
     this.now = error.now ?? "";
+    this.stale = stale; // it was asked with a token that has been replaced since
   }
 
   /** Whether asking again later may help. */
   get passing() {
-    return this.status >= 500 || this.status === 429 || this.status === 408;
+    return this.stale || this.status >= 500 || this.status === 429 || this.status === 408;
   }
 }
 
@@ -44,8 +45,9 @@ export async function open(path, query = {}, options = {}) {
   const response = await fetch(url, { cache: "no-store", ...options, headers });
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  if (response.status === 401) access.dispatchEvent(new Event("wanted"));
-  throw new Refused(response.status, body);
+  const stale = response.status === 401 && token !== sessionStorage.getItem(TOKEN);
+  if (response.status === 401 && !stale) access.dispatchEvent(new Event("wanted"));
+  throw new Refused(response.status, body, stale);
 }
 
 export const getJson = async (path, query, signal) => (await open(path, query, { signal })).json();

@@ -5,7 +5,7 @@ import { bytes, timeOfDay, visible } from "./format.js";
 import { MarkRow } from "./ring.js";
 
 const PREVIEW_CHARACTERS = 240;
-const DRAW_MS = 100; // faster than anybody reads
+const DRAW_MS = 125; // faster than anybody reads
 const NARROW = window.matchMedia("(max-width: 760px)");
 
 export class StreamView extends EventTarget {
