@@ -110,7 +110,8 @@ def test_one_frame_is_a_table_and_a_log_that_nobody_owns_can_be_looked_at(log_pa
     done = run("top", log_path, "--once", "--interval", 0.1)
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode()
-    assert text.startswith(f"zbus top {log_path}")
+    assert text.startswith("zbus top ")
+    assert str(log_path) in text.replace("\n", "")
     assert "log head 1,234" in text
     assert "published/s 0.0" in text
     assert "delivered/s -" in text
@@ -317,7 +318,7 @@ def test_it_fills_the_terminal_and_leaves_it_as_it_was(log_path: Path, how: str)
         publisher.publish_many([b"x"] * 1234)
         with Terminal("top", log_path, "--interval", 0.1, rows=24, columns=100) as terminal:
             terminal.wait_for("log head 1,234")
-            assert "q quits" in terminal.text
+            terminal.wait_for("q quits")
             publisher.publish(b"x")
             terminal.wait_for("log head 1,235")
             terminal.wait_for("shop/orders/created")

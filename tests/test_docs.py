@@ -192,6 +192,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment | {
         "PATH": f"{bin_folder}{os.pathsep}{environment['PATH']}",
         "XDG_RUNTIME_DIR": str(folder),  # nodes of this host find each other there
+        "ZBUS_SPARK_NICE": "0",  # or it would wait for the other tests
         "ZBUS_WEB_PORT": "0",  # documents name none, and the usual one may be taken
         "COLUMNS": "120",
         "PYTHONUTF8": "1",

@@ -297,3 +297,24 @@ def test_the_command_line_writes_records_as_json() -> None:
     assert done.returncode == 0, done.stderr
     names = [json.loads(line)["record"] for line in done.stderr.splitlines() if line.startswith("{")]
     assert names == ["BUS_STARTED", "BUS_STOPPED"]
+
+
+def test_listeners_that_garbage_collection_ends_meanwhile_neither_hang_nor_come_back() -> None:
+    heard: list[str] = []
+    stops = [records.listen(logging.INFO, lambda *told: heard.append("one")) for _ in range(2)]
+
+    class Once:
+        """Ends the first listener in the midst of a change, as a finalizer does."""
+
+        def __call__(self, now: Any) -> Any:
+            if stops:
+                stops.pop(0)()
+            return now
+
+    ended = stops[1]
+    records._change(Once())
+    records.record("BUS_STARTED")
+    ended()
+    records.record("BUS_STARTED")
+
+    assert heard == ["one"]

@@ -11,7 +11,8 @@ import pytest
 from pyspark import SparkContext
 from spark_support import spark
 
-from zbus_spark.starting import NICE, _give_way
+from zbus.errors import ConfigInvalid
+from zbus_spark.starting import NICE, _give_way, _niceness, session
 
 # The tests' own session does not give way, or it would wait for the other tests.
 LOOK = """
@@ -61,3 +62,14 @@ def test_where_priorities_cannot_be_changed_spark_runs_as_it_is(monkeypatch: pyt
     _give_way(19)
     monkeypatch.setattr(os, "listdir", missing)
     _give_way(19)
+
+
+def test_the_environment_says_how_far_spark_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZBUS_SPARK_NICE", raising=False)
+    assert _niceness() == NICE
+    monkeypatch.setenv("ZBUS_SPARK_NICE", "3")
+    assert _niceness() == 3
+    for wrong in ("-1", "20", "much"):
+        monkeypatch.setenv("ZBUS_SPARK_NICE", wrong)
+        with pytest.raises(ConfigInvalid, match="niceness"):
+            session()

@@ -1,4 +1,7 @@
-"""`take`, `nudge` and `position`: a burst at a time, a reader that can be woken, and where another would go on."""
+"""`take`, `nudge` and `position`: a burst at a time, a reader that can be woken, and where another would go on.
+
+Where events are traced each is taken by itself, and whether they are depends on what other tests have imported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import zbus
 
 
 async def test_take_hands_over_what_waits_in_order_and_no_more_than_asked_for(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus, bus.subscribe("a") as sub:
+    async with zbus.open(log_path, tracing="off") as bus, bus.subscribe("a") as sub:
         await (await bus.publisher("a")).publish_many([b"%d" % number for number in range(10)])
         first = await sub.take(4)
         rest = await sub.take()
@@ -21,7 +24,7 @@ async def test_take_hands_over_what_waits_in_order_and_no_more_than_asked_for(lo
 
 
 async def test_take_waits_for_the_next_burst_and_reads_on_from_the_log(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus:
+    async with zbus.open(log_path, tracing="off") as bus:
         publisher = await bus.publisher("a")
         await publisher.publish_many([b""] * 5)
         async with bus.subscribe("a", start="beginning", overflow="spill", queue_events=2) as sub:
@@ -38,9 +41,9 @@ async def test_take_waits_for_the_next_burst_and_reads_on_from_the_log(log_path:
 
 
 async def test_a_small_queue_reads_small_pages(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus:
+    async with zbus.open(log_path, tracing="off") as bus:
         await (await bus.publisher("a")).publish_many([b""] * 3000)
-    async with zbus.open(log_path) as bus:
+    async with zbus.open(log_path, tracing="off") as bus:
         async with bus.subscribe("a", start="beginning", overflow="spill", queue_events=10) as sub:
             assert [event.offset for event in await sub.take(1) or ()] == [1]
             assert sub.queued <= 127
@@ -51,7 +54,7 @@ async def test_a_small_queue_reads_small_pages(log_path: Path) -> None:
 
 
 async def test_a_nudge_is_heard_once_also_when_nobody_waits_yet_and_never_hides_events(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus, bus.subscribe("a") as sub:
+    async with zbus.open(log_path, tracing="off") as bus, bus.subscribe("a") as sub:
         waiting = asyncio.ensure_future(sub.take())
         await asyncio.sleep(0)
         sub.nudge()
@@ -69,7 +72,7 @@ async def test_a_nudge_is_heard_once_also_when_nobody_waits_yet_and_never_hides_
 
 
 async def test_the_position_moves_past_what_others_asked_for_and_never_past_what_is_queued(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus:
+    async with zbus.open(log_path, tracing="off") as bus:
         rare, often = await bus.publisher("rare"), await bus.publisher("often")
         async with bus.subscribe("rare", overflow="spill", queue_events=2) as sub:
             await often.publish_many([b""] * 5)
@@ -90,7 +93,7 @@ async def test_the_position_moves_past_what_others_asked_for_and_never_past_what
 
 
 async def test_events_that_a_durable_name_takes_are_acknowledged_one_by_one(log_path: Path) -> None:
-    async with zbus.open(log_path) as bus:
+    async with zbus.open(log_path, tracing="off") as bus:
         await (await bus.publisher("a")).publish_many([b""] * 3)
         async with bus.subscribe("a", durable="d", start="beginning") as sub:
             for offset in (1, 2, 3):

@@ -51,8 +51,9 @@ Listener = Callable[[int, dict[str, Any]], None]
 
 RUN_ID = secrets.token_hex(8)  # of this process
 _correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
-_listeners: tuple[tuple[int, Listener], ...] = ()  # each with the least level that it wants; replaced, never changed
-_changing = threading.Lock()
+_Listeners = tuple[tuple[int, Listener], ...]
+_listeners: _Listeners = ()  # each with the least level that it wants; replaced, never changed
+_changing = threading.RLock()
 
 
 def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, **fields: Any) -> None:
@@ -93,17 +94,21 @@ def wanted(level: int) -> bool:
 
 def listen(level: int, listener: Listener) -> Callable[[], None]:
     """Let `listener` have every record of `level` and above, from any thread; returns what ends that."""
-    global _listeners
     entry = (level, listener)
+    _change(lambda now: (*now, entry))
+    return lambda: _change(lambda now: tuple([each for each in now if each is not entry]))
+
+
+def _change(change: Callable[[_Listeners], _Listeners]) -> None:
+    """Replace the listeners. What garbage collection finalizes may change them too, on this thread, meanwhile."""
+    global _listeners
     with _changing:
-        _listeners = (*_listeners, entry)
-
-    def stop() -> None:
-        global _listeners
-        with _changing:
-            _listeners = tuple(each for each in _listeners if each is not entry)
-
-    return stop
+        while True:
+            before = _listeners
+            after = change(before)
+            if _listeners is before:
+                _listeners = after
+                return
 
 
 @contextmanager

@@ -201,6 +201,7 @@ class EventSubscriber:
     async def take(self, limit: int = PAGE_EVENTS) -> list[Event] | None:
         """What waits now, in order and at most `limit`, else what comes next: a burst costs one step, not one an event.
 
+        Events that are checked, traced or acknowledged come one at a time all the same.
         [] when `nudge` was called and nothing waits; None when the subscription or the bus was closed.
         """
         while not (self._queue or self._nudged or self._closed or self._front_gap or self._failed):

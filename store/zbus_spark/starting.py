@@ -26,13 +26,14 @@ NICE = 10  # a tenth of the processor where somebody else wants it, all of it wh
 _BANNER = b"Using incubator modules: jdk.incubator.vector"
 
 
-def session(master: str = "local[*]", *, nice: int = NICE, **settings: str) -> SparkSession:
+def session(master: str = "local[*]", *, nice: int | None = None, **settings: str) -> SparkSession:
     """The session of this process, made if there is none: `session("spark://host:7077")` for a cluster.
 
     Settings of Spark are given with `__` for each dot: `session(spark__driver__memory="4g")`. A local Spark runs with
-    niceness `nice`, its Python workers too, so that publishers on the same machine do not wait for it; 0 leaves it as
-    it is.
+    niceness `nice` (or what `ZBUS_SPARK_NICE` says, or 10), its Python workers too, so that publishers on the same
+    machine do not wait for it; 0 leaves it as it is.
     """
+    nice = _niceness() if nice is None else nice
     version = java_version()
     if version is None or version < JAVA_VERSION_MIN:
         found = "there is none" if version is None else f"this is {version}"
@@ -62,6 +63,13 @@ def session(master: str = "local[*]", *, nice: int = NICE, **settings: str) -> S
     # Spark looks for `format("zbus")` through the session of the calling thread, which may be another one each time.
     made._jvm.SparkSession.setActiveSession(made._jsparkSession)  # type: ignore[union-attr]
     return made
+
+
+def _niceness() -> int:
+    text = os.environ.get("ZBUS_SPARK_NICE") or str(NICE)
+    if not (text.isascii() and text.isdigit() and int(text) <= 19):
+        raise ConfigInvalid("ZBUS_SPARK_NICE", f"{text!r} is no niceness from 0 to 19")
+    return int(text)
 
 
 def _give_way(nice: int) -> None:

@@ -52,9 +52,11 @@ def line(frame: Frame) -> str:
 
 
 def _title(frame: Frame, keys: str) -> Text:
-    title = Text("zbus top ", "bold", no_wrap=True, overflow="ellipsis").append(printable(frame.source), "bold green")
-    title.append(f"  {_clock(frame.at)}  ", "dim").append(keys, "dim")
-    return title.append(f"  {printable(frame.trouble)}", "bold red") if frame.trouble else title
+    """The source last: it may be long, and is what is cut off then."""
+    title = Text("zbus top", "bold", no_wrap=True, overflow="ellipsis").append(f"  {_clock(frame.at)}  {keys}", "dim")
+    if frame.trouble:
+        title.append(f"  {printable(frame.trouble)}", "bold red")
+    return title.append(f"  {printable(frame.source)}", "bold green")
 
 
 def _figures(frame: Frame, columns: int) -> Table:
