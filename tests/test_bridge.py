@@ -147,7 +147,8 @@ async def test_in_a_ring_of_three_every_event_arrives_once_everywhere_and_traffi
     crossed = [each[way]["crossed"] for each in stats for way in ("forth", "back")]
     # Each event needs to cross twice; where two paths race, a third copy crosses and is stopped as a duplicate.
     assert 1200 <= sum(crossed) <= 1800
-    assert sum(each["duplicates"] + each["loops_stopped"] for each in stats) <= 1800
+    # Three copies of each come back to where it was; one that was late is asked for, and then comes once more.
+    assert sum(each["duplicates"] + each["loops_stopped"] for each in stats) <= 2 * 1800
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["log", "no-log"])
