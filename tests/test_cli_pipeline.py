@@ -125,6 +125,7 @@ def test_rollup_prints_a_table_of_the_busiest_keys_of_a_part(log_path: Path) -> 
     assert " 10 " in row
 
 
+@pytest.mark.nightly  # the function itself is tested with the others
 def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_path: Path) -> None:
     checkpoint, parquet = tmp_path / "checkpoint", tmp_path / "windows"
     follow = ["rollup", log_path, "--follow", "--once", "--checkpoint", checkpoint, "--watermark", "1 minute"]
@@ -270,6 +271,7 @@ def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
     ]
 
 
+@pytest.mark.nightly  # the function itself is tested with the others
 def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", 9000)
     retain(log, Rules(upto=1000))
@@ -288,6 +290,7 @@ def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_pat
     assert "everything up to offset 8,191 was removed" in done.err
 
 
+@pytest.mark.nightly  # the function itself is tested with the others
 def test_coverage_compares_two_logs(tmp_path: Path) -> None:
     events = shop(minutes=3)
     other = [event._replace(payload=b"?") if event[:2] == (2, 3) else event for event in events if event[:2] != (1, 9)]
@@ -373,6 +376,7 @@ def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
     assert "Exception" not in line
 
 
+@pytest.mark.nightly  # half a minute of Spark
 def test_the_demo_leaves_a_log_a_tier_and_a_report(tmp_path: Path) -> None:
     done = pipeline("demo", tmp_path / "demo", "--events", 40_000)
 
