@@ -42,7 +42,7 @@ java: $(READY)
 		{ echo "Spark needs Java 17 or later: sudo apt-get install -y $(JAVA_PACKAGE)" >&2; exit 1; }
 
 # What the console is tested in, and what checks its metrics: Debian's, if there are none and this user may install them.
-BROWSER_PACKAGES := chromium prometheus
+BROWSER_PACKAGES := chromium fonts-liberation prometheus
 browser:
 	@{ command -v chromium && command -v promtool; } >/dev/null || { \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
