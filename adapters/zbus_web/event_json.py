@@ -40,13 +40,12 @@ def event_json(event: Event) -> bytes:
     '{"offset":3,"key":"a/b","publisher_id":"7","sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
 "published_ns":"1700000000000000000","headers":{},"payload":"hello"}'
     """
-    seconds, nanoseconds = divmod(event.published_at, 1_000_000_000)
     shown = _Shown(
         event.offset,
         event.key,
         str(event.publisher_id),
         event.sequence,
-        f"{_second(seconds)}.{nanoseconds // 1000:06}+00:00",
+        iso_time(event.published_at),
         str(event.published_at),
         dict(event.headers),
     )
@@ -55,6 +54,16 @@ def event_json(event: Event) -> bytes:
     except UnicodeDecodeError:
         shown.payload_base64 = b64encode(event.payload).decode()
     return _encode(shown)
+
+
+def iso_time(time_ns: int) -> str:
+    """Unix nanoseconds as ISO 8601 in UTC, cut to microseconds; no float, which has too few digits.
+
+    >>> iso_time(1_700_000_000_123_456_789)
+    '2023-11-14T22:13:20.123456+00:00'
+    """
+    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{nanoseconds // 1000:06}+00:00"
 
 
 @lru_cache(64)

@@ -7,13 +7,14 @@ are shown to the session alone. The token of a session sees its own events, topi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from zbus.asyncapi import asyncapi
 from zbus.errors import KeyInvalid
 from zbus.introspection import Position, leases, positions, readers
 from zbus.keys import check_expression
+
+from .event_json import iso_time
 
 if TYPE_CHECKING:
     import zbus
@@ -39,7 +40,7 @@ class Views:
             for name in ("publishes", "serves"):
                 told[name] = [key for key in told[name] if grant.shows(key)]
             told["subscribes"] = _covered(grant, node.subscribes)
-            told |= {"started_at": when(node.started_at), "last_seen": when(node.last_seen)}
+            told |= {"started_at": iso_time(node.started_at), "last_seen": iso_time(node.last_seen)}
             found.append(told)
         return found
 
@@ -62,7 +63,7 @@ class Views:
                 "events": each.events,
                 "events_per_s": each.events_per_s,
                 "bytes": each.bytes,
-                "last_at": when(each.last_at_ns),
+                "last_at": iso_time(each.last_at_ns),
             }
             for each in self.activity.topics(grant.shows, limit)
         ]
@@ -80,7 +81,7 @@ class Views:
                 "id": str(each.publisher_id),
                 "sequence": each.sequence,
                 "events": each.events,
-                "last_at": when(each.last_at_ns),
+                "last_at": iso_time(each.last_at_ns),
             }
             for each in self.activity.publishers(grant.shows, limit)
         ]
@@ -114,7 +115,7 @@ class Views:
                 "mode": each.mode,
                 "hash": each.hash,
                 "schema": each.schema,
-                "registered_at": when(each.registered_at_ns),
+                "registered_at": iso_time(each.registered_at_ns),
             }
             for each in self.bus.schemas.list()
             if grant.covers(each.expression)
@@ -147,21 +148,12 @@ def shown_cursors(grant: Grant, found: Sequence[Position]) -> list[dict[str, Any
             "offset": each.offset,
             "lag": each.lag,
             "keys": list(each.keys),
-            "updated_at": when(each.updated_at_ns),
+            "updated_at": iso_time(each.updated_at_ns),
             "owner_pid": each.owner_pid,
         }
         for each in found
         if _covers_all(grant, each.keys)
     ]
-
-
-def when(unix_ns: int) -> str:
-    """A time for people and for JavaScript.
-
-    >>> when(1_700_000_000_000_000_000)
-    '2023-11-14T22:13:20.000000+00:00'
-    """
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="microseconds")
 
 
 def _covered(grant: Grant, expressions: Iterable[str]) -> list[str]:
