@@ -84,8 +84,8 @@ def zbus_idle(log: str) -> dict[str, Any]:
 
     imported = rss_mb()
     import zbus.config
-    import zbus.zenoh_fabric
     import zbus_log  # noqa: F401
+    import zbus_zenoh.fabric  # noqa: F401
 
     libraries = rss_mb()
 

@@ -13,8 +13,8 @@ import sys
 import time
 
 import zbus
-from zbus_web.server import serving
-from zbus_web.settings import WebSettings
+from zbus_web.http.settings import WebSettings
+from zbus_web.server.running import serving
 
 KEYS, BURST_S = 50, 0.02
 

@@ -27,8 +27,8 @@ def own(client: int) -> str:
 @asynccontextmanager
 async def zbus_server(log: str) -> AsyncIterator[tuple[int, Publish]]:
     import zbus
-    from zbus_web.server import serving
-    from zbus_web.settings import WebSettings
+    from zbus_web.http.settings import WebSettings
+    from zbus_web.server.running import serving
 
     async with zbus.open(log) as bus, serving(bus, WebSettings(port=0)) as server:
         publishers: dict[str, zbus.EventPublisher] = {}
@@ -47,8 +47,8 @@ async def bare_server(routes: list[Any]) -> AsyncIterator[int]:
     import uvicorn
     from starlette.applications import Starlette
 
-    from zbus_web.server import listen, uvicorn_config
-    from zbus_web.settings import WebSettings
+    from zbus_web.http.settings import WebSettings
+    from zbus_web.server.running import listen, uvicorn_config
 
     settings = WebSettings(port=0)
     listener = listen(settings)

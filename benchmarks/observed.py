@@ -20,7 +20,7 @@ from durable_publish import PUBLISHERS, WARM_UP_EACH, turn
 from prometheus_client import CollectorRegistry, generate_latest
 
 import zbus
-from zbus.records import logger
+from zbus.observe.records import logger
 
 SCRAPE_S = 1.0
 

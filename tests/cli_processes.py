@@ -45,8 +45,9 @@ class Commands:
 
 def serve() -> None:
     import zbus_log.cli  # noqa: F401
-    from zbus import config, plugins, zenoh_fabric  # noqa: F401
+    from zbus import config, plugins  # noqa: F401
     from zbus.cli import app
+    from zbus_zenoh import fabric as zenoh_fabric  # noqa: F401
 
     app.run(["pub"])  # typer imports more when it runs; the error is not ours to show
     for line in sys.stdin:

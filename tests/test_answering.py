@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 import zbus
-from zbus.answering import Answers
-from zbus.asking import FAILED, Asked, _read_failure, _read_reply, encode_asked
-from zbus.codec import encode
-from zbus.logservice import LogService, log_key
+from zbus.mesh.log_service import LogService, log_key
+from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
+from zbus.mesh.request_server import Answers
+from zbus.wire.envelope import encode
 
 
 class Asker:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbus.asking import ACCEPTED, CANCELS, DATA, END, FAILED, Asker, encode_failure, encode_reply
-from zbus.codec import CANCEL
 from zbus.errors import FabricError, HandlerFailed, NobodyAnswers, RequestTimeout
-from zbus.ports import Heard
+from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, Asker, encode_failure, encode_reply
+from zbus.ports.log import Heard
+from zbus.wire.envelope import CANCEL
 
 WHOLE = [
     encode_reply(ACCEPTED, 0),

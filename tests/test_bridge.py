@@ -17,7 +17,7 @@ from nats_support import NatsServer, nats_server
 
 import zbus
 from zbus.bus import Bus
-from zbus.codec import encode, open_frame
+from zbus.wire.envelope import encode, open_frame
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import zbus
-from zbus.caching import Cache
+from zbus.ports.cache import Cache
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import typer
 import zbus
 from zbus.cli.app import app
 from zbus.cli.java import JAVA_INSTALL
-from zbus.cli.values import parse_age, parse_position, parse_size, parse_start
+from zbus.cli.render.values import parse_age, parse_position, parse_size, parse_start
 
 WAIT_S = 30.0
 COMMAND = [sys.executable, "-m", "zbus.cli"]

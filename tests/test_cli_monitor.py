@@ -17,9 +17,9 @@ from nats_support import NatsServer, nats_server
 from terminal_support import COMMAND, ENVIRONMENT, WAIT_S, Terminal
 
 import zbus
-from zbus.cli.dump import dump, hex_lines
-from zbus.records import EVENT_RETRY
-from zbus.records import record as zbus_record
+from zbus.cli.render.dump import dump, hex_lines
+from zbus.observe.records import EVENT_RETRY
+from zbus.observe.records import record as zbus_record
 
 run = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
 

@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 import zbus
-from zbus.asyncapi import asyncapi
-from zbus.ports import Schema
+from zbus.ports.log import Schema
+from zbus.schema.asyncapi import asyncapi
 
 DATA = Path(__file__).parent / "data"
 EXPRESSION = "shop/*/created"

@@ -24,11 +24,11 @@ from rich.console import Console
 from terminal_support import COMMAND, ENVIRONMENT, WAIT_S, Terminal
 
 import zbus
-from zbus.cli import top_counts
-from zbus.cli.live_feed import check_url
-from zbus.cli.top_counts import OTHERS, KeyCounts
-from zbus.cli.top_frame import CursorLag, Frame, NodeSeen, Quantiles, Topic
-from zbus.cli.top_screen import line, screen
+from zbus.cli.monitor.live_feed import check_url
+from zbus.cli.top import counts as top_counts
+from zbus.cli.top.counts import OTHERS, KeyCounts
+from zbus.cli.top.frame import CursorLag, Frame, NodeSeen, Quantiles, Topic
+from zbus.cli.top.screen import line, screen
 
 run = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
 EVIL = "a\x1b[2J\x07\x9b2J\u202e\n[bold]"

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zbus import Event, EventInvalid, KeyInvalid
-from zbus.codec import MANY, decode, encode, join, open_frame
-from zbus.codec import ONE as VERSION
 from zbus.keys import check_key
+from zbus.wire.envelope import MANY, decode, encode, join, open_frame
+from zbus.wire.envelope import ONE as VERSION
 
 EVENT = Event(
     0x1FFFFFFFFFFFFF,

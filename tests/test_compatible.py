@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from zbus.compatible import DIALECT, differences
+from zbus.schema.compatibility import DIALECT, differences
 
 Node = dict[str, Any]
 NAMES = ("a", "b", "c")

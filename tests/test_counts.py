@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from zbus import told as telling
-from zbus.counts import Counts
-from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, RUN_ID
-from zbus.told import TOLD_MAX
+from zbus.observe import throttle as telling
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, RUN_ID
+from zbus.observe.throttle import TOLD_MAX
 
 
 @pytest.fixture

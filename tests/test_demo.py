@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from zbus.cli.demo_ledger import Ledger, Watch
+from zbus.cli.demo.ledger import Ledger, Watch
 
 LIMIT_S = 20.0
 COMMAND = [sys.executable, "-m", "zbus.cli", "demo"]

@@ -40,8 +40,8 @@ import zbus_spark
 import zbus_web
 import zbus_zmq
 from zbus.config import load_config
-from zbus_spark.jobs import declared
-from zbus_web.settings import load_settings
+from zbus_spark.jobs import pipeline_file as declared
+from zbus_web.http.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

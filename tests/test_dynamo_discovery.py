@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from log_support import wait_until
 
-from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError
 from zbus.keys import check_key
+from zbus.observe.counters import Counts
 from zbus_dynamo import filestore, records
 from zbus_dynamo.filestore import FileStore, default_root
 from zbus_dynamo.records import Channel, file_name, read, record_key, write

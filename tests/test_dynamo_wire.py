@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zbus import codec
-from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.event import Event
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.wire import envelope as codec
 from zbus_dynamo import envelope, frames
 from zbus_dynamo.translate import outgoing
 

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zbus
-from zbus.asking import Asked, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
-from zbus.beacon import Beacon, decode_beacon, encode_beacon
-from zbus.codec import CANCEL, encode
 from zbus.errors import EventInvalid, FabricError
-from zbus.logservice import LogPage, LogService, LogTold, ask_log, ask_page
+from zbus.mesh.log_service import LogPage, LogService, LogTold, ask_log, ask_page
+from zbus.mesh.request_client import Asked, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
+from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
+from zbus.wire.envelope import CANCEL, encode
 
 numbers = st.integers(0, (1 << 63) - 1)
 beacons = st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus.histogram import BOUNDS_US, Histogram
+from zbus.observe.histogram import BOUNDS_US, Histogram
 
 NOW = 1_700_000_000_000_000_000
 AGES = st.integers(min_value=-1_000_000, max_value=20_000_000_000)

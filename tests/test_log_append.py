@@ -20,10 +20,10 @@ from log_support import append, raw, sealed_blocks, wait_until
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports import Row, Span
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
-from zbus_log.database import PAGE_BYTES, WAL_BYTES
-from zbus_log.schema import BLOCK
+from zbus_log.file.database import PAGE_BYTES, WAL_BYTES
+from zbus_log.file.tables import BLOCK
 
 EVERYTHING = KeySet(["**"])
 
@@ -277,7 +277,7 @@ def test_a_hole_inside_a_sealed_block_is_filled_with_a_new_offset(path: str, log
 def test_identity_holds_when_more_publishers_are_active_than_are_remembered(
     log: SqliteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_log.identities.PUBLISHERS_KEPT_MAX", 2)
+    monkeypatch.setattr("zbus_log.write.identities.PUBLISHERS_KEPT_MAX", 2)
     append(log, [row(publisher, 0) for publisher in range(1, 8)])
 
     assert append(log, [row(publisher, 0) for publisher in range(1, 8)]) == [1, 2, 3, 4, 5, 6, 7]
@@ -289,7 +289,7 @@ def test_a_forgotten_publisher_beside_a_new_one_is_looked_up_again(
 ) -> None:
     append(log, [row(1, n) for n in range(2 * BLOCK)])
     wait_until(lambda: sealed_blocks(path) >= 2)
-    monkeypatch.setattr("zbus_log.identities.PUBLISHERS_KEPT_MAX", 1)
+    monkeypatch.setattr("zbus_log.write.identities.PUBLISHERS_KEPT_MAX", 1)
 
     assert append(log, [row(1, 2 * BLOCK), row(99, 0)]) == [2 * BLOCK + 1, 2 * BLOCK + 2]
     assert append(log, [row(1, 7), row(100, 0)]) == [8, 2 * BLOCK + 3]
@@ -373,7 +373,7 @@ def test_a_key_is_stored_once_however_many_events_it_has(path: str, log: SqliteL
 def test_keys_are_stored_once_when_more_are_in_use_than_are_remembered(
     path: str, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_log.writer.KEYS_KEPT_MAX", 3)
+    monkeypatch.setattr("zbus_log.write.writer.KEYS_KEPT_MAX", 3)
     for start in (0, 10, 20):
         append(log, [row(1, start + n, f"k/{n}") for n in range(10)])
 

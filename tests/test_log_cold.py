@@ -39,13 +39,14 @@ from log_support import append
 
 import zbus
 from zbus import blocking
-from zbus.codec import open_frame
 from zbus.errors import LogTrimmed
 from zbus.headers import Foreign
 from zbus.keys import KeySet
-from zbus.logservice import LogService
-from zbus.ports import Span
-from zbus_log import Cold, SqliteLog, coldmerge
+from zbus.mesh.log_service import LogService
+from zbus.ports.log import Span
+from zbus.wire.envelope import open_frame
+from zbus_log import Cold, SqliteLog
+from zbus_log.cold import merge as coldmerge
 
 EXPRESSIONS = (
     "**",

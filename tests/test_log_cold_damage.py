@@ -14,7 +14,7 @@ from cold_support import EVENTS, epoch_of, fill, follow, offload, offsets, opene
 
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError
 from zbus.keys import KeySet
-from zbus.ports import Span
+from zbus.ports.log import Span
 from zbus_log import Cold, ColdDamaged, ColdFile, Manifest, Segment
 
 EPOCH = bytes(range(16))

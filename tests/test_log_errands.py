@@ -23,10 +23,10 @@ from log_support import append, ask, wait_until
 
 import zbus
 import zbus_log
-from zbus.ports import Row
+from zbus.ports.log import Row
 from zbus_log import OwnerTakesNoErrands, Put, Rules, SqliteLog
-from zbus_log.errand_client import PIECE_BYTES, _pieces
-from zbus_log.errand_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
+from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
+from zbus_log.proxy.write_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
 
 PUTTER = """
     import sys, time, zbus_log
@@ -296,12 +296,12 @@ def test_where_nobody_owns_the_log_it_is_owned_for_the_time_of_the_call(log_path
 
     def chunks() -> Iterator[Sequence[Row]]:
         yield rows(3)
-        owned.append(zbus_log.headrecord.owner_pid(str(log_path)))
+        owned.append(zbus_log.file.head_record.owner_pid(str(log_path)))
 
     assert zbus_log.put(log_path, chunks()) == Put(3, 3)
 
     assert owned == [os.getpid()]
-    assert zbus_log.headrecord.owner_pid(str(log_path)) is None
+    assert zbus_log.file.head_record.owner_pid(str(log_path)) is None
     assert not folder(log_path).exists()
     with zbus.blocking.open(log_path) as bus:
         assert [event.sequence for event in bus.replay()] == [0, 1, 2]

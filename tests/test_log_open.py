@@ -27,11 +27,11 @@ from log_support import append
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogDamaged, LogOwned, ZbusError
 from zbus.keys import KeySet
-from zbus.ports import Row, Span
+from zbus.ports.log import Row, Span
 from zbus_log import SqliteLog, open_log
-from zbus_log.database import make_engine, transaction
-from zbus_log.headrecord import _SLOT, _SLOTS_AT, owner_pid, read_record
-from zbus_log.schema import MIGRATIONS, VERSION
+from zbus_log.file.database import make_engine, transaction
+from zbus_log.file.head_record import _SLOT, _SLOTS_AT, owner_pid, read_record
+from zbus_log.file.tables import MIGRATIONS, VERSION
 
 EVERYTHING = KeySet(["**"])
 DATA = Path(__file__).parent / "data"

@@ -19,12 +19,12 @@ from log_support import append, raw, sealed_blocks, wait_until
 from zbus import BusConfig, Event
 from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.keys import KeySet
-from zbus.ports import Row, Span
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
-from zbus_log.database import make_engine, snapshot
-from zbus_log.keytable import KeyTable
-from zbus_log.reader import PAGE_BYTES_MAX, WINDOW_MIN
-from zbus_log.schema import BLOCK
+from zbus_log.file.database import make_engine, snapshot
+from zbus_log.file.key_table import KeyTable
+from zbus_log.file.tables import BLOCK
+from zbus_log.read.reader import PAGE_BYTES_MAX, WINDOW_MIN
 
 EVERYTHING = KeySet(["**"])
 WHOLE = Span()
@@ -200,7 +200,7 @@ def test_keys_at_the_edges_of_unicode_are_found_by_their_beginning(log: SqliteLo
 def test_names_are_known_when_a_log_has_more_keys_than_are_remembered(
     log: SqliteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_log.keytable.NAMES_KEPT_MAX", 3)
+    monkeypatch.setattr("zbus_log.file.key_table.NAMES_KEPT_MAX", 3)
     append(log, [row(n, f"k/{n}") for n in range(3)])
     assert len(follow(log, EVERYTHING)) == 3
     append(log, [row(3, "k/0"), row(4, "k/3"), row(5, "k/1")])

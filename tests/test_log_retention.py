@@ -17,9 +17,9 @@ from log_support import append, ask, wait_until
 from zbus import BusConfig
 from zbus.errors import LogReadOnly, LogTrimmed
 from zbus.keys import KeySet
-from zbus.ports import Row, Span
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
-from zbus_log.schema import BLOCK
+from zbus_log.file.tables import BLOCK
 
 EVERYTHING = KeySet(["**"])
 
@@ -401,7 +401,7 @@ def test_a_configured_number_of_events_is_kept_while_events_arrive(path: Path) -
 def test_configured_retention_works_by_itself_in_a_quiet_log(
     path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, **rule) as log:
         append(log, [row(n) for n in range(100)])
 
@@ -411,7 +411,7 @@ def test_configured_retention_works_by_itself_in_a_quiet_log(
 def test_configured_retention_works_by_itself_while_few_events_arrive(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.2)
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.2)
     with opened(path, retain_events=10) as log:
         sequences, deadline = count(), time.monotonic() + 30
         while log.low_water() == 0 and time.monotonic() < deadline:
@@ -422,7 +422,7 @@ def test_configured_retention_works_by_itself_while_few_events_arrive(
 
 
 def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, retain_events=10) as log:
         log.cursors.claim("worker", ["**"], 40)
         append(log, [row(n) for n in range(100)])
@@ -435,7 +435,7 @@ def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch:
 
 
 def test_configured_retention_passes_a_durable_cursor_when_told_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus_log.writer.IDLE_S", 0.05)
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, retain_events=10, retain_past_cursors=True) as log:
         log.cursors.claim("worker", ["**"], 40)
         append(log, [row(n) for n in range(100)])

@@ -12,8 +12,9 @@ from log_support import append
 from zbus import BusConfig
 from zbus.errors import LogDamaged, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports import Schema, Span
-from zbus_log import open_log, verify
+from zbus.ports.log import Schema, Span
+from zbus_log import open_log
+from zbus_log.read import verify
 
 DATA = Path(__file__).parent / "data"
 ONE = Schema("shop/*/created", 1, "strict", "ab12", {"type": "object", "title": "Ü"}, 1_700_000_000_000_000_000)

@@ -16,8 +16,8 @@ from log_support import append, raw
 from zbus.event import Event
 from zbus.headers import Foreign, encode_foreign, encode_headers
 from zbus.keys import KeySet
-from zbus.logservice import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
-from zbus.ports import Row, Span
+from zbus.mesh.log_service import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog
 
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode

@@ -12,10 +12,10 @@ from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
 from mesh_support import WIRES, Node, ZenohPeers
 
 import zbus
-from zbus import heard
-from zbus.beacon import Beacon, decode_beacon
-from zbus.heard import BEACON_NS, Heard
-from zbus.wants import Wants
+from zbus.mesh import sequence_marks as heard
+from zbus.mesh.interest import Wants
+from zbus.mesh.sequence_marks import BEACON_NS, Heard
+from zbus.wire.beacon import Beacon, decode_beacon
 
 KEY = "shop/orders"
 

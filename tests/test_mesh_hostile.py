@@ -12,7 +12,7 @@ from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, 
 from mesh_support import WIRES, Nats, ZenohPeers, ZenohRouter, Zmq
 
 import zbus
-from zbus import publisher as publisher_module
+from zbus.publish import publisher as publisher_module
 
 KEY = "shop/orders"
 

@@ -16,7 +16,7 @@ from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, 
 from mesh_support import WIRES, Nats, ZenohPeers, Zmq
 
 import zbus
-from zbus import origin
+from zbus.mesh import peer as origin
 
 KEY = "shop/orders"
 

@@ -18,11 +18,11 @@ from mesh_support import Nats, ZenohRouter, Zmq
 from mesh_switch import both_switch, forth_and_back, old_and_new_mesh
 
 import zbus
-from zbus import network as network_module
 from zbus import plugins
 from zbus.config import BusConfig
-from zbus.outbox import Outbox
-from zbus.ports import Fabric
+from zbus.mesh import network as network_module
+from zbus.mesh.send_queue import Outbox
+from zbus.ports.log import Fabric
 
 pytestmark = pytest.mark.timeout(120)
 

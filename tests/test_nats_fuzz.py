@@ -11,14 +11,14 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus.ports import Question
-from zbus_nats.asking import Asks
+from zbus.observe.counters import Counts
+from zbus.ports.log import Question
 from zbus_nats.connection import Subscribed
 from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions
 from zbus_nats.publishing import Publishing
+from zbus_nats.requests import Asks
 
 
 class Wire:

@@ -16,10 +16,10 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
-from zbus.codec import decode, encode, join
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
+from zbus.wire.envelope import decode, encode, join
 from zbus_nats.delivery import read_place
 from zbus_nats.jetstream import JetStreamFabric, open_fabric
 

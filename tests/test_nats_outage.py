@@ -14,13 +14,13 @@ import pytest
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus.ports import Fabric, Question
+from zbus.observe.counters import Counts
+from zbus.ports.log import Fabric, Question
 from zbus_nats import fabric as nats_fabric
 from zbus_nats.options import NatsOptions
 from zbus_nats.outgoing import Outgoing
-from zbus_nats.upkeep import Upkeep
+from zbus_nats.reconnect import Upkeep
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_an
         await upkeep.run()
         return found
 
-    monkeypatch.setattr("zbus_nats.upkeep.login", refused)
+    monkeypatch.setattr("zbus_nats.reconnect.login", refused)
     first, second = await pauses(300), await pauses(300)
 
     for each in (first, second):
@@ -266,7 +266,7 @@ async def test_after_a_connection_that_lasted_the_pauses_begin_small_again(monke
     options, loop = NatsOptions(), asyncio.get_running_loop()
     upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options))
     upkeep.opened.set_result(None)
-    monkeypatch.setattr("zbus_nats.upkeep.STEADY_S", 0.0)
+    monkeypatch.setattr("zbus_nats.reconnect.STEADY_S", 0.0)
     outcomes: list[Exception | None] = [OSError()] * 8 + [None] + [OSError()] * 3
     found: list[float] = []
 

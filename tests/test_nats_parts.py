@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus.counts import Counts
+from zbus.observe.counters import Counts
 from zbus_nats import parts
 from zbus_nats.parts import HEADERS_ROOM, Assembler, publish
 

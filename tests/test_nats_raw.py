@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
-from zbus.codec import decode, encode, join, unpack
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import FabricLacks
 from zbus.event import Event
 from zbus.headers import encode_headers
+from zbus.observe.counters import Counts
+from zbus.wire.envelope import decode, encode, join, unpack
 from zbus_nats import raw
 from zbus_nats.plain import read_headers, write_headers
 from zbus_nats.raw import Identities, RawFabric, open_fabric

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus_nats.turn import Phase, Turn
+from zbus_nats.subscription_handover import Phase, Turn
 
 Copies = list[tuple[int, bool]]  # which message, and whether by the old subscription
 

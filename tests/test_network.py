@@ -53,7 +53,7 @@ async def test_a_node_receives_its_own_events_once(log_path: Path, endpoint: str
 async def test_an_application_may_lend_its_own_zenoh_session(log_path: Path) -> None:
     import zenoh
 
-    from zbus.codec import decode
+    from zbus.wire.envelope import decode
 
     config = zenoh.Config()
     for path, value in (("listen/endpoints", "[]"), ("scouting/multicast/enabled", "false")):
@@ -88,7 +88,7 @@ async def test_garbage_from_the_network_is_counted_and_stops_nothing(endpoint: s
 
 CHILD = """
     import asyncio, os, signal, sys, zbus
-    from zbus.zenoh_fabric import ZenohFabric
+    from zbus_zenoh.fabric import ZenohFabric
 
     log, endpoint, moment, first = sys.argv[1:]
     send = ZenohFabric.send

@@ -21,7 +21,7 @@ import zbus
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_web", "zbus_zmq")
+PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_web", "zbus_zenoh", "zbus_zmq")
 DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
 
 

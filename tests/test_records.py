@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import zbus
-from zbus import records
-from zbus.records import RUN_ID, correlated, record
+from zbus.observe import records
+from zbus.observe.records import RUN_ID, correlated, record
 
 Told = Callable[..., list[dict[str, Any]]]
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from nats_support import nats_server
 
 import zbus
-from zbus.announcement import Announcement, decode_announcement, encode_announcement
 from zbus.errors import EventInvalid
+from zbus.wire.announcement import Announcement, decode_announcement, encode_announcement
 
 TTL_S = 1.5
 

@@ -7,8 +7,8 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zbus.deliver.key_trie import ROUTES_KEPT_MAX, Router
 from zbus.keys import check_expression, matches
-from zbus.router import ROUTES_KEPT_MAX, Router
 
 KEYS = ["a", "b", "a/a", "a/b", "ab/b", "a/b/a", "a/@a", "a/@a/b", "@a", "a/ab/b/a", "b/b/b/b"]
 

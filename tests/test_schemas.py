@@ -17,8 +17,8 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 import zbus
-from zbus.json_schema import HASH_DIGITS
-from zbus.told import TOLD_MAX, Told
+from zbus.observe.throttle import TOLD_MAX, Told
+from zbus.schema.json_schema import HASH_DIGITS
 from zbus_log import put
 
 KEY, EXPRESSION = "shop/orders/created", "shop/*/created"

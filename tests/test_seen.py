@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus import seen as module
-from zbus.seen import Seen
+from zbus.mesh import dedup as module
+from zbus.mesh.dedup import Seen
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))

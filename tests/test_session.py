@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import zbus
 from zbus import session as sessions
-from zbus import session_token
+from zbus.util import session_token
 
 SECRET = b"0123456789abcdef"
 WAIT_S = 30.0
@@ -136,7 +136,7 @@ async def test_one_publish_is_one_append_to_the_log(log_path: Path, monkeypatch:
 # events, or right before it.
 DIES = """
 import asyncio, os, signal, sys, zbus
-from zbus_log.writer import Writer
+from zbus_log.write.writer import Writer
 when, path, many = sys.argv[1], sys.argv[2], sys.argv[3] == "many"
 insert = Writer._insert
 def dying(self, rows, first):

@@ -22,7 +22,7 @@ from zbus import blocking
 from zbus.errors import ConfigInvalid
 from zbus.headers import encode_headers
 from zbus.keys import KeySet
-from zbus.ports import Span
+from zbus.ports.log import Span
 from zbus_spark import read, rollup
 from zbus_spark.columns import Columns, schema_of
 from zbus_spark.jobs.offload import offload

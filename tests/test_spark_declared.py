@@ -12,7 +12,7 @@ from zbus.errors import ConfigInvalid
 from zbus_log import put
 from zbus_spark.cli import app
 from zbus_spark.failures import SparkFailed
-from zbus_spark.jobs.declared import load, run
+from zbus_spark.jobs.pipeline_file import load, run
 
 EVENTS = 1000
 GOOD = """

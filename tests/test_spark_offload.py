@@ -24,8 +24,8 @@ from tier_support import KEYS, SEGMENT_EVENTS, damage, in_tier, make_log, replay
 import zbus
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError, LogTrimmed, ZbusError
 from zbus_log import Rules, retain
-from zbus_log.cold import Cold
-from zbus_log.manifest import ColdDamaged
+from zbus_log.cold.tier import Cold
+from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.cli import app
 from zbus_spark.jobs.offload import Offloaded, offload
 from zbus_spark.jobs.trim import trim

@@ -16,8 +16,8 @@ from tier_support import NIGHT_NS, SEGMENT_EVENTS, hot, make_log, rows
 from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
 from zbus.keys import KeySet
 from zbus_log import Rules, retain
-from zbus_log.cold import Cold
-from zbus_log.manifest import ColdDamaged
+from zbus_log.cold.tier import Cold
+from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.columns import SCHEMA
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.jobs.offload import offload

@@ -18,12 +18,12 @@ from spark_support import spark
 from tier_support import SEGMENT_EVENTS, hot, make_log, rows
 
 from zbus import blocking
-from zbus.codec import encode
 from zbus.errors import ConfigInvalid, FabricError, KeyInvalid, LogError, LogTrimmed
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.logservice import log_key
-from zbus.ports import Span
+from zbus.mesh.log_service import log_key
+from zbus.ports.log import Span
+from zbus.wire.envelope import encode
 from zbus_log import Rules, SqliteLog, retain
 from zbus_spark import SparkFailed, remote, spark_errors
 from zbus_spark import offload as spark_offload

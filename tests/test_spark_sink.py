@@ -24,8 +24,8 @@ from spark_support import spark, write_log
 
 import zbus
 from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, KeyInvalid, LogDamaged, LogError, ZbusError
-from zbus_log import verify
-from zbus_log.writer import Writer
+from zbus_log.read import verify
+from zbus_log.write.writer import Writer
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.sink import make_stream_writer, make_writer
 from zbus_spark.staging import LEFT_S, run_folder, stage

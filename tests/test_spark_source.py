@@ -21,7 +21,7 @@ import pyspark_zbus
 import zbus
 from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
-from zbus.ports import Span
+from zbus.ports.log import Span
 from zbus_log import Rules, SqliteLog, put
 from zbus_spark import SparkFailed, local, spark_errors
 from zbus_spark.columns import RAW, SCHEMA, Columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zbus.wants import NEVER, Wants
+from zbus.mesh.interest import NEVER, Wants
 
 
 def test_of_several_who_want_a_key_the_earliest_counts() -> None:

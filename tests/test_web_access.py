@@ -31,8 +31,8 @@ from websockets.exceptions import InvalidStatus
 
 from zbus.errors import KeyInvalid
 from zbus.keys import check_expression, matches
-from zbus_web.access import Grant
-from zbus_web.refusals import Refusal
+from zbus_web.access.authenticator import Grant
+from zbus_web.http.http_errors import Refusal
 
 ADMIN, SHOP, BLIND = "admin-token-0123456789", "shop-token-0123456789", "blind-token-0123456789"
 TOKENS = [
@@ -440,7 +440,7 @@ async def test_a_feed_ends_with_its_token_and_another_one_goes_on_where_it_was(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
-    monkeypatch.setattr("zbus_web.grants.time", lambda: now)
+    monkeypatch.setattr("zbus_web.access.permissions.time", lambda: now)
     async with web(log_path, bus={"session_secret": SECRET}, keepalive_s=0.2) as site:
         token = session_token("a", ttl_s=3600)
         async with (

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zbus
-from zbus.ports import Row
-from zbus.records import EVENT_DROPPED, EVENT_GAP, record
-from zbus_web.activity import NOTED_BYTES_MAX, NOTED_EVENTS_MAX, OVER_S, Activity
-from zbus_web.records import RECORD_BYTES_MAX, RECORDS_MAX, Records
+import zbus.observe.records
+from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, record
+from zbus.ports.log import Row
+from zbus_web.introspect.activity import NOTED_BYTES_MAX, NOTED_EVENTS_MAX, OVER_S, Activity
+from zbus_web.introspect.log_records import RECORD_BYTES_MAX, RECORDS_MAX, Records
 
 
 class Clock:
@@ -210,7 +211,7 @@ def _alone(clock: Clock, **bounds: int) -> Activity:
 
 
 def listeners() -> tuple[object, ...]:
-    return zbus.records._listeners
+    return zbus.observe.records._listeners
 
 
 def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:

@@ -10,7 +10,7 @@ from web_access_support import Site, bearer, frames, next_data, served, until
 
 import zbus
 from zbus.introspection import readers
-from zbus.records import EVENT_DROPPED, record
+from zbus.observe.records import EVENT_DROPPED, record
 
 LOOKER = "a-token-of-a-looker-1"
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}

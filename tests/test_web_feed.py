@@ -406,8 +406,8 @@ async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -
 
 
 async def test_without_a_log_there_is_no_feed_and_the_answer_says_so() -> None:
-    from zbus_web.server import serving
-    from zbus_web.settings import WebSettings
+    from zbus_web.http.settings import WebSettings
+    from zbus_web.server.running import serving
 
     async with zbus.open() as bus, serving(bus, WebSettings(port=0)) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
@@ -423,7 +423,7 @@ def _rules(**rules: int) -> object:
 
 
 def test_frames_are_encoded_once_and_the_cache_is_bounded() -> None:
-    from zbus_web.event_json import FRAMES_KEPT, Frames
+    from zbus_web.http.event_json import FRAMES_KEPT, Frames
 
     frames = Frames()
     events = [Event(1, number, 0, "a", b"x", {}, number + 1) for number in range(FRAMES_KEPT * 3)]

@@ -21,9 +21,9 @@ from web_access_support import (
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from zbus_web.graph_limits import ALIASES_MAX, DEPTH_MAX, FIELDS_MAX, TOKENS_MAX, _too_much
-from zbus_web.graph_schema import make_schema
-from zbus_web.graph_types import LONG_MAX, read_long
+from zbus_web.graphql.limits import ALIASES_MAX, DEPTH_MAX, FIELDS_MAX, TOKENS_MAX, _too_much
+from zbus_web.graphql.schema import make_schema
+from zbus_web.graphql.types import LONG_MAX, read_long
 
 ADMIN, SHOP = "admin-token-0123456789", "shop-token-0123456789"
 TOKENS = [

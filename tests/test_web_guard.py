@@ -28,11 +28,11 @@ from web_access_support import (
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from zbus.errors import ConfigInvalid
-from zbus_web.guard import _place
-from zbus_web.origins import Origins
-from zbus_web.rates import Rates
-from zbus_web.refusals import Refusal
-from zbus_web.settings import WebSettings
+from zbus_web.access.admission import _place
+from zbus_web.access.origins import Origins
+from zbus_web.http.http_errors import Refusal
+from zbus_web.http.rates import Rates
+from zbus_web.http.settings import WebSettings
 
 TOKEN = "a-token-of-somebody-7"
 

@@ -106,7 +106,7 @@ async def test_a_bug_is_answered_without_its_details(log_path: Path) -> None:
 
 
 def test_every_error_of_zbus_has_an_answer() -> None:
-    from zbus_web.refusals import refusal_of
+    from zbus_web.http.http_errors import refusal_of
 
     kinds = [each for each in vars(zbus).values() if isinstance(each, type) and issubclass(each, zbus.ZbusError)]
     assert len(kinds) > 20

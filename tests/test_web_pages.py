@@ -122,8 +122,8 @@ async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
 async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_web.pages.SCAN_EVENTS", 500)
-    monkeypatch.setattr("zbus_web.pages.WINDOW_MIN", 200)
+    monkeypatch.setattr("zbus_web.introspect.pages.SCAN_EVENTS", 500)
+    monkeypatch.setattr("zbus_web.introspect.pages.WINDOW_MIN", 200)
     async with web(log_path) as server:
         await server.publish("a", *[b""] * 3000)
         (last,) = await server.publish("a", b"", tag="x")
@@ -140,8 +140,8 @@ async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
 async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_web.pages.SCAN_PAGES", 1)
-    monkeypatch.setattr("zbus_web.pages.WINDOW_MIN", 100)
+    monkeypatch.setattr("zbus_web.introspect.pages.SCAN_PAGES", 1)
+    monkeypatch.setattr("zbus_web.introspect.pages.WINDOW_MIN", 100)
     async with web(log_path) as server:
         for number in range(5):
             await server.publish("a", *[b""] * 130)
@@ -153,7 +153,7 @@ async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
 
 
 async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus_web.pages.ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("zbus_web.introspect.pages.ANSWER_BYTES", 10_000)
     async with web(log_path) as server:
         await server.publish("a", b"x" * 4000, b"x" * 4000, b"x" * 4000, b"x" * 20_000, b"x")
         for order in ("asc", "desc"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from web_support import DEADLINE_S, Web, refusal, until, web
 
-from zbus_web.protocol import Connection
+from zbus_web.http.protocol import Connection
 
 
 async def connect(server: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -139,7 +139,7 @@ def connections() -> list[Connection]:
 async def test_connections_beyond_the_limit_are_closed_and_those_before_go_on(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zbus_web.protocol.SPARE", 0)
+    monkeypatch.setattr("zbus_web.http.protocol.SPARE", 0)
     async with web(log_path, connections_max=5) as server:
         async with server.feed() as feed:
             kept = [await connect(server) for _ in range(4)]

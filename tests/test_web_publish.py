@@ -240,7 +240,7 @@ async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None
 
 
 async def test_publishers_of_many_keys_are_bounded(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus_web.publish.PUBLISHERS_MAX", 3)
+    monkeypatch.setattr("zbus_web.events.publish.PUBLISHERS_MAX", 3)
     async with web(log_path) as server:
         told = []
         for n in (0, 1, 2, 0, 3, 0, 1):

@@ -11,8 +11,8 @@ from nats_credentials import certificates
 
 import zbus
 from zbus.config import BusConfig
-from zbus.zenoh_config import trust as trust_of
-from zbus.zenoh_config import zenoh_config
+from zbus_zenoh.config import trust as trust_of
+from zbus_zenoh.config import zenoh_config
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_a_wrong_password_is_not_let_in_and_the_right_one_is(tmp_path: Pat
 
 def test_an_option_that_zenoh_does_not_know_is_refused_without_its_value() -> None:
     from zbus.config import BusConfig
-    from zbus.zenoh_config import zenoh_config
+    from zbus_zenoh.config import zenoh_config
 
     with pytest.raises(zbus.ConfigInvalid, match="pasword") as caught:
         zenoh_config(BusConfig(options={"pasword": "hush"}), "zenoh")
@@ -115,7 +115,7 @@ def test_an_option_that_zenoh_does_not_know_is_refused_without_its_value() -> No
 
 def test_a_password_in_the_url_is_refused_without_showing_it() -> None:
     from zbus.config import BusConfig
-    from zbus.zenoh_config import zenoh_config
+    from zbus_zenoh.config import zenoh_config
 
     with pytest.raises(zbus.ConfigInvalid, match="options") as caught:
         zenoh_config(BusConfig(), "zenoh://node:hush@127.0.0.1:7447")

@@ -20,9 +20,9 @@ from zmq_support import Collector, Replies, broker_process, children, fabrics, r
 
 from zbus.config import BusConfig
 from zbus.errors import FabricError
+from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.broker import Broker
 from zbus_zmq.fabric import open_fabric
-from zbus_zmq.options import ZmqOptions
 
 
 def url_of(folder: Path, *readies: dict[str, Any]) -> str:

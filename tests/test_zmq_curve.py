@@ -17,10 +17,10 @@ import zmq
 from zmq_support import Collector, Replies, broker_process, raw_socket, until
 
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
-from zbus_zmq.curve import Keys, make_keys
+from zbus.observe.counters import Counts
 from zbus_zmq.fabric import open_fabric
+from zbus_zmq.io.curve import Keys, make_keys
 
 
 class Yard:

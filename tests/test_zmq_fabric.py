@@ -121,8 +121,8 @@ def test_the_first_frames_of_a_new_node_reach_those_that_were_there_before(url: 
 
 
 def test_a_node_that_does_not_respond_delays_the_first_frames_only_briefly(url: str, tmp_path: Path) -> None:
-    from zbus_zmq.discovery import Node
-    from zbus_zmq.lease import encode_lease, take_lease
+    from zbus_zmq.find.discovery import Node
+    from zbus_zmq.find.lease import encode_lease, take_lease
 
     ghost = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", questions="tcp://127.0.0.1:1")
     (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))

@@ -14,12 +14,12 @@ from free_ports import free_port
 from zmq_support import Collector, Replies, children, until
 
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
-from zbus_zmq.discovery import Node
+from zbus.observe.counters import Counts
+from zbus_zmq.address.options import read_options
 from zbus_zmq.fabric import open_fabric
-from zbus_zmq.liveliness import LivelinessDiscovery
-from zbus_zmq.options import read_options
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.liveliness import LivelinessDiscovery
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_session_that_cannot_be_opened_is_tried_again_after_pauses_that_grow(
         tried.append(time.monotonic())
         raise zenoh.ZError("no")
 
-    monkeypatch.setattr("zbus_zmq.liveliness.zenoh.open", refuse)
+    monkeypatch.setattr("zbus_zmq.find.liveliness.zenoh.open", refuse)
     options = read_options(BusConfig(), f"zmq://?discovery=zenoh&zenoh_connect=tcp/127.0.0.1:{port}")
     discovery = LivelinessDiscovery(options, Counts("test"), None)
     try:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zmq_support import Collector, fabrics, raw_socket, until
 
-from zbus_zmq.discovery import Node
-from zbus_zmq.lease import encode_lease, take_lease
-from zbus_zmq.topics import topic_of
+from zbus_zmq.address.topics import topic_of
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.lease import encode_lease, take_lease
 
 GOOD = topic_of("a/b")
 

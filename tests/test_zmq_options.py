@@ -8,7 +8,7 @@ import pytest
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
-from zbus_zmq.options import read_options
+from zbus_zmq.address.options import read_options
 
 
 def test_an_url_without_options_stays_on_loopback_and_finds_nodes_by_a_folder() -> None:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from zmq_support import Replies, children, fabrics, raw_socket, until
 
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus_zmq.answering import BURST, Answering
-from zbus_zmq.discovery import Node
+from zbus.observe.counters import Counts
+from zbus_zmq.carry.request_server import BURST, Answering
 from zbus_zmq.fabric import open_fabric
-from zbus_zmq.lease import encode_lease, take_lease
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.lease import encode_lease, take_lease
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zmq_support import Collector, raw_socket, until
 
-from zbus.codec import encode, join, unpack
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, FabricLacks, KeyInvalid
 from zbus.event import Event
-from zbus_zmq.makers import Makers
+from zbus.wire.envelope import encode, join, unpack
+from zbus_zmq.io.identities import Makers
 from zbus_zmq.raw import open_fabric
 
 
@@ -269,7 +269,7 @@ def test_options_that_are_wrong_are_refused(query: str) -> None:
 def test_topics_that_were_forgotten_get_a_new_publisher_and_are_still_known_as_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zbus_zmq.makers.TOPICS_MAX", 3)
+    monkeypatch.setattr("zbus_zmq.io.identities.TOPICS_MAX", 3)
     makers = Makers()
     first = [makers.next(topic) for topic in (b"a", b"b", b"c", b"a")]
     makers.next(b"d")  # one too many

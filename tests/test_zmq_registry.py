@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from zmq_support import children, until
 
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import ConfigInvalid
-from zbus_zmq.discovery import Node, Nodes
-from zbus_zmq.lease import decode_lease, encode_lease, take_lease
-from zbus_zmq.options import read_options
-from zbus_zmq.registry import FileRegistry
+from zbus.observe.counters import Counts
+from zbus_zmq.address.options import read_options
+from zbus_zmq.find.discovery import Node, Nodes
+from zbus_zmq.find.file_registry import FileRegistry
+from zbus_zmq.find.lease import decode_lease, encode_lease, take_lease
 
 
 @contextmanager
@@ -167,10 +167,10 @@ def test_a_new_node_is_seen_at_once_however_close_it_follows_another(tmp_path: P
 JOIN = """
 import sys
 from zbus.config import BusConfig
-from zbus.counts import Counts
-from zbus_zmq.discovery import Node
-from zbus_zmq.options import read_options
-from zbus_zmq.registry import FileRegistry
+from zbus.observe.counters import Counts
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.address.options import read_options
+from zbus_zmq.find.file_registry import FileRegistry
 
 name, folder = FOLDER_AND_NAME
 counts = Counts("test")

@@ -8,8 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus_zmq.discovery import Node
-from zbus_zmq.tokens import assemble, tails_of
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.tokens import assemble, tails_of
 
 NODE = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", questions="tcp://127.0.0.1:2", answers=("svc/a", "svc/ü"))
 JSON = st.recursive(

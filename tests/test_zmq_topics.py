@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from zbus.errors import KeyInvalid
 from zbus.keys import check_expression, check_key, matches
-from zbus_zmq.rawtopics import key_from, topic_from, topic_prefix
-from zbus_zmq.topics import key_of, mark_of, node_of, prefix_of, topic_of, widest
+from zbus_zmq.address.raw_topics import key_from, topic_from, topic_prefix
+from zbus_zmq.address.topics import key_of, mark_of, node_of, prefix_of, topic_of, widest
 
 SEGMENT = st.text(st.sampled_from("ab.%@>é🙂-_~0") | st.characters(codec="utf-8"), min_size=1, max_size=6)
 

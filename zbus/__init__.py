@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .bus import Bus, open  # noqa: A004 - zbus.open reads best
+from .deliver.replay import Replay
+from .deliver.subscriber import EventSubscriber
 from .errors import (
     BusClosed,
     ConfigInvalid,
@@ -43,23 +45,21 @@ from .errors import (
     ZbusError,
 )
 from .event import Event
-from .ports import Schema
-from .publisher import EventPublisher
-from .replay import Replay
+from .ports.log import Schema
+from .publish.publisher import EventPublisher
 from .scope import Scope
 from .session import Session
-from .session_token import read_session, sign_session
-from .subscriber import EventSubscriber
+from .util.session_token import read_session, sign_session
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from . import blocking as blocking
     from . import metrics as metrics
-    from .bridge import Bridge
-    from .caching import Cache
+    from .bridge.bridge import Bridge
     from .config import BusConfig
-    from .record_lines import JsonLines, write_records
-    from .registry import Node
+    from .mesh.node_registry import Node
+    from .observe.formatters import JsonLines, write_records
+    from .ports.cache import Cache
 
 __all__ = [
     "Bridge",
@@ -119,13 +119,13 @@ def __getattr__(name: str) -> Any:
     if name == "BusConfig":
         return importlib.import_module(".config", __name__).BusConfig
     if name == "Bridge":
-        return importlib.import_module(".bridge", __name__).Bridge
+        return importlib.import_module(".bridge.bridge", __name__).Bridge
     if name in ("blocking", "metrics"):
         return importlib.import_module(f".{name}", __name__)
     if name in ("JsonLines", "write_records"):
-        return getattr(importlib.import_module(".record_lines", __name__), name)
+        return getattr(importlib.import_module(".observe.formatters", __name__), name)
     if name == "Node":
-        return importlib.import_module(".registry", __name__).Node
+        return importlib.import_module(".mesh.node_registry", __name__).Node
     if name == "Cache":
-        return importlib.import_module(".caching", __name__).Cache
+        return importlib.import_module(".ports.cache", __name__).Cache
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")

@@ -23,17 +23,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from . import bus as _async
+from .deliver.subscriber import EventSubscriber
 from .errors import BusClosed
 from .event import Event
-from .ports import Schema
-from .publisher import EventPublisher
-from .schemas import Schemas as _AsyncSchemas
+from .ports.log import Schema
+from .publish.publisher import EventPublisher
+from .schema.registry import Schemas as _AsyncSchemas
 from .session import Session as _AsyncSession
-from .subscriber import EventSubscriber
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .registry import Node
+    from .mesh.node_registry import Node
 
 __all__ = ["Bus", "Publisher", "Schemas", "Session", "Subscription", "open"]
 

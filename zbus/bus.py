@@ -10,28 +10,28 @@ from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .engine import Engine
+from .deliver.handlers import Handler, serve
+from .deliver.replay import Replay
+from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, NobodyAnswers
 from .event import Event
 from .headers import encode_headers
 from .keys import KeySet, check_key
+from .mesh.requests import Handler as Answer
+from .node import Engine
+from .observe.stats import snapshot
 from .payload import encode_payload
-from .ports import Row
-from .publisher import EventPublisher
-from .replay import Replay
-from .requests import Handler as Answer
+from .ports.log import Row
+from .publish.publisher import EventPublisher
 from .scope import Scope
-from .service import Handler, serve
 from .session import Session, Sources
-from .stats import snapshot
-from .subscriber import EventSubscriber, Overflow, Start, check_options
 
 if TYPE_CHECKING:
-    from .caching import Cache, Caching
     from .config import BusConfig
-    from .network import Link
-    from .registry import Node
-    from .tracing import Sending
+    from .mesh.network import Link
+    from .mesh.node_registry import Node
+    from .observe.tracing import Sending
+    from .ports.cache import Cache, Caching
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)

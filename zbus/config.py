@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from .errors import ConfigInvalid, KeyInvalid
 from .keys import KeySet
-from .session_token import SECRET_BYTES_MIN
+from .util.session_token import SECRET_BYTES_MIN
 
 _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .delivery import Watcher
+from .deliver.dispatcher import Watcher
 
 if TYPE_CHECKING:
     from .bus import Bus

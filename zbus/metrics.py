@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .bridge import Bridge
+from .bridge.bridge import Bridge
 from .errors import ConfigInvalid
-from .histogram import BOUNDS_US
+from .observe.histogram import BOUNDS_US
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -10,10 +10,10 @@ from .errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from .bus import Bus
-    from .caching import Cache, Limits, Wrapped
     from .config import BusConfig
-    from .ports import Fabric, Log
-    from .tracing import Tracing
+    from .observe.tracing import Tracing
+    from .ports.cache import Cache, Limits, Wrapped
+    from .ports.log import Fabric, Log
 
 
 def open_log(config: BusConfig) -> Log | None:
@@ -33,7 +33,7 @@ def open_tracing(config: BusConfig) -> Tracing | None:
     if config.tracing == "off" or (config.tracing == "auto" and sys.modules.get("opentelemetry.trace") is None):
         return None
     try:
-        from .tracing import Tracing
+        from .observe.tracing import Tracing
     except ImportError as error:
         if config.tracing == "auto":
             return None

@@ -21,12 +21,12 @@ from .event import Event
 from .headers import decode_headers, encode_headers
 from .keys import check_key
 from .payload import encode_payload
-from .publisher import KEYS_TOLD_MAX
-from .session_token import check_session_id, read_session, sign_session
+from .publish.publisher import KEYS_TOLD_MAX
+from .util.session_token import check_session_id, read_session, sign_session
 
 if TYPE_CHECKING:
     from .bus import Bus
-    from .subscriber import EventSubscriber
+    from .deliver.subscriber import EventSubscriber
 
 __all__ = ["SESSIONS", "Session", "Sources", "read_session", "sign_session"]
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from zbus.counts import Counts
 from zbus.errors import FabricError
 from zbus.keys import KeySet
-from zbus.ports import Receive
-from zbus.records import EVENT_DROPPED
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED
+from zbus.ports.log import Receive
 
 from .filestore import FileStore
 from .frames import pack

@@ -11,7 +11,7 @@ from collections import deque
 
 import zmq
 
-from zbus.counts import Counts
+from zbus.observe.counters import Counts
 
 from .records import Channel
 from .sender import Sender

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricLacks
 from zbus.keys import KeySet
-from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
@@ -23,7 +23,7 @@ from .window import Window
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
 
 NAME = "nats with the dynamo wire"
 

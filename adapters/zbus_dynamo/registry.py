@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError
-from zbus.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
 
 from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
 from .records import Channel, read, record_key, write

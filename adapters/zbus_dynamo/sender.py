@@ -13,8 +13,8 @@ from typing import Any
 
 import zmq
 
-from zbus.counts import Counts
-from zbus.records import EVENT_DROPPED
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED
 
 from .sockets import make_socket, received, send_now
 from .zmq_loop import ZmqLoop

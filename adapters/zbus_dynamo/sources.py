@@ -12,11 +12,11 @@ from typing import Any
 
 import zmq
 
-from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
-from zbus.ports import Receive
-from zbus.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
+from zbus.ports.log import Receive
 
 from .frames import unpack
 from .link import Link

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zbus import codec
-from zbus.counts import Counts
 from zbus.errors import EventInvalid
 from zbus.headers import CONTENT_TYPE
 from zbus.keys import KeySet
-from zbus.records import EVENT_DROPPED
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED
+from zbus.wire import envelope as codec
 
 from . import envelope
 from .envelope import Envelope

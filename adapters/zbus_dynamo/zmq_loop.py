@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import zmq
 
 from zbus.errors import FabricError
-from zbus.records import EVENT_DROPPED, FABRIC_ERROR, record
+from zbus.observe.records import EVENT_DROPPED, FABRIC_ERROR, record
 
 from .sockets import LINGER_MS
 from .translate import Outgoing

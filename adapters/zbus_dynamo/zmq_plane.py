@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricError, FabricLacks, KeyInvalid
 from zbus.keys import KeySet
-from zbus.records import EVENT_DROPPED
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED
 
 from .broker import Brokered
 from .direct import Direct
@@ -26,7 +26,7 @@ from .zmq_loop import ZmqLoop
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made

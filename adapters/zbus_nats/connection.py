@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
 
 from .client import DirectClient
 from .options import NatsOptions
 from .outgoing import Outgoing
-from .turn import Phase
-from .upkeep import Subscribed, Upkeep
+from .reconnect import Subscribed, Upkeep
+from .subscription_handover import Phase
 from .vendor import VENDOR_ERRORS, describe, nats_errors
 
 __all__ = ["Connection", "Phase", "Subscribed"]

@@ -26,7 +26,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import FabricError
-from zbus.records import FABRIC_INPUT_REFUSED, record
+from zbus.observe.records import FABRIC_INPUT_REFUSED, record
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError
-from zbus.ports import Heard, Question, Receive
+from zbus.ports.log import Heard, Question, Receive
 
-from .asking import Asks
 from .connection import Connection
 from .listener import Listener
 from .options import NatsOptions, load_options
 from .parts import publish
+from .requests import Asks
 from .subjects import encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports import Asking, Fabric
+    from zbus.ports.log import Asking, Fabric
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:

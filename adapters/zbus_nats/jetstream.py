@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.codec import encode
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.ports import Heard, Question, Receive
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.ports.log import Heard, Question, Receive
+from zbus.wire.envelope import encode
 
 from .connection import Connection
 from .consumer import Consumer
@@ -30,7 +30,7 @@ from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports import Asking, Fabric
+    from zbus.ports.log import Asking, Fabric
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 from zbus.keys import KeySet
-from zbus.ports import Receive
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.ports.log import Receive
 
 from .client import Sink
 from .connection import Connection, Subscribed
 from .parts import PART_HEADER, Assembler
 from .subjects import ENCODED, FOREIGN, Spelling, SubjectInvalid
-from .turn import Phase, Turn
+from .subscription_handover import Phase, Turn
 
 SUBJECTS_KNOWN_MAX = 20_000
 

@@ -11,8 +11,8 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from zbus.counts import Counts
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 PART_HEADER = b"Zbus-Part"
 PARTS_MAX = 100_000

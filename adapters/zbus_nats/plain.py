@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from zbus.counts import Counts
 from zbus.event import Event
 from zbus.headers import HEADERS_BYTES_MAX, NO_HEADERS
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 MARK = "zbus-event"
 _MARK_VALUE = re.compile(r"(\d{1,19}) (\d{1,19}) (\d{1,19})")

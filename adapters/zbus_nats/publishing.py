@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from zbus.errors import FabricError
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 from .connection import Connection, Subscribed
 from .parts import publish_headers

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from zbus.codec import encode, unpack
 from zbus.config import BusConfig
-from zbus.counts import Counts
 from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
 from zbus.event import Event
-from zbus.ports import Heard, Question, Receive
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.ports.log import Heard, Question, Receive
+from zbus.wire.envelope import encode, unpack
 
 from .connection import Connection
 from .listener import Listener
@@ -30,7 +30,7 @@ from .plain import read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports import Asking, Fabric
+    from zbus.ports.log import Asking, Fabric
 
 PUBLISHERS_MAX = 100_000
 RUNS_KEPT = 100

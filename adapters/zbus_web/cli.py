@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 
 import zbus
-from zbus.cli.output import encode_json, note, write
+from zbus.cli.render.output import encode_json, note, write
 from zbus.cli.serving import serve as run_until_told
 from zbus.errors import ConfigInvalid
 
 from .demo import play
-from .server import serving
-from .settings import WebSettings, load_settings
+from .http.settings import WebSettings, load_settings
+from .server.running import serving
 
 __all__ = ["app"]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import zmq
 
-from zbus.counts import Counts
-from zbus.records import FABRIC_INPUT_REFUSED
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
 
-from .curve import attach_doorman, open_keys
-from .io_thread import IoThread
-from .options import ZmqOptions
-from .pacing import LAST, MORE, PacedSender, quick_send
-from .sockets import bind, make_socket
-from .source import source_of
-from .topics import MARK, node_of
+from .address.options import ZmqOptions
+from .address.topics import MARK, node_of
+from .io.curve import attach_doorman, open_keys
+from .io.io_thread import IoThread
+from .io.pacing import LAST, MORE, PacedSender, quick_send
+from .io.sockets import bind, make_socket
+from .io.source import source_of
 
 BURST_MESSAGES = 1000
 RETRY_S = 0.002

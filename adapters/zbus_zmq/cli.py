@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, write
+from zbus.cli.render.output import encode_json, note, write
 from zbus.errors import ConfigInvalid
 
+from .address.options import ZmqOptions, check_endpoint, validated
 from .broker import Broker
-from .curve import make_keys
-from .options import ZmqOptions, check_endpoint, validated
+from .io.curve import make_keys
 
 __all__ = ["app"]
 

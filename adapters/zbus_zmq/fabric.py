@@ -20,28 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.counts import Counts
 from zbus.errors import FabricError
-from zbus.ports import Asking as AskingPort
-from zbus.ports import Heard, Question, Receive
-from zbus.records import FABRIC_ERROR, record
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_ERROR, record
+from zbus.ports.log import Asking as AskingPort
+from zbus.ports.log import Heard, Question, Receive
 
-from .answering import Answering
-from .asking import Asked, Asking
-from .brokers import Brokers, note_event
-from .curve import attach_doorman, open_keys, read_public
-from .discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
-from .io_thread import IoThread
-from .lease import told_lease
-from .links import Links, watch_events
-from .options import ZmqOptions, read_options
-from .publishing import Publishing, stamped
-from .receiving import Receiving
-from .sockets import any_port, bind, make_socket
+from .address.options import ZmqOptions, read_options
+from .carry.brokers import Brokers, note_event
+from .carry.publishing import Publishing, stamped
+from .carry.receiving import Receiving
+from .carry.request_client import Asked, Asking
+from .carry.request_server import Answering
+from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
+from .find.lease import told_lease
+from .find.links import Links, watch_events
+from .io.curve import attach_doorman, open_keys, read_public
+from .io.io_thread import IoThread
+from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports import Fabric
+    from zbus.ports.log import Fabric
 
 LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
 GRACE_S = 0.3  # how long after the start nobody is told that nobody answers

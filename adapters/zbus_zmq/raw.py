@@ -20,28 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.codec import encode, unpack
-from zbus.counts import Counts
 from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.ports import Asking, Heard, Question, Receive
-from zbus.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
+from zbus.ports.log import Asking, Heard, Question, Receive
+from zbus.wire.envelope import encode, unpack
 
-from .io_thread import IoThread
-from .links import Links
-from .makers import Makers
-from .options import from_url, validated
-from .publishing import Publishing
-from .rawoptions import RawOptions
-from .rawtopics import key_from, topic_from, topic_prefix
-from .sockets import bind, make_socket
-from .source import source_of
-from .topics import widest
+from .address.options import from_url, validated
+from .address.raw_options import RawOptions
+from .address.raw_topics import key_from, topic_from, topic_prefix
+from .address.topics import widest
+from .carry.publishing import Publishing
+from .find.links import Links
+from .io.identities import Makers
+from .io.io_thread import IoThread
+from .io.sockets import bind, make_socket
+from .io.source import source_of
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports import Fabric
+    from zbus.ports.log import Fabric
 
 BURST_MESSAGES = 1000
 TOPICS_MAX = 100_000

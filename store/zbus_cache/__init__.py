@@ -13,7 +13,7 @@ from .functions import FunctionCache
 
 if TYPE_CHECKING:
     from zbus import Bus
-    from zbus.caching import Limits, Wrapped
+    from zbus.ports.cache import Limits, Wrapped
 
 __all__ = ["Cache", "FunctionCache", "open_cache"]
 

@@ -20,8 +20,8 @@ from .templates import Places, entry_of
 
 if TYPE_CHECKING:
     from zbus import Bus, Event
-    from zbus.caching import Cache as Port
-    from zbus.caching import Limits
+    from zbus.ports.cache import Cache as Port
+    from zbus.ports.cache import Limits
 
 
 class Cache:

@@ -17,7 +17,7 @@ from moka_py import Moka
 from zbus import ConfigInvalid
 
 if TYPE_CHECKING:
-    from zbus.caching import Limits
+    from zbus.ports.cache import Limits
 
 MISSING: Any = object()
 SECONDS_MAX = 100 * 365 * 86_400  # moka takes no more than a thousand years

@@ -15,15 +15,15 @@ from zbus import ZbusError
 
 from .cache import Cache
 from .entries import MISSING, unhashable
+from .key_index import Tags
 from .loading import mark_async
 from .rules import Rule
-from .shapes import Shape
-from .tags import Tags
+from .signature_keys import Shape
 from .templates import Places
 
 if TYPE_CHECKING:
     from zbus import Bus, Event
-    from zbus.caching import Limits
+    from zbus.ports.cache import Limits
 
 
 class Kept(asyncio.Future[Any]):

@@ -15,7 +15,7 @@ from zbus.keys import KeySet
 
 if TYPE_CHECKING:
     from zbus import Bus, Event, EventSubscriber
-    from zbus.delivery import Target
+    from zbus.deliver.dispatcher import Target
 
     from .cache import Cache
 

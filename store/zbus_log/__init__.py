@@ -1,12 +1,12 @@
 """The SQLite append log of zbus: the source of truth of a node."""
 
-from .cold import Cold
-from .errand_client import put, retain
-from .errand_ways import OwnerTakesNoErrands, Put
+from .client.proxied_writes import put, retain
+from .client.write_routes import OwnerTakesNoErrands, Put
+from .cold.tier import Cold
+from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
 from .log import SqliteLog, open_log
-from .manifest import ColdDamaged, ColdFile, Manifest, Segment
+from .read.verify import Report, verify
 from .retention import Rules, Trimmed
-from .verify import Report, verify
 
 __all__ = [
     "Cold",

@@ -16,20 +16,13 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports import Answered, Appended, Page, Row, Span
-from zbus.records import record
+from zbus.observe.records import record
+from zbus.ports.log import Answered, Appended, Page, Row, Span
 
-from .cold import Cold
-from .cursors import SqliteCursors
-from .database import log_errors, make_engine, transaction
-from .errands import Errands
-from .headrecord import RESERVE, Head, HeadRecord
-from .joined import Joined
-from .positions import SqlitePositions
-from .reader import Reader, readable
-from .registered import SqliteSchemas
-from .retention import Rules, Trimmed, plan, trim_step
-from .schema import (
+from .cold.tier import Cold
+from .file.database import log_errors, make_engine, transaction
+from .file.head_record import RESERVE, Head, HeadRecord
+from .file.tables import (
     SEALED_UNTIL,
     check_is_log,
     find_gaps,
@@ -40,11 +33,18 @@ from .schema import (
     prepare,
     set_epoch,
 )
-from .writer import Writer
+from .proxy.owner import Errands
+from .read.reader import Reader, readable
+from .read.tiered_reader import Joined
+from .retention import Rules, Trimmed, plan, trim_step
+from .write.cursors import SqliteCursors
+from .write.positions import SqlitePositions
+from .write.schema_store import SqliteSchemas
+from .write.writer import Writer
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports import Log
+    from zbus.ports.log import Log
 
 POLL_S = (0.001, 0.02)
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from zbus.ports import Cursor
+from zbus.ports.log import Cursor
 
-from .database import transaction
-from .reader import first_at
-from .schema import BLOCK, get_low_water
+from .file.database import transaction
+from .file.tables import BLOCK, get_low_water
+from .read.reader import first_at
 
 STEP = 4096
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import msgspec
 
 from zbus.errors import ConfigInvalid, LogError, ZbusError
-from zbus.ports import Row
+from zbus.ports.log import Row
 from zbus_log import put
-from zbus_log.cursors import SqliteCursors
+from zbus_log.write.cursors import SqliteCursors
 
 from .staging import Part, base_folder, check_there, remove, rows_of, sweep
 

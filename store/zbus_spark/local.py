@@ -23,8 +23,8 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
 
 from zbus.errors import LogError, LogTrimmed
 from zbus.keys import KeySet
-from zbus.ports import Span
-from zbus_log.reader import Choice, Reader, readable
+from zbus.ports.log import Span
+from zbus_log.read.reader import Choice, Reader, readable
 
 from .columns import PAYLOAD_BYTES, Columns
 

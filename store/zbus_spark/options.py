@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
-from zbus.ports import Span
+from zbus.ports.log import Span
 
 OFFSET_MAX = (1 << 62) - 1
 

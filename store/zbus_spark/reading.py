@@ -19,13 +19,13 @@ from pyspark.sql.types import StructType
 
 from zbus.errors import ConfigInvalid, LogTrimmed
 from zbus.keys import KeySet
-from zbus.ports import Span
-from zbus_log.cold import Cold
-from zbus_log.coldmerge import may_match
-from zbus_log.database import log_errors
-from zbus_log.manifest import NAME, ColdDamaged, Manifest, Segment, load
-from zbus_log.reader import readable
-from zbus_log.schema import get_epoch, get_low_water, origin_of
+from zbus.ports.log import Span
+from zbus_log.cold.merge import may_match
+from zbus_log.cold.tier import Cold
+from zbus_log.file.database import log_errors
+from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load
+from zbus_log.file.tables import get_epoch, get_low_water, origin_of
+from zbus_log.read.reader import readable
 
 from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
 from .failures import spark_errors

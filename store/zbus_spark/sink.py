@@ -25,8 +25,8 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 from zbus.config import load_config
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import check_key
-from zbus_log.database import log_errors, make_engine
-from zbus_log.schema import check_is_log
+from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.tables import check_is_log
 
 from .commit import Turn, publish, publish_unnamed, tidy, withdraw
 from .staging import Part, base_folder, run_folder, stage

@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from zbus.errors import LogTrimmed
-from zbus.ports import Span
-from zbus_log.reader import Choice
+from zbus.ports.log import Span
+from zbus_log.read.reader import Choice
 
 from . import local
 from .columns import RAW, SCHEMA, Columns

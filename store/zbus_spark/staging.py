@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, LogError
 from zbus.headers import TEXT, encode_headers
 from zbus.keys import check_key
-from zbus.ports import Row
-from zbus_log.process import is_alive, started_at
+from zbus.ports.log import Row
+from zbus_log.file.process import is_alive, started_at
 
 CHUNK_ROWS = 1000
 LEFT_S = 86_400.0  # how long what another machine staged lies still before it is nobody's

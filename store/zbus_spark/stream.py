@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from zbus.errors import ConfigInvalid, LogTrimmed
-from zbus.ports import Span
+from zbus.ports.log import Span
 
 from .columns import Columns
 from .options import ReadOptions

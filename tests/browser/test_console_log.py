@@ -7,7 +7,7 @@ import logging
 from console_support import Console, Server
 from playwright.sync_api import expect
 
-from zbus import records
+from zbus.observe import records
 
 
 def test_the_scrubber_replays_from_any_point_and_comes_back_to_live(server: Server, console: Console) -> None:

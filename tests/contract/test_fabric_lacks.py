@@ -14,12 +14,12 @@ from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
 import zbus
-from zbus.codec import encode, unpack
 from zbus.config import BusConfig
 from zbus.errors import FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.plugins import open_fabric
-from zbus.ports import Fabric
+from zbus.ports.log import Fabric
+from zbus.wire.envelope import encode, unpack
 
 WAIT_S = 20.0
 

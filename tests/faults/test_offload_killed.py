@@ -14,7 +14,7 @@ import pytest
 from spark_support import spark
 from tier_support import SEGMENT_EVENTS, in_tier, make_log, replayed
 
-from zbus_log.cold import Cold
+from zbus_log.cold.tier import Cold
 from zbus_spark.jobs.offload import offload
 from zbus_spark.jobs.trim import trim
 

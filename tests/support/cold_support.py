@@ -18,10 +18,10 @@ from log_support import append, raw
 from zbus import BusConfig, Event
 from zbus.headers import Foreign, decode_headers, encode_foreign, encode_headers
 from zbus.keys import KeySet
-from zbus.ports import Row, Span
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, open_log
-from zbus_log.cold import Cold
-from zbus_log.manifest import ColdFile, Segment
+from zbus_log.cold.tier import Cold
+from zbus_log.file.manifest import ColdFile, Segment
 
 EVENTS = 900
 DAY = 86_400_000_000_000

@@ -20,8 +20,8 @@ import httpx
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import zbus
-from zbus_web.server import serving
-from zbus_web.settings import WebSettings
+from zbus_web.http.settings import WebSettings
+from zbus_web.server.running import serving
 
 DEADLINE_S = 30.0
 FLAGS = (

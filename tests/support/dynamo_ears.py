@@ -5,8 +5,8 @@ from __future__ import annotations
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from zbus import codec
 from zbus.event import Event
+from zbus.wire import envelope as codec
 
 AT_NS = 1_700_000_000_123_456_789
 

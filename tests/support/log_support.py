@@ -11,7 +11,7 @@ from typing import Any
 import pysqlite3
 
 from zbus.errors import LogError
-from zbus.ports import Row
+from zbus.ports.log import Row
 from zbus_log import SqliteLog
 
 

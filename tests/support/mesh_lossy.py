@@ -13,9 +13,9 @@ from mesh_support import Wire
 
 import zbus
 from zbus import plugins
-from zbus.codec import BEACON, MANY, ONE, open_frame
 from zbus.config import BusConfig
-from zbus.ports import Fabric, Receive
+from zbus.ports.log import Fabric, Receive
+from zbus.wire.envelope import BEACON, MANY, ONE, open_frame
 
 WAIT_S = 20.0
 

@@ -30,7 +30,7 @@ class Reading:
 
 def main(log: str, until: int, fail_on_data_loss: bool) -> None:
     from zbus.keys import KeySet
-    from zbus.ports import Span
+    from zbus.ports.log import Span
     from zbus_spark import local
     from zbus_spark.columns import SCHEMA, Columns
 

@@ -12,9 +12,9 @@ from spark_support import spark
 
 import zbus
 from zbus.headers import encode_headers
-from zbus.ports import Row
+from zbus.ports.log import Row
 from zbus_log import SqliteLog
-from zbus_log.schema import BLOCK
+from zbus_log.file.tables import BLOCK
 
 SEGMENT_EVENTS = 8192  # two blocks of the log
 NIGHT_NS = 1_767_225_590_000_000_000  # ten seconds before the year 2026 begins

@@ -15,8 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 import zbus
 from zbus.session import sign_session
-from zbus_web.server import serving
-from zbus_web.settings import WebSettings
+from zbus_web.http.settings import WebSettings
+from zbus_web.server.running import serving
 
 SECRET = "a secret of sessions, long enough"
 WAIT_S = 30.0

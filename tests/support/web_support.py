@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 import zbus
-from zbus_web.server import serving
-from zbus_web.settings import WebSettings
+from zbus_web.http.settings import WebSettings
+from zbus_web.server.running import serving
 
 DEADLINE_S = float(os.environ.get("ZBUS_TEST_DEADLINE_S", "30"))
 _TLS = httpx.create_ssl_context()  # nobody here speaks it, and each client would make one of its own

@@ -16,18 +16,18 @@ import typer.main
 import zbus
 from zbus.errors import ConfigInvalid
 
-from .bench import bench
+from .bench.command import bench
 from .bridge import bridge
-from .demo import demo
+from .demo.command import demo
 from .doctor import doctor
 from .failures import describe
-from .monitor import monitor
+from .monitor.command import monitor
 from .nodes import nodes
-from .output import note, write
 from .pub import pub
+from .render.output import note, write
 from .router import router
 from .sub import sub
-from .top import top
+from .top.command import top
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
 EXTRAS = {"pipeline": "spark", "serve": "web"}  # what is installed with a command's libraries

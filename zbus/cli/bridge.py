@@ -13,13 +13,13 @@ import typer
 from zbus.errors import ConfigInvalid, ZbusError
 
 from .options import JsonOption
-from .output import encode_json, note, write
+from .render.output import encode_json, note, write
+from .render.values import parse_age, parse_size
 from .serving import serve
-from .values import parse_age, parse_size
 
 if TYPE_CHECKING:
-    from zbus.bridge import Bridge
-    from zbus.bridge_config import BridgeConfig
+    from zbus.bridge.bridge import Bridge
+    from zbus.bridge.config import BridgeConfig
 
 
 class Direction(StrEnum):
@@ -72,7 +72,7 @@ def bridge(
 
     A file holds an array of tables named "bridge", each with between, keys, and what else the options here say.
     """
-    from zbus.bridge_config import BridgeConfig, load_bridges
+    from zbus.bridge.config import BridgeConfig, load_bridges
 
     if config is not None:
         alone = (between, keys, raw, log, retain_age, retain_size, name, mode, listen, connect)
@@ -90,7 +90,7 @@ def bridge(
 
 
 async def _run(configs: list[BridgeConfig], report_s: float, json: bool) -> None:
-    from zbus.bridge import Bridge
+    from zbus.bridge.bridge import Bridge
 
     bridges: list[Bridge] = []
     async with AsyncExitStack() as running:

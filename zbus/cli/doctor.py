@@ -18,12 +18,12 @@ from rich.table import Table
 import zbus
 from zbus.errors import ZbusError
 
+from .bench.quantiles import quantile
 from .failures import ERROR
 from .java import JAVA_INSTALL, JAVA_VERSION_MIN, java_version
 from .loop import run
 from .options import JsonOption
-from .output import encode_json, show, write
-from .quantiles import quantile
+from .render.output import encode_json, show, write
 
 DISTRIBUTION = "zbus-mesh"
 OPEN_FILES_MIN = 1024

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
-from . import output
+from .render import output
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from zbus.errors import ConfigInvalid
 
 from .loop import run
 from .options import JsonOption, TransportOption
-from .output import encode_json, note, show, write
+from .render.output import encode_json, note, show, write
 
 NAMES_SHOWN = 4
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .values import parse_start
+from .render.values import parse_start
 
 LogOption = Annotated[
     Path | None,

@@ -13,7 +13,7 @@ from zbus.keys import check_key
 
 from .loop import run
 from .options import LogOption, TransportOption
-from .output import encode_json, write
+from .render.output import encode_json, write
 from .stdin import read_all, read_lines
 
 

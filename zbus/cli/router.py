@@ -9,7 +9,7 @@ import typer
 
 from zbus.bus import Bus
 
-from .output import encode_json, note, write
+from .render.output import encode_json, note, write
 from .serving import serve
 
 

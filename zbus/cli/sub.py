@@ -12,9 +12,9 @@ import zbus
 from .failures import ERROR
 from .loop import run
 from .options import CountOption, LogOption, StartOption, TimeoutOption, TransportOption
-from .output import ends_with_its_reader, note
-from .printer import EventPrinter, print_live
 from .reading import open_to_hear
+from .render.output import ends_with_its_reader, note
+from .render.printer import EventPrinter, print_live
 
 
 def sub(

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from zbus.cli.eventline import iso_time
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, show, write
-from zbus.cli.values import OFFSET_MAX
-from zbus.ports import Cursor
+from zbus.cli.render.eventline import iso_time
+from zbus.cli.render.output import encode_json, note, show, write
+from zbus.cli.render.values import OFFSET_MAX
+from zbus.ports.log import Cursor
 from zbus_log.log import SqliteLog
 
 from .options import LogArgument, opened

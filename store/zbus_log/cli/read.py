@@ -9,10 +9,10 @@ import typer
 
 import zbus
 from zbus.cli.loop import run
-from zbus.cli.output import ends_with_its_reader, note
-from zbus.cli.printer import EventPrinter, print_live, print_stored
 from zbus.cli.reading import open_to_read
-from zbus.cli.values import parse_position
+from zbus.cli.render.output import ends_with_its_reader, note
+from zbus.cli.render.printer import EventPrinter, print_live, print_stored
+from zbus.cli.render.values import parse_position
 
 from .options import KeyOption, LogArgument, check_is_there
 

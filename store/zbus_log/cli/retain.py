@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, progress, write
-from zbus.cli.values import OFFSET_MAX, parse_age, parse_size
+from zbus.cli.render.output import encode_json, note, progress, write
+from zbus.cli.render.values import OFFSET_MAX, parse_age, parse_size
 from zbus.errors import ConfigInvalid
-from zbus_log.errand_client import retain as retain_in
+from zbus_log.client.proxied_writes import retain as retain_in
 from zbus_log.retention import Rules
 
 from .options import LogArgument, check_is_there

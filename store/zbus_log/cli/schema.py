@@ -12,21 +12,21 @@ from rich.table import Table
 from sqlalchemy import select
 
 import zbus
-from zbus.asyncapi import asyncapi
-from zbus.checks import REMOVED, Checks, in_force, make_checks
-from zbus.cli.eventline import iso_time
 from zbus.cli.failures import ERROR
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, progress, show, write
-from zbus.compatible import differences
+from zbus.cli.render.eventline import iso_time
+from zbus.cli.render.output import encode_json, note, progress, show, write
 from zbus.errors import ConfigInvalid, SchemaConflict
 from zbus.event import Event
-from zbus.json_schema import canonical, compile_schema, hash_of, to_json_schema
 from zbus.keys import KeySet, check_expression
-from zbus.ports import Schema, Span
-from zbus_log.database import log_errors, make_engine
+from zbus.ports.log import Schema, Span
+from zbus.schema.asyncapi import asyncapi
+from zbus.schema.compatibility import differences
+from zbus.schema.json_schema import canonical, compile_schema, hash_of, to_json_schema
+from zbus.schema.validators import REMOVED, Checks, in_force, make_checks
+from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.tables import keys
 from zbus_log.log import SqliteLog
-from zbus_log.schema import keys
 
 from .options import LogArgument, check_is_there, opened
 

@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 from sqlalchemy import ColumnElement, Connection, func, select, union
 
-from zbus.cli.eventline import iso_time
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, show, write
-from zbus_log.database import log_errors, make_engine
-from zbus_log.headrecord import owner_pid
-from zbus_log.schema import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
+from zbus.cli.render.eventline import iso_time
+from zbus.cli.render.output import encode_json, show, write
+from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.head_record import owner_pid
+from zbus_log.file.tables import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
 
 from .cursors import as_json
 from .options import LogArgument, opened

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from zbus.cli.failures import ERROR
-from zbus.cli.output import note, progress, write
-from zbus_log.verify import verify as check
+from zbus.cli.render.output import note, progress, write
+from zbus_log.read.verify import verify as check
 
 from .options import LogArgument, check_is_there, opened
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, write
-from zbus.cli.values import parse_position
+from zbus.cli.render.output import encode_json, note, write
+from zbus.cli.render.values import parse_position
 from zbus_spark.jobs.backfill import backfill as fill
 from zbus_spark.jobs.backfill import find
 

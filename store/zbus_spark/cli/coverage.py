@@ -8,7 +8,7 @@ import typer
 
 from zbus.cli.failures import ERROR
 from zbus.cli.options import JsonOption
-from zbus.cli.output import note
+from zbus.cli.render.output import note
 from zbus_spark.jobs import coverage as compare
 from zbus_spark.jobs.coverage import COLUMNS
 

@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from zbus.cli.output import note, progress, write
+from zbus.cli.render.output import note, progress, write
 from zbus.errors import ConfigInvalid
-from zbus.ports import Row
+from zbus.ports.log import Row
 from zbus_log import put
 from zbus_spark.jobs import gaps as find_gaps
 from zbus_spark.jobs import rollup as roll_up

@@ -13,7 +13,7 @@ from types import FrameType
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from zbus.cli.output import note
+from zbus.cli.render.output import note
 from zbus_spark.failures import reduced
 
 LOOK_S = 0.2

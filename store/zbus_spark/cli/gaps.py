@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from zbus.cli.failures import ERROR
 from zbus.cli.options import JsonOption
-from zbus.cli.output import note
+from zbus.cli.render.output import note
 from zbus_log.cli.options import opened
 from zbus_spark.jobs import gaps as find_gaps
 from zbus_spark.jobs.gaps import COLUMNS, MISSING

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import encode_json, note, write
-from zbus.cli.values import OFFSET_MAX, parse_age
+from zbus.cli.render.output import encode_json, note, write
+from zbus.cli.render.values import OFFSET_MAX, parse_age
 from zbus_log import Trimmed
 from zbus_log.cli.options import LogArgument, check_is_there
 from zbus_spark.jobs.offload import offload as offload_closed

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from zbus.cli.values import parse_position
-from zbus.subscriber import to_ns
+from zbus.cli.render.values import parse_position
+from zbus.deliver.subscriber import to_ns
 from zbus_log.cli.options import check_is_there
-from zbus_log.cold import Cold
+from zbus_log.cold.tier import Cold
 from zbus_spark.columns import schema_of
 from zbus_spark.options import ReadOptions
 from zbus_spark.reading import read

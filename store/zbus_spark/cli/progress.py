@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from rich.progress import Progress, TaskID
 
-from zbus.cli.output import progress
+from zbus.cli.render.output import progress
 from zbus_spark.failures import spark_errors
 from zbus_spark.starting import session
 

@@ -10,13 +10,13 @@ import typer
 from pyspark.sql import DataFrame
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import note, show, write
+from zbus.cli.render.output import note, show, write
 from zbus.errors import ConfigInvalid
 from zbus_spark.jobs import rollup as roll_up
+from zbus_spark.jobs.atomic_parquet import parquet as filed
 from zbus_spark.jobs.durations import milliseconds
 from zbus_spark.jobs.report import write_report
 from zbus_spark.jobs.rollup import LATENCY_HEADER, columns, totals
-from zbus_spark.jobs.whole import parquet as filed
 
 from .follow import follow_stream
 from .options import (

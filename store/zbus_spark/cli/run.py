@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import note
-from zbus_spark.jobs.declared import load
-from zbus_spark.jobs.declared import run as run_declared
+from zbus.cli.render.output import note
+from zbus_spark.jobs.pipeline_file import load
+from zbus_spark.jobs.pipeline_file import run as run_declared
 
 from .options import LOCAL, MasterOption
 from .progress import working

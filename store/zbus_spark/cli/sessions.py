@@ -8,7 +8,7 @@ import typer
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from zbus.cli.options import JsonOption
-from zbus.cli.output import note
+from zbus.cli.render.output import note
 from zbus_spark.jobs import sessions as find_sessions
 from zbus_spark.jobs.sessions import columns
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from zbus.headers import JSON, encode_headers
-from zbus.ports import Row
+from zbus.ports.log import Row
 
 HOUR_NS = 3_600_000_000_000
 CHUNK_ROWS = 5000

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 from rich.table import Table
 
-from zbus.cli.output import encode_json, note, show, write
+from zbus.cli.render.output import encode_json, note, show, write
 
 
 def print_rows(found: DataFrame, json: bool, rows: int, title: str) -> None:

@@ -22,13 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from zbus.errors import ConfigInvalid
 from zbus.keys import KeySet
-from zbus_log.reader import readable
-from zbus_log.schema import get_epoch
+from zbus_log.file.tables import get_epoch
+from zbus_log.read.reader import readable
 from zbus_spark.commit import published
 from zbus_spark.failures import spark_errors
 from zbus_spark.reading import Position, read
 
-from .named import write
+from .named_writes import write
 
 Function = Callable[[DataFrame], DataFrame]
 

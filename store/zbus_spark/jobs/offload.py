@@ -21,12 +21,12 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from zbus.errors import ConfigInvalid, LogError, LogTrimmed
-from zbus_log.cold import Cold
-from zbus_log.manifest import ColdDamaged
-from zbus_log.schema import BLOCK
+from zbus_log.cold.tier import Cold
+from zbus_log.file.manifest import ColdDamaged
+from zbus_log.file.tables import BLOCK
 from zbus_spark.failures import spark_errors
 
-from .closed import Closed, Keep, look
+from .sealed_segments import Closed, Keep, look
 from .staged import let_in, verify, write
 
 SEGMENTS_AT_ONCE = 8  # in one job of Spark

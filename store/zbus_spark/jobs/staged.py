@@ -18,12 +18,12 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from zbus.errors import EventCorrupt, LogError
-from zbus_log.cold import ColdPage
-from zbus_log.coldmerge import COLUMNS
-from zbus_log.manifest import ColdFile, Segment
+from zbus_log.cold.merge import COLUMNS
+from zbus_log.cold.tier import ColdPage
+from zbus_log.file.manifest import ColdFile, Segment
 from zbus_spark.reading import FILED, files
 
-from .closed import Closed
+from .sealed_segments import Closed
 
 PARTITION_EVENTS_MIN = 65_536
 NAMESPACE_BYTES_MAX = 80  # three times as many, percent-encoded, still are the name of a folder

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 
 from zbus.errors import ConfigInvalid
 from zbus_log import Rules, Trimmed, retain
-from zbus_log.cold import Cold
-from zbus_log.coldmerge import file_errors
-from zbus_log.manifest import ColdDamaged, ColdFile
+from zbus_log.cold.merge import file_errors
+from zbus_log.cold.tier import Cold
+from zbus_log.file.manifest import ColdDamaged, ColdFile
 
-from .closed import epoch_and_low_water
 from .offload import check_local
+from .sealed_segments import epoch_and_low_water
 
 
 def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Trimmed:

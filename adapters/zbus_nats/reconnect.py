@@ -1,0 +1,166 @@
+"""A connection kept up for ever: to the next server, after a growing and jittered pause, without end.
+
+Everything here runs on the connection's thread. A client of nats-py is used for one connection and
+thrown away: what it was subscribed to is in a table of ours, and the next one begins with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import nats.errors
+
+from zbus.errors import FabricError
+from zbus.observe.counters import Counts
+from zbus.observe.records import (
+    FABRIC_CONNECT_FAILED,
+    FABRIC_CONNECTED,
+    FABRIC_DENIED,
+    FABRIC_DISCONNECTED,
+    FABRIC_INPUT_REFUSED,
+    FABRIC_RECONNECTED,
+    record,
+)
+
+from .client import SIDS_FROM, DirectClient, Sink
+from .login import login
+from .options import NatsOptions
+from .outgoing import Outgoing
+from .vendor import describe, hopeless
+
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
+STEADY_S = 5.0  # a connection that lasted so long was a good one: the next pause starts small again
+SERVERS_MAX = 32
+
+
+class Subscribed(NamedTuple):
+    """What the server is asked for, and where it goes."""
+
+    subject: str
+    queue: str
+    sink: Sink
+
+
+class Upkeep:
+    """Makes one connection after another, and tells of each."""
+
+    def __init__(self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing) -> None:
+        self.options, self.fabric = options, fabric
+        self.client: DirectClient | None = None
+        self.opened: Future[None] = Future()  # of the first connection
+        self.closing = asyncio.Event()
+        self.table: dict[int, Subscribed] = {}
+        self.sids = itertools.count(SIDS_FROM)
+        self.on_lost: list[Callable[[], None]] = []
+        self.on_found: list[Callable[[], None]] = []
+        self.servers = list(options.servers)
+        self.server = ""
+        self.reconnects = 0
+        self.last_error = ""
+        self.lost_at: float | None = None
+        self._counts, self._outgoing = counts, outgoing
+        self._tls = options.tls_context()
+        self._cause: BaseException | None = None
+
+    async def run(self) -> None:
+        """Until `closing` is set, or the first connection could not be made in time."""
+        deadline = time.monotonic() + self.options.connect_timeout_s
+        attempt = 0
+        while not self.closing.is_set():
+            started = time.monotonic()
+            client = DirectClient(needs_tls=self.options.wants_tls)
+            try:
+                error = await self._one(client, max(0.1, deadline - started))
+            finally:
+                await client.dispose()
+            if error is None:
+                attempt = 0 if time.monotonic() - started > STEADY_S else attempt
+            elif not self.opened.done() and (
+                time.monotonic() >= deadline or (hopeless(error) and attempt + 1 >= len(self.options.servers))
+            ):
+                named = ", ".join(self.options.servers)
+                self.opened.set_exception(FabricError(f"nats could not connect to {named}: {self.last_error}"))
+                return
+            pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+            attempt += 1
+            await self._closing_within(pause)
+
+    async def on_error(self, error: Exception) -> None:
+        """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
+        self._cause = error
+        if "permissions violation" in str(error).lower():
+            self._counts.tell(FABRIC_DENIED, "denied", describe(error, self.options))
+
+    async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
+        """One connection, from its start to its end; why it could not be made, if so."""
+        server = self.servers[0]
+        self.servers.append(self.servers.pop(0))  # whatever happens, the next attempt goes to the next
+        timeout_s = self.options.connect_timeout_s if self.opened.done() else patience_s
+        self._cause = None
+        try:
+            await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
+            self._found(client, server)
+        except Exception as error:  # a bug of the library must not end the attempts
+            cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
+            self.last_error = describe(cause, self.options)
+            if self.opened.done():
+                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
+            return cause or error
+        closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
+        try:
+            await asyncio.wait([closing, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            gone.cancel()
+            self._lost(client)
+        return None
+
+    def _found(self, client: DirectClient, server: str) -> None:
+        client.write([client.take(sid, *each) for sid, each in self.table.items()])
+        self.client, self.server = client, server
+        for found in client.discovered_servers:
+            address = f"{found.hostname}:{found.port}"
+            if address not in self.servers and len(self.servers) < SERVERS_MAX:
+                self.servers.append(address)
+        self._outgoing.start(client)
+        if not self.opened.done():
+            record(FABRIC_CONNECTED, fabric=self.fabric, server=server)
+            self.opened.set_result(None)
+        else:
+            self.reconnects += 1
+            away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
+            record(FABRIC_RECONNECTED, logging.WARNING, fabric=self.fabric, server=server, outage_s=away_s)
+        self.lost_at = None
+        self._tell(self.on_found)
+
+    def _lost(self, client: DirectClient) -> None:
+        self.client = None
+        unsent = self._outgoing.stop()
+        if not self.closing.is_set():
+            self.lost_at = time.monotonic()
+            self.last_error = describe(client.why, self.options)
+            fields: dict[str, Any] = {"server": self.server, "error": self.last_error, "unsent_bytes": unsent}
+            record(FABRIC_DISCONNECTED, logging.WARNING, fabric=self.fabric, **fields)
+        if unsent:
+            self._counts.note("unsent_at_disconnect")
+        self._tell(self.on_lost)
+
+    def _tell(self, listeners: list[Callable[[], None]]) -> None:
+        for tell in listeners:
+            try:
+                tell()
+            except Exception as error:  # a bug of a listener must not end the attempts
+                self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "connection", error=repr(error)[:200])
+
+    async def _closing_within(self, pause_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self.closing.wait()

@@ -1,0 +1,1 @@
+"""Request admission: authentication, permissions, hosts and origins, rate limits."""

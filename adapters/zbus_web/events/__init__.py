@@ -1,0 +1,1 @@
+"""Events over HTTP: publishing, event streams and cursors."""

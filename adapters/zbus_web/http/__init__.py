@@ -1,0 +1,1 @@
+"""HTTP basics: settings, connection limits, errors, event JSON, assets and open streams."""

@@ -1,0 +1,87 @@
+"""Counts by name, in a table of a fixed size, and how bursts are added up before they go there."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from math import exp
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+from zbus.ports.log import Row
+
+OVER_S = 3.0  # rates are of about as long: what is older counts ever less
+
+_PUBLISHER, _KEY = itemgetter(0), itemgetter(3)
+
+K = TypeVar("K")
+
+
+class Count:
+    """Events of one name, and how many come a second."""
+
+    __slots__ = ("at", "bytes", "events", "last_ns", "rate", "sequence")
+
+    def __init__(self) -> None:
+        self.events = self.bytes = self.last_ns = self.sequence = 0
+        self.rate = self.at = 0.0  # events a second, as of when
+
+    def add(self, other: Count, now: float) -> None:
+        """Add what was counted since, up to now."""
+        self.events += other.events
+        self.bytes += other.bytes
+        self.rate = self.rate * exp((self.at - now) / OVER_S) + other.rate
+        self.sequence, self.last_ns, self.at = other.sequence, other.last_ns, now
+
+
+class Table(Generic[K]):
+    """Counts by name. Full, it sums up the tenth that was quiet for longest."""
+
+    __slots__ = ("counts", "other", "others", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.counts = size, dict[K, Count]()
+        self.other, self.others = Count(), 0  # and how many names went there
+
+    def add(self, name: K, count: Count, now: float) -> None:
+        """Add to a name, which is new or known."""
+        found = self.counts.get(name)
+        if found is None:
+            if len(self.counts) >= self.size:
+                self._make_room()
+            found = self.counts[name] = Count()
+        found.add(count, now)
+
+    def _make_room(self) -> None:
+        number = max(1, self.size // 10)
+        for name in heapq.nsmallest(number, self.counts, key=lambda name: self.counts[name].at):
+            gone = self.counts.pop(name)
+            self.other.events += gone.events
+            self.other.bytes += gone.bytes
+            self.other.last_ns = max(self.other.last_ns, gone.last_ns)
+            self.others += 1
+
+
+def gather(groups: dict[tuple[int, str], Count], rows: Sequence[Row], size: int, weight: float) -> None:
+    """Add a burst, by publisher and key. Large ones are mostly of one publisher, which a look at two lists tells."""
+    publisher_id, sequence, published_at, key, payload, _ = rows[-1]
+    number = len(rows)
+    if number > 1 and not (
+        list(map(_PUBLISHER, rows)).count(publisher_id) == number == list(map(_KEY, rows)).count(key)
+    ):
+        for publisher_id, sequence, published_at, key, payload, _ in rows:
+            count = groups.get((publisher_id, key))
+            if count is None:
+                count = groups[publisher_id, key] = Count()
+            count.events += 1
+            count.bytes += len(payload)
+            count.rate += weight
+            count.sequence, count.last_ns = sequence, published_at
+        return
+    count = groups.get((publisher_id, key))
+    if count is None:
+        count = groups[publisher_id, key] = Count()
+    count.events += number
+    count.bytes += size
+    count.rate += weight * number
+    count.sequence, count.last_ns = sequence, published_at

@@ -1,0 +1,51 @@
+"""The application: every route over one bus. It does not own the bus; whoever opened it closes it."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+import zbus
+from zbus_web.access.admission import Guard
+from zbus_web.access.authenticator import Access
+from zbus_web.events import event_stream as feed
+from zbus_web.events import publish
+from zbus_web.graphql import endpoint as graph
+from zbus_web.http import assets
+from zbus_web.http.http_errors import HANDLERS
+from zbus_web.http.settings import WebSettings
+from zbus_web.http.streams import Streams
+from zbus_web.introspect import pages
+from zbus_web.introspect.activity import Activity
+from zbus_web.introspect.web_metrics import Counting, Figures
+
+from . import api, health
+
+
+def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
+    """An ASGI application for an open bus: it runs on the loop of the bus.
+
+    async with zbus.open("app.db") as bus:
+        app = create_app(bus)
+    """
+    settings = settings or WebSettings()
+    secret = bus.config.session_secret
+    access = Access(settings, secret.get_secret_value().encode() if secret is not None else None)
+    activity = Activity(bus)
+    streams = Streams(settings.keepalive_s)
+    figures = Figures(streams)
+    app = Starlette(
+        routes=[
+            *publish.routes(bus, settings, access),  # the first is found first
+            *feed.routes(bus, settings, access),
+            *pages.routes(bus, settings, access),
+            *health.routes(bus, settings, access, figures),
+            *api.routes(bus, settings, access, activity),
+            *graph.routes(bus, settings, access, activity),
+            *assets.routes(),
+        ],
+        middleware=[Middleware(Counting, figures), Middleware(Guard, settings=settings, access=access)],
+        exception_handlers=dict(HANDLERS),
+    )
+    app.state.streams, app.state.figures, app.state.access, app.state.activity = streams, figures, access, activity
+    return app

@@ -1,0 +1,276 @@
+"""Zenoh as the fabric: frames between nodes, and in embedded mode a session with no network at all.
+
+Inside a node our own router delivers, so Zenoh needs few declarations: one publisher per key that
+was sent, and a subscriber only for what no other one brings. Questions are Zenoh queries
+without consolidation, since every other mode drops all but one of the replies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import zenoh
+
+from zbus.errors import FabricError
+from zbus.keys import matches
+
+from .config import trust, zenoh_config
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
+
+PUBLISHERS_MAX = 10_000
+OWNERS_MAX = 10_000
+CLOSE_S = 1.0
+REDUNDANT_MAX = 64
+FINE_MAX = 200
+
+
+def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
+    """Open a session as the configuration and the URL say, or use the one that the application has."""
+    if session is not None:
+        return ZenohFabric(session, networked=True, owned=False)
+    settings, networked = zenoh_config(config, url)
+    with _zenoh_errors("open a session"):
+        opened = zenoh.open(settings)
+    fabric = ZenohFabric(opened, networked=networked, owned=True)
+    fabric.endpoints, fabric.trust = config.listen, trust(settings)
+    return fabric
+
+
+class ZenohFabric:
+    """A Zenoh session as a `Fabric`."""
+
+    name = "zenoh"
+    events_only = False
+    dense = True
+    trust = "none"
+    endpoints: Sequence[str] = ()
+
+    def __init__(self, session: zenoh.Session, *, networked: bool, owned: bool) -> None:
+        self.session, self.networked, self._owned = session, networked, owned
+        self._publishers: dict[str, zenoh.Publisher] = {}
+        self._subscribers: dict[str, Any] = {}
+        self._queryables: dict[str, Any] = {}
+        self._wanted: list[str] = []
+        self._alone: set[str] = set()  # subscribers whose events need no second look
+        self._older: dict[str, list[str]] = {}
+        self._owners: dict[tuple[str, str], bool] = {}
+        self._receive: Receive = lambda frame, done: None
+        self._asked: Callable[[Question], None] = lambda question: question.close()
+        self._lock = threading.Lock()
+
+    def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Put each frame through a declared publisher: an undeclared put pays for every subscriber."""
+        with _zenoh_errors("send"):
+            for key, frame in frames:
+                publisher = self._publishers.get(key) or self._publisher(key)
+                publisher.put(frame)
+
+    def ready(self, key: str) -> bool:
+        """Whether Zenoh knows of a subscriber to `key`."""
+        with _zenoh_errors(f"ask who wants {key!r}"):
+            status: Any = self._publisher(key).matching_status  # the stub says bool; it is a MatchingStatus
+            return bool(status.matching)
+
+    def listen(self, expressions: Sequence[str], receive: Receive) -> None:
+        """Declare what no subscriber brings yet, and undeclare those of which nothing is wanted any more.
+
+        A subscriber is not replaced by a wider one: undeclaring it would drop what waits in it, and the two would
+        bring the events of a key on different threads. So a key belongs to the oldest that matches it.
+        """
+        exact = list(expressions)
+        wanted = {each: zenoh.KeyExpr(each) for each in _coarse(exact)}
+        with _zenoh_errors("subscribe"), self._lock:
+            known = {each: zenoh.KeyExpr(each) for each in self._subscribers}
+            gone = [
+                each for each, parsed in known.items() if not any(parsed.intersects(want) for want in wanted.values())
+            ]
+            redundant = [each for each in known if each not in gone and _is_included(each, known)]
+            if len(redundant) > REDUNDANT_MAX:  # each costs something with every event
+                gone += redundant
+            for each in gone:
+                self._subscribers.pop(each).undeclare()
+                del known[each]
+            new = [each for each in _widest(wanted) if not any(have.includes(wanted[each]) for have in known.values())]
+            ordered = [*known, *new]
+            self._receive, self._wanted, self._owners = receive, exact, {}
+            self._alone = {
+                each
+                for at, each in enumerate(ordered)
+                if each in wanted and not any(zenoh.KeyExpr(older).intersects(wanted[each]) for older in ordered[:at])
+            }
+            self._older = {each: ordered[:at] for at, each in enumerate(ordered)}
+            for each in new:
+                self._subscribers[each] = self.session.declare_subscriber(
+                    each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
+                )
+
+    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+        """Declare a queryable per key."""
+        self._asked = asked
+        with _zenoh_errors("answer questions"), self._lock:
+            for key in set(keys) - self._queryables.keys():
+                self._queryables[key] = self.session.declare_queryable(
+                    key, self._answerer(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                )
+            for key in self._queryables.keys() - set(keys):
+                self._queryables.pop(key).undeclare()
+
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Query the key; Zenoh chooses one who answers for it."""
+        cancel = zenoh.CancellationToken()
+
+        def reply(found: zenoh.Reply) -> None:
+            if found.ok is not None:
+                heard(found.ok.payload.to_bytes())
+
+        with _zenoh_errors(f"ask {key!r}"):
+            self.session.get(
+                key,
+                zenoh.handlers.Callback(reply, drop=lambda: heard(None), indirect=False),
+                payload=payload,
+                target=zenoh.QueryTarget.BEST_MATCHING,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                timeout=timeout_s,
+                allowed_destination=zenoh.Locality.REMOTE,
+                cancellation_token=cancel,
+            )
+        return _Get(cancel)
+
+    def check(self, key: str) -> None:
+        """Every legal key can be carried."""
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The session's identity, how it is linked, and how much is declared in it."""
+        return {
+            "fabric": self.name,
+            "networked": self.networked,
+            "zid": str(self.session.zid()),
+            "linked": 0 if self.session.is_closed() else len([*_info(self.session)]),
+            "zenoh_publishers": len(self._publishers),
+            "zenoh_subscribers": len(self._subscribers),
+        }
+
+    def close(self) -> None:
+        """Undeclare everything, and close the session unless the application lent it. Safe to call twice."""
+        with _zenoh_errors("close"), self._lock:
+            if self.session.is_closed():
+                return
+            if self._owned:
+                # It waits for a peer that is frozen until its lease ends: not longer than we do.
+                ending = threading.Thread(target=self.session.close, name="zbus-zenoh-close", daemon=True)
+                ending.start()
+                ending.join(CLOSE_S)
+                return
+            for kind in (self._subscribers, self._queryables, self._publishers):
+                for declared in kind.values():
+                    declared.undeclare()
+                kind.clear()
+
+    def _answerer(self, key: str) -> Callable[[zenoh.Query], None]:
+        return lambda query: self._asked(_Query(query, key))
+
+    def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
+        def received(sample: zenoh.Sample) -> None:
+            if expression not in self._alone:
+                key = str(sample.key_expr)
+                mine = self._owners.get((expression, key))
+                if mine is None:
+                    mine = self._is_mine(expression, key)
+                if not mine:
+                    return
+            self._receive(sample.payload.to_bytes(), None)
+
+        return received
+
+    def _is_mine(self, expression: str, key: str) -> bool:
+        """Whether an event on `key` is wanted, and no older subscriber brings it."""
+        owners, older = self._owners, self._older.get(expression, ())
+        mine = any(matches(each, key) for each in self._wanted) and not any(matches(each, key) for each in older)
+        if len(owners) >= OWNERS_MAX:
+            owners.clear()
+        owners[expression, key] = mine
+        return mine
+
+    def _publisher(self, key: str) -> zenoh.Publisher:
+        with self._lock:
+            publisher = self._publishers.get(key)
+            if publisher is None:
+                if len(self._publishers) >= PUBLISHERS_MAX:
+                    self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
+                # Whoever lent us a session may listen in it; in one of our own, only others count.
+                where = zenoh.Locality.REMOTE if self._owned else zenoh.Locality.ANY
+                publisher = self._publishers[key] = self.session.declare_publisher(
+                    key, congestion_control=zenoh.CongestionControl.BLOCK, allowed_destination=where
+                )
+            return publisher
+
+
+class _Query:
+    """A query of another node. Zenoh ends its replies when it is dropped."""
+
+    def __init__(self, query: zenoh.Query, key: str) -> None:
+        self._query: zenoh.Query | None = query
+        self.key = key  # what is answered here; the query itself may hold wildcards
+        self.payload = query.payload.to_bytes() if query.payload is not None else b""
+
+    def reply(self, data: bytes) -> None:
+        if self._query is not None:
+            with _zenoh_errors("reply"):
+                self._query.reply(self.key, data)
+
+    def close(self) -> None:
+        query, self._query = self._query, None
+        if query is not None:
+            query.drop()  # type: ignore[no-untyped-call]
+
+
+class _Get:
+    def __init__(self, cancel: zenoh.CancellationToken) -> None:
+        self._cancel = cancel
+
+    def close(self) -> None:
+        self._cancel.cancel()  # type: ignore[no-untyped-call]
+
+
+def _info(session: zenoh.Session) -> Iterator[Any]:
+    """The nodes that a session is linked to: none is what a refused password looks like."""
+    yield from session.info.routers_zid()
+    yield from session.info.peers_zid()
+
+
+def _coarse(expressions: Sequence[str]) -> list[str]:
+    """A few that include all of many: every subscriber costs something with every event, and we look again anyway."""
+    if len(expressions) <= FINE_MAX:
+        return list(expressions)
+    starts = {each.partition("/")[0] for each in expressions if "@" not in each}
+    wide = ["**"] if len(starts) > FINE_MAX or any("*" in start for start in starts) else [f"{s}/**" for s in starts]
+    return [*wide, *(each for each in expressions if "@" in each)]  # which no wildcard matches
+
+
+def _widest(known: Mapping[str, zenoh.KeyExpr]) -> Iterator[str]:
+    """Those that no other one includes."""
+    return (each for each in known if not _is_included(each, known))
+
+
+def _is_included(expression: str, known: Mapping[str, zenoh.KeyExpr]) -> bool:
+    return any(other.includes(known[expression]) for each, other in known.items() if each != expression)
+
+
+@contextmanager
+def _zenoh_errors(doing: str) -> Iterator[None]:
+    """Zenoh's errors become ours, here and nowhere else."""
+    try:
+        yield
+    except zenoh.ZError as error:
+        raise FabricError(f"zenoh could not {doing}: {error}") from error
+
+
+if TYPE_CHECKING:
+    _port: type[Fabric] = ZenohFabric

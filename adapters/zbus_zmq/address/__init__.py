@@ -1,0 +1,1 @@
+"""Options of a ZMQ URL, and keys as ZMQ topics."""

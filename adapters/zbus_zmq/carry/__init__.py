@@ -1,0 +1,1 @@
+"""Events and requests over ZMQ sockets."""

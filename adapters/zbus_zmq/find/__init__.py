@@ -1,0 +1,1 @@
+"""Discovery: how ZMQ nodes find each other and stay connected."""

@@ -1,0 +1,212 @@
+"""Discovery on one host: a folder with one file per node.
+
+Each node writes its own file, whole, by renaming; a heartbeat writes it again. A reader looks at the folder's time
+stamp many times a second and reads what changed. A lease that ran out is ignored at once, and whoever sees that it is
+long over removes the file. A node whose file is gone, for whatever reason, writes it again with its next heartbeat.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zbus.errors import ConfigInvalid, FabricError
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_DISCOVERY_FAILED
+from zbus_zmq.address.options import ZmqOptions
+
+from .discovery import Changed, Discovery, Node, Nodes
+from .lease import LEASE_BYTES_MAX, Lease, decode_lease, encode_lease, take_lease
+
+FULL_SCAN_S = 0.5  # leases run out without a trace in the folder's time stamp
+THOROUGH_S = 0.25  # how often processes are looked for
+FRESH_S = 0.1  # two changes within one tick of the file system's clock leave one time stamp
+PAUSE_MAX_S = 1.0
+SUFFIX, DRAFT = ".json", ".draft"
+DRAFT_S = 60.0
+
+
+class FileRegistry:
+    """A folder of leases. One thread keeps our own alive and watches those of others."""
+
+    def __init__(self, options: ZmqOptions, counts: Counts) -> None:
+        self.folder = _private_folder(options.registry)
+        self._realm, self._lease_s, self._poll_s, self._counts = options.realm, options.lease_s, options.poll_s, counts
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._own: Lease | None = None
+        self._beat_due = self._thorough_at = 0.0
+        self._known: dict[str, tuple[tuple[int, int, int], Lease | None]] = {}  # by file name
+        self._told: Nodes | None = None
+        self._changed: Changed | None = None
+        self._problem = ""
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="zbus-zmq-registry", daemon=True)
+        self._thread.start()
+
+    def announce(self, node: Node) -> None:
+        """Write our file now."""
+        with self._lock:
+            self._own = take_lease(self._realm, node, self._lease_s) if self._own is None else self._own.renewed(node)
+            try:
+                self._write(self._own)
+            except OSError as error:
+                raise FabricError(f"the registry {self.folder} cannot be written: {error.strerror}") from error
+
+    def watch(self, changed: Changed) -> None:
+        """Tell `changed` of the nodes now, and then of every change."""
+        with self._lock:
+            self._changed, self._told = changed, None
+        self._wake.set()
+
+    def look(self) -> Nodes:
+        """Read the folder now."""
+        try:
+            return {lease.node.node: lease.node for lease in self.leases()}
+        except OSError as error:
+            raise FabricError(f"the registry {self.folder} cannot be read: {error.strerror}") from error
+
+    def leases(self) -> list[Lease]:
+        """Every live lease of our realm; removes those that are long over."""
+        with self._lock:
+            found, seen = [], set()
+            # Looking at processes costs more than looking at files.
+            thorough = time.monotonic() - self._thorough_at >= THOROUGH_S
+            if thorough:
+                self._thorough_at = time.monotonic()
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    seen.add(entry.name)
+                    lease = self._read(entry)
+                    if lease is None:
+                        continue
+                    if (thorough or not lease.is_live()) and lease.is_void():
+                        self._reap(entry.name)
+                    elif lease.is_live() and lease.realm == self._realm:
+                        found.append(lease)
+            self._known = {name: known for name, known in self._known.items() if name in seen}
+            return found
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Where the folder is, how many nodes it has, and what went wrong last."""
+        with self._lock:
+            return {
+                "discovery": "file",
+                "registry": str(self.folder),
+                "nodes": len(self._told or ()),
+                "problem": self._problem,
+            }
+
+    def close(self) -> None:
+        """Remove our file and end the thread."""
+        self._ended = True
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2.0)
+        with self._lock:
+            own, self._own, self._changed = self._own, None, None
+            try:
+                if own is not None:
+                    self._path(own).unlink(missing_ok=True)
+            except OSError as error:  # it expires, then
+                self._counts.tell(
+                    FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
+                )
+
+    def _run(self) -> None:
+        pause, stamp, scanned = self._poll_s, 0, 0.0
+        while not self._ended:
+            self._wake.wait(pause)
+            asked = self._wake.is_set()
+            self._wake.clear()
+            try:
+                self._beat()
+                now, before = time.monotonic(), stamp
+                stamp = self.folder.stat().st_mtime_ns
+                fresh = time.time() - stamp / 1e9 < FRESH_S
+                if asked or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
+                    scanned = now
+                    self._tell()
+                pause, self._problem = self._poll_s, ""
+            except OSError as error:
+                self._problem = f"{type(error).__name__}: {error.strerror}"
+                self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
+                pause = min(PAUSE_MAX_S, pause * 2)
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._own is not None and not self._ended and time.monotonic() >= self._beat_due:
+                self._own = self._own.renewed(self._own.node)
+                self._write(self._own)
+
+    def _tell(self) -> None:
+        nodes = {lease.node.node: lease.node for lease in self.leases()}
+        with self._lock:
+            if self._changed is not None and nodes != self._told:
+                self._told = nodes
+                self._changed(nodes)
+
+    def _read(self, entry: os.DirEntry[str]) -> Lease | None:
+        if not entry.name.endswith((SUFFIX, DRAFT)):
+            return None
+        try:
+            status = entry.stat(follow_symlinks=False)
+            if entry.name.endswith(DRAFT):
+                if time.time() - status.st_mtime > DRAFT_S:  # whoever wrote it was killed over it
+                    self._reap(entry.name)
+                return None
+            if not stat.S_ISREG(status.st_mode) or status.st_size > LEASE_BYTES_MAX:
+                return None
+            version = status.st_ino, status.st_mtime_ns, status.st_size
+            known = self._known.get(entry.name)
+            if known is None or known[0] != version:
+                known = version, decode_lease(Path(entry.path).read_bytes())
+                self._known[entry.name] = known
+                if known[1] is None:
+                    self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
+        except FileNotFoundError:
+            return None  # it left while we looked
+        return known[1]
+
+    def _reap(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+        self._counts.note("registry_reaped")
+
+    def _write(self, lease: Lease) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(lease)
+        draft = path.with_suffix(DRAFT)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(encode_lease(lease))
+        draft.replace(path)
+        self._beat_due = time.monotonic() + self._lease_s / 3
+
+    def _path(self, lease: Lease) -> Path:
+        return self.folder / f"{lease.node.node}{SUFFIX}"
+
+
+def _private_folder(given: Path | None) -> Path:
+    """The folder, made where it is missing. Others must not be able to write to it: it says where we connect."""
+    if given is not None:
+        folder = given
+    else:
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        folder = Path(runtime, "zbus-zmq") if runtime else Path(tempfile.gettempdir(), f"zbus-zmq-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigInvalid("registry", f"{folder}: {error.strerror}") from error
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o002:
+        raise ConfigInvalid("registry", f"{folder} belongs to somebody else, or everybody may write to it")
+    return folder
+
+
+if TYPE_CHECKING:
+    _port: type[Discovery] = FileRegistry

@@ -1,0 +1,93 @@
+"""Who subscribes to what this node publishes, as the XPUB socket hears it.
+
+A prefix says that somebody wants what begins so; libzmq does not say who. A mark (see topics) is a node's own: it says
+that the node is connected, and that the subscriptions it made before have arrived. Each mark is acknowledged on itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus_zmq.address.topics import MARK, mark_of, node_of
+from zbus_zmq.io.source import source_of
+
+BURST = 1000
+KEPT_MAX = 100_000
+
+
+class Subscribers:
+    """On the I/O thread; `wants` on any. Without a name of our own, marks are nothing special."""
+
+    def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counts) -> None:
+        self._socket, self._node, self._counts = socket, node, counts
+        self._prefixes: set[bytes] = set()
+        self._turns: dict[str, set[int]] = {}  # by node, the marks that it has
+        self.wanted: frozenset[bytes] = frozenset()
+        self.seen: Callable[[str], None] = lambda node: None  # a node has a new mark, or is gone
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that are connected."""
+        return set(self._turns)
+
+    def wants(self, topic: bytes) -> bool:
+        """Whether somebody subscribes to a topic."""
+        wanted = self.wanted
+        return bool(wanted and topic) and any(topic.startswith(prefix) for prefix in wanted)
+
+    def marks(self) -> Iterator[tuple[str, bytes]]:
+        """Each node with its newest mark."""
+        return ((node, mark_of(node, max(turns))) for node, turns in self._turns.items())
+
+    def on_readable(self) -> None:
+        """Take what the subscribers say."""
+        arrived: list[bytes] = []
+        for _ in range(BURST):
+            try:
+                frame, *more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            message = frame.bytes
+            if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
+                self._refuse(frame)
+            elif self._node and message[1:2] == bytes([MARK]):
+                if self._take_mark(frame):
+                    arrived.append(message[1:])
+            elif message[0] == 1:
+                self._prefixes.add(message[1:])
+            else:
+                self._prefixes.discard(message[1:])
+        self.wanted = frozenset(self._prefixes)
+        for mark in arrived:  # whoever made it may now count on `wants`
+            self._acknowledge(mark)
+
+    def _take_mark(self, frame: zmq.Frame) -> bool:
+        """Note a mark, or that it is gone; whether it is to be acknowledged."""
+        found = node_of(frame.bytes[1:])
+        if found is None or len(self._turns) >= KEPT_MAX:
+            self._refuse(frame)
+            return False
+        (node, turn), subscribed = found, frame.bytes[0] == 1
+        turns = self._turns.setdefault(node, set())
+        if subscribed:
+            turns.add(turn)
+        else:
+            turns.discard(turn)
+        if not turns:
+            del self._turns[node]
+        if subscribed or not turns:
+            self.seen(node)
+        return subscribed
+
+    def _refuse(self, frame: zmq.Frame) -> None:
+        self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", source_of(frame, "a subscriber"))
+
+    def _acknowledge(self, mark: bytes) -> None:
+        try:
+            self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
+        except zmq.Again:
+            self._counts.note("acknowledgement_dropped")

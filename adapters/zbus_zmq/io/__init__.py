@@ -1,0 +1,1 @@
+"""The I/O thread, its sockets and their security."""

@@ -1,0 +1,185 @@
+"""The one thread that owns every socket of a fabric.
+
+libzmq's sockets belong to one thread at a time. Others post what they want done and wake this one: once per
+burst, however much is posted. A handler that fails is counted and told; it never ends the thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import zmq
+
+from zbus.errors import FabricError
+from zbus.observe.counters import Counts
+from zbus.observe.records import FABRIC_ERROR
+
+from .failures import zmq_errors
+
+T = TypeVar("T")
+Step = Callable[[], None]
+
+CALL_S = 10.0  # how long another thread waits for something done here
+WOKEN_BYTES = 4096
+
+
+class IoThread:
+    """A context, a poller, timers and a queue of things to do, all on one thread."""
+
+    def __init__(self, name: str, counts: Counts) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._counts = counts
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._posted: deque[Step] = deque()
+        self._armed = False
+        self._wake_lock = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._handlers: dict[Any, Step] = {}
+        self._timers: list[tuple[float, int, Step]] = []
+        self._ordinal = itertools.count()
+        self._last: list[Step] = []
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # any thread
+
+    def post(self, step: Step) -> None:
+        """Have `step` done soon, after what was posted before. Never waits."""
+        self._posted.append(step)
+        if not self._armed:
+            self._wake()
+
+    def call(self, doing: str, step: Callable[[], T], timeout_s: float = CALL_S) -> T:
+        """Have `step` done and wait for its result, or raise its error."""
+        if threading.current_thread() is self._thread:
+            return step()
+        done = threading.Event()
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                with zmq_errors(doing):
+                    outcome.extend((step(), None))
+            except Exception as error:
+                outcome.extend((None, error))
+            done.set()
+
+        if self._ending:
+            raise FabricError(f"cannot {doing}: the fabric is closed")
+        self.post(run)
+        deadline = time.monotonic() + timeout_s
+        while not done.wait(min(0.5, max(0.0, deadline - time.monotonic()))):
+            if not self._thread.is_alive() or time.monotonic() >= deadline:
+                raise FabricError(f"cannot {doing}: the fabric is closed or does not respond")
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread: what is to be done last, then every socket. Whether it ended in time. Safe to call twice."""
+        self._ending = True
+        self._wake()
+        if threading.current_thread() is self._thread:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # this thread alone
+
+    def on_readable(self, socket: Any, handler: Step) -> None:
+        """Call `handler` while `socket` has something to read: it takes a bounded number of messages."""
+        self._handlers[socket] = handler
+        self._poller.register(socket, zmq.POLLIN)
+
+    def read(self, socket: Any) -> None:
+        """Call the handler of `socket` now, if it has one: afterwards no message of it is half taken."""
+        if handler := self._handlers.get(socket):
+            self._guarded(handler)
+
+    def forget(self, socket: Any) -> None:
+        """Undo `on_readable`."""
+        if self._handlers.pop(socket, None) is not None:
+            self._poller.unregister(socket)
+
+    def later(self, delay_s: float, step: Step) -> None:
+        """Have `step` done once, after a while."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._ordinal), step))
+
+    def every(self, interval_s: float, step: Step) -> None:
+        """Have `step` done again and again."""
+
+        def again() -> None:
+            self.later(interval_s, again)
+            step()
+
+        self.later(interval_s, again)
+
+    def at_end(self, step: Step) -> None:
+        """Have `step` done when the thread ends, before its sockets close."""
+        self._last.append(step)
+
+    def _wake(self) -> None:
+        with self._wake_lock:
+            if self._armed or self._wake_out < 0:
+                return
+            self._armed = True
+            os.write(self._wake_out, b"w")
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                self._turn()
+            self._steps()
+            for step in self._last:
+                self._guarded(step)
+        finally:
+            self._let_go()
+
+    def _turn(self) -> None:
+        for source, _ in self._poller.poll(self._until_timer_ms()):
+            if source == self._wake_in:
+                os.read(self._wake_in, WOKEN_BYTES)
+                self._armed = False  # before draining: what is posted from here on wakes again
+            elif handler := self._handlers.get(source):
+                self._guarded(handler)
+        self._steps()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            self._guarded(heapq.heappop(self._timers)[2])
+
+    def _steps(self) -> None:
+        for _ in range(len(self._posted)):
+            self._guarded(self._posted.popleft())
+
+    def _until_timer_ms(self) -> int | None:
+        if self._posted:
+            return 0
+        if not self._timers:
+            return None
+        return max(0, int((self._timers[0][0] - time.monotonic()) * 1000) + 1)
+
+    def _guarded(self, step: Step) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._counts.tell(FABRIC_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
+
+    def _let_go(self) -> None:
+        self._ending = True
+        self.context.destroy()  # each socket lingers as long as it was told
+        with self._wake_lock:
+            os.close(self._wake_in)
+            os.close(self._wake_out)
+            self._wake_out = -1

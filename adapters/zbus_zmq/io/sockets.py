@@ -1,0 +1,112 @@
+"""Sockets with limits on everything, and the ports they listen on.
+
+Binding is the allocation of a port: nobody picks one first and loses it before the bind. A port comes from the system
+(port 0), from a configured range, or from portpicker's port server where `PORTSERVER_ADDRESS` is set.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import zmq
+
+from zbus.errors import FabricError
+from zbus_zmq.address.options import ZmqOptions
+
+if TYPE_CHECKING:
+    from .curve import Keys
+
+PORTSERVER_VARIABLE = "PORTSERVER_ADDRESS"
+PORTSERVER_TRIES = 20
+RECONNECT_MS = (50, 2_000)
+HEARTBEAT_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 6_000
+HANDSHAKE_MS = 5_000
+
+Socket = zmq.Socket[bytes]
+
+
+def make_socket(
+    context: zmq.Context[Socket], kind: int, options: ZmqOptions, keys: Keys | None, *, server: bool
+) -> Socket:
+    """A socket of a kind with every limit set; it binds (`server`) or connects, and CURVE needs to know which."""
+    socket = context.socket(kind)
+    # Subscribers send subscriptions alone, and libzmq would drop what is over the limit without a word.
+    socket.set(zmq.SNDHWM, 0 if kind in (zmq.SUB, zmq.XSUB) else options.hwm)
+    socket.set(zmq.RCVHWM, options.hwm)
+    socket.set(zmq.MAXMSGSIZE, options.max_message_bytes)
+    # What a subscriber or an asker has left to say when it closes, nobody needs.
+    socket.set(zmq.LINGER, int(options.linger_s * 1000) if server or kind == zmq.XPUB else 0)
+    socket.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+    socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.set(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    if keys is not None:
+        keys.equip(socket, server=server)
+    return socket
+
+
+def bind(socket: Socket, endpoint: str, options: ZmqOptions) -> str:
+    """Bind to an endpoint, whose port may be `*`, and return the address where others reach the socket."""
+    host, _, port = endpoint.rpartition(":")
+    socket.set(zmq.IPV6, "[" in host)
+    if port != "*":
+        candidates: Iterator[int] = iter([int(port)])
+    elif options.ports is not None:
+        candidates = _range(*options.ports)
+    elif os.environ.get(PORTSERVER_VARIABLE):
+        candidates = _port_server()
+    else:
+        candidates = iter([0])
+    for candidate in candidates:
+        try:
+            socket.bind(f"{host}:{candidate or '*'}")
+        except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise FabricError(f"zmq could not listen on {host}:{candidate}: {error}") from error
+        return _advertised(socket, options)
+    raise FabricError(f"zmq could not listen: {_exhausted(endpoint, options)}")
+
+
+def any_port(endpoint: str) -> str:
+    """The same interface, with whatever port is free."""
+    return f"{endpoint.rpartition(':')[0]}:*"
+
+
+def _advertised(socket: Socket, options: ZmqOptions) -> str:
+    bound = socket.get_string(zmq.LAST_ENDPOINT)
+    if options.advertise is None:
+        return bound
+    return options.advertise.replace("{port}", bound.rpartition(":")[2])
+
+
+def _range(low: int, high: int) -> Iterator[int]:
+    """Every port of a range once, from a random one on: processes that start together seldom try the same."""
+    start = random.randrange(high - low + 1)
+    for step in range(high - low + 1):
+        yield low + (start + step) % (high - low + 1)
+
+
+def _port_server() -> Iterator[int]:
+    import portpicker  # only where its server is in use
+
+    for _ in range(PORTSERVER_TRIES):
+        port = portpicker.get_port_from_port_server(os.environ[PORTSERVER_VARIABLE])
+        if port is None:
+            raise FabricError(f"the port server of {PORTSERVER_VARIABLE} gave no port")
+        yield port
+
+
+def _exhausted(endpoint: str, options: ZmqOptions) -> str:
+    if not endpoint.endswith(":*"):
+        return f"{endpoint} is in use"
+    if options.ports is not None:
+        return f"every port from {options.ports[0]} to {options.ports[1]} is in use; widen ports"
+    return f"{PORTSERVER_TRIES} ports of the port server were in use"

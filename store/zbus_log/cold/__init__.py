@@ -1,0 +1,1 @@
+"""The cold tier: offloaded segments in Parquet files."""

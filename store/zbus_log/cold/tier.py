@@ -1,0 +1,236 @@
+"""The cold tier: closed segments of a log, moved out of its file into Parquet, and still read like it.
+
+The tier is a folder of files and a manifest that alone says what counts. It is read with pyarrow,
+which is imported only then; no Spark is needed. Any number of threads and processes read it while
+another one adds segments.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zbus.errors import ConfigInvalid, EventCorrupt, LogError, LogTrimmed
+from zbus.event import Event
+from zbus.headers import NO_HEADERS, decode_headers
+from zbus.keys import KeySet
+from zbus.observe.records import record
+from zbus.ports.log import Span
+from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load, save
+
+from .merge import Merge
+
+if TYPE_CHECKING:
+    from zbus.ports.log import Page
+
+MERGES_KEPT_MAX = 8  # replays that go on where they stopped; each holds some megabytes
+
+_pack = struct.Struct("<qqqqq").pack  # what the log's checksums begin with: see rows.py
+_crc32 = zlib.crc32
+_EVERYTHING = KeySet.all()
+
+
+class Cold:
+    """The cold tier in `folder`, which need not be there yet. Safe from several threads at once."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / NAME
+        self._manifest = Manifest()
+        self._seen: tuple[int, int, int] | None = None  # the manifest's file, when it was read
+        self._merges: dict[tuple[Any, ...], Merge] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def manifest(self) -> Manifest:
+        """The manifest as it is now. Looks at the file, and reads it only where it is another one."""
+        with self._lock:
+            try:
+                stat = self.path.stat()
+                seen = stat.st_mtime_ns, stat.st_size, stat.st_ino
+                if seen != self._seen:
+                    self._manifest, self._seen = load(self.path, self.path.read_bytes()), seen
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if self._seen is not None:
+                    gone = self._manifest.first, self._manifest.last
+                    raise ColdDamaged(str(self.path), "the manifest was here and is gone", gone) from error
+            except OSError as error:
+                raise ColdDamaged(str(self.path), f"it cannot be read: {error}") from error
+            return self._manifest
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What the tier holds now, in order and without a hole."""
+        return self.manifest().segments
+
+    @property
+    def first(self) -> int:
+        """The first offset that the tier covers; 0 for an empty one."""
+        return self.manifest().first
+
+    @property
+    def last(self) -> int:
+        """The last offset that the tier covers; 0 for an empty one."""
+        return self.manifest().last
+
+    def add(self, segments: Iterable[Segment], epoch: bytes | None = None) -> None:
+        """Add segments at the end; those that are there already change nothing.
+
+        `epoch` is that of their log: an empty tier needs it, another one is checked against it. All segments
+        count from the moment this returns, or none. One process at a time adds.
+        """
+        manifest = self.manifest()
+        if epoch is not None and manifest.epoch:
+            manifest.check_epoch(epoch.hex(), self.path)
+        elif epoch is None and not manifest.epoch:
+            raise ConfigInvalid("epoch", "an empty tier needs to know the epoch of its log")
+        known = epoch.hex() if epoch is not None else manifest.epoch
+        extended = Manifest(epoch=known, segments=manifest.segments).extended(segments, self.path)
+        if extended != manifest:
+            self._save(extended)
+
+    def adopt(self, epoch: bytes) -> None:
+        """Take this tier for one of the log with this epoch, whatever it was before: its owner knows."""
+        manifest = self.manifest()
+        if not manifest.epoch:
+            raise ConfigInvalid("cold", f"there is no tier {str(self.folder)!r} to adopt")
+        self._save(Manifest(epoch=epoch.hex(), segments=manifest.segments))
+
+    def follow(self, before: bytes, epoch: bytes, head: int) -> None:
+        """The log lost its end and goes on in a new epoch: so does its tier, unless it holds what was lost."""
+        try:
+            manifest = self.manifest()
+            if manifest.epoch == before.hex() and manifest.last <= head:
+                self.adopt(epoch)
+        except (LogError, OSError) as error:  # the log opens all the same; whoever reads the tier is told
+            record("LOG_COLD_LEFT_BEHIND", logging.WARNING, folder=str(self.folder), reason=str(error))
+
+    def read(self, keys: KeySet, span: Span, limit: int) -> ColdPage:
+        """The next events of a span, in order; never past the end of the tier."""
+        manifest = self.manifest()
+        low_water = max(0, manifest.first - 1)
+        if span.after < low_water:
+            if span.after:
+                raise LogTrimmed(span.after, low_water)
+            span = span._replace(after=low_water)
+        until = manifest.last if span.until is None else min(span.until, manifest.last)
+        after, at = span.after, bisect_left(manifest.segments, span.after + 1, key=lambda each: each.last)
+        while after < until:
+            segment = manifest.segments[at]
+            if _may_hold(segment, span):
+                batches, covered = self._next(segment, keys, span._replace(after=after), limit, until)
+                if batches or covered < segment.last or covered >= until:
+                    return ColdPage(batches, covered, low_water)
+            after, at = min(segment.last, until), at + 1
+        return ColdPage([], after, low_water)
+
+    def first_at(self, time_ns: int, after: int) -> int | None:
+        """The lowest offset over `after` that was published at or after a time, if the tier has one."""
+        manifest = self.manifest()
+        after = max(after, manifest.first - 1)
+        while after < manifest.last:
+            page = self.read(_EVERYTHING, Span(after, None, time_ns), 1)
+            if page.batches:
+                return int(page.batches[0].column("offset")[0].as_py())
+            after = page.covered
+        return None
+
+    def last_at(self, time_ns: int) -> int:
+        """No event of the tier that was published up to a time lies beyond this offset."""
+        return max((each.last for each in self.segments if each.files and each.published_min <= time_ns), default=-1)
+
+    def close(self) -> None:
+        """Let go of the files. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            merges, self._merges = self._merges, {}
+        for merge in merges.values():
+            merge.close()
+
+    def _save(self, manifest: Manifest) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save(self.path, manifest)
+
+    def _next(self, segment: Segment, keys: KeySet, span: Span, limit: int, until: int) -> tuple[list[Any], int]:
+        """The next batches of a segment: from a merge that stopped there, or from a new one."""
+        asked = segment.first, segment.digest, keys.expressions, keys.unfiltered, span.from_ns, span.to_ns
+        with self._lock:
+            merge = self._merges.pop((*asked, span.after), None)
+        if merge is None:
+            merge = Merge(self.folder, segment, keys, span)
+        try:
+            batches, covered = merge.take(limit, until)
+        except BaseException:
+            merge.close()
+            raise
+        with self._lock:
+            done = [merge] if covered >= segment.last or self._closed else []
+            if not done:
+                replaced = self._merges.pop((*asked, covered), None)
+                self._merges[*asked, covered] = merge
+                done = [replaced] if replaced is not None else []
+                while len(self._merges) > MERGES_KEPT_MAX:
+                    done.append(self._merges.pop(next(iter(self._merges))))
+        for each in done:
+            each.close()
+        return batches, covered
+
+
+class ColdPage:
+    """A page of the tier, as batches of Arrow. Decoded when and where somebody wants the events."""
+
+    def __init__(self, batches: list[Any], covered: int, low_water: int) -> None:
+        self.batches, self.covered, self.low_water = batches, covered, low_water
+
+    def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
+        """The events of this page in order, each checked against the checksum that the log gave it."""
+        found: list[Event] = []
+        skipped = 0
+        for batch in self.batches:
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            keys = columns["key"].dictionary_encode()
+            names = keys.dictionary.to_pylist()
+            numbers = (columns[name].to_pylist() for name in _NUMBERS)
+            rows = zip(
+                *numbers,
+                keys.indices.to_pylist(),
+                columns["payload"].to_pylist(),
+                columns["headers_raw"].to_pylist(),
+                strict=True,
+            )
+            for offset, publisher, sequence, published_at, key_id, stored, name, payload, encoded in rows:
+                try:
+                    crc = _crc32(_pack(offset, publisher, sequence, published_at, key_id))
+                    if encoded:
+                        crc = _crc32(encoded, crc)
+                    good = _crc32(payload, crc) == stored and name is not None
+                except (struct.error, TypeError):  # a value is null
+                    good = False
+                if not good:
+                    if not skip_corrupt:
+                        return found, EventCorrupt(offset, "its checksum does not match"), skipped
+                    skipped += 1
+                    continue
+                headers = decode_headers(encoded) if encoded else NO_HEADERS
+                found.append(Event(publisher, sequence, published_at, names[name], payload, headers, offset))
+        return found, None, skipped
+
+
+_NUMBERS = ("offset", "publisher_id", "sequence", "published_ns", "key_id", "checksum")
+
+
+def _may_hold(segment: Segment, span: Span) -> bool:
+    """Whether a segment can hold an event of these times."""
+    if span.from_ns is not None and segment.published_max < span.from_ns:
+        return False
+    return bool(segment.files) and (span.to_ns is None or segment.published_min <= span.to_ns)
+
+
+if TYPE_CHECKING:
+    _page: type[Page] = ColdPage

@@ -1,0 +1,107 @@
+"""Events as rows, many at a time: one SQL statement writes a batch, one reads a page.
+
+A Python driver gives up the interpreter lock and takes it back for every row it writes or reads,
+and beside a busy event loop each of those can wait milliseconds. So a batch goes in as one JSON
+array of numbers and one blob of all bodies, and a page comes out the same way: SQLite does the
+work of a whole batch in a single step, on another core, while Python goes on.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from zbus.errors import EventCorrupt, LogError
+from zbus.event import Event
+from zbus.headers import NO_HEADERS, decode_headers
+from zbus.ports.log import Row
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
+_pack = struct.Struct("<qqqqq").pack
+_crc32 = zlib.crc32
+
+_INSERT = """
+INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
+SELECT ?3 + key, value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+       {headers}, substr(?2, value ->> 5, value ->> 6)
+FROM jsonb_each(?1)
+"""
+INSERT_PLAIN = _INSERT.format(headers="NULL")
+INSERT_WITH_HEADERS = _INSERT.format(headers="nullif(substr(?2, value ->> 7, value ->> 8), x'')")
+
+# `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
+# first, and yields nothing when that is over :bytes, so that memory is bounded whatever the log holds.
+SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
+PAGE = f"""
+SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
+                                   ifnull(length(headers), 0), length(payload))),
+       group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), ''),
+       json_group_array(DISTINCT key), count(*), max(offset),
+       (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water) FROM state),
+       (SELECT low_water FROM state)
+FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
+"""
+
+
+def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
+    """The statement that stores `rows` at the offsets from `first` on, and its parameters."""
+    payloads = [row[4] for row in rows]
+    bodies = b"".join([b"\x00", *payloads])  # never empty: substr of an empty blob is NULL
+    at, plain = 2, True  # and substr counts from one
+    numbers: list[tuple[int, ...]] = []
+    for offset, (publisher, sequence, published_at, name, payload, headers) in enumerate(rows, first):
+        key = key_ids[name]
+        crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+        if headers:
+            plain = False
+            crc = _crc32(headers, crc)
+        size = len(payload)
+        numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
+        at += size
+    if plain:
+        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
+    parts = [bodies]
+    for place, row in enumerate(rows):
+        headers = row[5] or b""
+        numbers[place] += (at, len(headers))
+        parts.append(headers)
+        at += len(headers)
+    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first)
+
+
+class RowPage:
+    """A page as SQLite returned it. Decoded when and where somebody wants the events."""
+
+    def __init__(
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str | None]
+    ) -> None:
+        self._numbers, self._bodies, self._key_name = numbers, bodies, key_name
+        self.covered, self.low_water = covered, low_water
+
+    def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
+        """The events of this page in order, each checked against its checksum."""
+        found: list[Event] = []
+        skipped = at = 0
+        bodies, key_name = self._bodies, self._key_name
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(self._numbers):
+            crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+            if headers_bytes:
+                encoded = bodies[at : at + headers_bytes]
+                crc = _crc32(encoded, crc)
+                at += headers_bytes
+            payload = bodies[at : at + size]
+            at += size
+            name = key_name(key)
+            if name is None or _crc32(payload, crc) != stored:
+                if not skip_corrupt:
+                    reason = "its key is unknown" if name is None else "its checksum does not match"
+                    return found, EventCorrupt(offset, reason), skipped
+                skipped += 1
+                continue
+            headers = decode_headers(encoded) if headers_bytes else NO_HEADERS
+            found.append(Event(publisher, sequence, published_at, name, payload, headers, offset))
+        return found, None, skipped

@@ -1,0 +1,1 @@
+"""Owner side of proxied writes: executes write requests from other processes."""

@@ -1,0 +1,228 @@
+"""Reading a log: pages by offset, by time and by key expression, on any thread, beside the writer.
+
+A page is one statement, hence one consistent view and one short read transaction: a slow consumer
+never holds up a checkpoint. A page for some keys takes their offsets from `by_key`, so it reads the
+payloads of those keys and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, Engine
+
+from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
+from zbus.keys import KeySet
+from zbus.ports.log import Span
+from zbus_log.file.database import log_errors, make_engine, snapshot
+from zbus_log.file.key_table import KeyTable
+from zbus_log.file.rows import PAGE, SIZE, RowPage
+from zbus_log.file.tables import (
+    BLOCK,
+    READABLE_SINCE,
+    SEALED_UNTIL,
+    VERSION,
+    file_version,
+    get_epoch,
+    get_head,
+    get_low_water,
+)
+
+PAGE_BYTES_MAX = 8 * 1024 * 1024
+LIMIT_MIN = 128
+WINDOW_MIN = 4 * BLOCK
+WINDOW_MAX = 1 << 30
+SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
+
+_VALUE = re.compile(r":(\w+)")
+_TIMES = "published_at BETWEEN :from_ns AND :to_ns"
+_ALL = f"""
+SELECT {{columns}} FROM events WHERE offset > :after AND offset <= :until AND {_TIMES} ORDER BY offset LIMIT :limit
+"""
+_MOST = f"""
+SELECT {{columns}} FROM events WHERE offset > :after AND offset <= :until AND {_TIMES}
+AND key IN (SELECT value FROM json_each(:keys)) ORDER BY offset LIMIT :limit
+"""
+_SOME = f"""
+SELECT {{columns}} FROM (
+    SELECT entry.value AS offset FROM blocks CROSS JOIN json_each(:keys) AS wanted CROSS JOIN by_key
+    ON by_key.block = blocks.block AND by_key.key = wanted.value CROSS JOIN json_each(by_key.offsets) AS entry
+    WHERE blocks.block BETWEEN (:after + 1) / {BLOCK} AND :until / {BLOCK}
+    AND entry.value > :after AND entry.value <= :until
+    UNION ALL
+    SELECT offset FROM events
+    WHERE offset > max(:after, {SEALED_UNTIL}) AND offset <= :until AND key IN (SELECT value FROM json_each(:keys))
+    ORDER BY offset
+) AS wanted CROSS JOIN events ON events.offset = wanted.offset WHERE {_TIMES} ORDER BY events.offset LIMIT :limit
+"""
+_ids = msgspec.json.Decoder(list[int]).decode
+
+
+def readable(path: str) -> Engine:
+    """An engine for a log that is only read; an error if it is not there or of a version that is not read."""
+    if not Path(path).is_file():
+        raise ConfigInvalid("log", f"there is no log {path!r} to read")
+    engine = make_engine(path, read_only=True)
+    with log_errors(path), engine.connect() as connection:
+        version = file_version(connection)
+    if not READABLE_SINCE <= version <= VERSION:
+        engine.dispose()
+        newer = ": upgrade zbus" if version > VERSION else ""
+        raise LogDamaged(path, f"the log has version {version}, and reading alone needs {VERSION}{newer}")
+    return engine
+
+
+class Choice(NamedTuple):
+    """How the events of some keys are found: a query for `{columns}` of `events`, and the keys it is about."""
+
+    statement: str
+    keys: str = ""  # their ids, a JSON array
+
+    @property
+    def rows(self) -> str:
+        """The query for whole rows."""
+        return self.statement.format(columns="events.*")
+
+    def sql(self, columns: str, span: Span, limit: int) -> str:
+        """The query with its values written into it: for drivers other than the log's own."""
+        values = _values(span, span.until or 0, f"'{self.keys}'") | {"limit": limit}
+        return _VALUE.sub(lambda found: str(values[found[1]]), self.statement.format(columns=columns))
+
+
+class Reader:
+    """Reads through its own connections; safe from several threads at once."""
+
+    def __init__(self, path: str, engine: Engine) -> None:
+        self.path, self._engine = path, engine
+        self._keys = KeyTable()
+        self._windows: dict[tuple[str, ...], int] = {}
+        self._limit = LIMIT_MIN  # how many events of the present size a page can hold
+
+    def head(self) -> int:
+        """The last offset that is committed; 0 for an empty log."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_head(connection)
+
+    def low_water(self) -> int:
+        """Everything up to this offset was removed by retention."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_low_water(connection)
+
+    def epoch(self) -> bytes:
+        """The identity of the log's offsets."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            return get_epoch(connection)
+
+    def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
+        """The next events of `span`; the page is bounded by `limit`, by bytes, and by how far it looks."""
+        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            choice = self._choose(connection, keys)
+            if choice.statement is _ALL:
+                return self._page(connection, choice, span, limit, WINDOW_MAX)
+            window = self._windows.get(keys.expressions, WINDOW_MIN)
+            page = self._page(connection, choice, span, limit, window)
+            if len(self._windows) > 1000:
+                self._windows.clear()
+            # Look further where events are rare, less far where a window holds many pages.
+            further = max(WINDOW_MIN, window // 2) if page.full else min(WINDOW_MAX, window * 2)
+            self._windows[keys.expressions] = further
+            return page
+
+    def choose(self, keys: KeySet) -> Choice:
+        """How to find the events of `keys` that the log holds now."""
+        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            return self._choose(connection, keys)
+
+    def _choose(self, connection: Connection, keys: KeySet) -> Choice:
+        if keys.unfiltered:
+            return Choice(_ALL)
+        ids, share = self._keys.matching(connection, keys)
+        if share == 1.0:
+            return Choice(_ALL)
+        return Choice(_MOST if share > SCAN_SHARE else _SOME, msgspec.json.encode(ids).decode())
+
+    def narrow(self, span: Span) -> Span:
+        """Turn times into offsets: blocks know the times they span, so little is scanned."""
+        with log_errors(self.path), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            try:
+                head, low_water = get_head(connection), get_low_water(connection)
+                if 0 < span.after < low_water:
+                    raise LogTrimmed(span.after, low_water)
+                after, until = span.after, head if span.until is None else min(span.until, head)
+                if span.from_ns is not None:
+                    after = max(after, first_at(connection, span.from_ns, head) - 1)
+                if span.to_ns is not None:
+                    until = min(until, _last_at(connection, span.to_ns))
+                return Span(after, until, span.from_ns, span.to_ns)
+            finally:
+                connection.exec_driver_sql("COMMIT")
+
+    def _page(self, connection: Connection, choice: Choice, span: Span, limit: int, window: int) -> _CountedPage:
+        if span.after == 0:  # from the beginning: of what is left
+            span = span._replace(after=get_low_water(connection))
+        until = span.after + window if span.until is None else min(span.until, span.after + window)
+        values = _values(span, until, choice.keys) | {"bytes": PAGE_BYTES_MAX}
+        page, size = PAGE.format(chosen=choice.rows), SIZE.format(chosen=choice.rows)
+        asked, limit = limit, min(limit, self._limit)
+        while True:
+            values["limit"] = limit
+            if limit == 1:
+                values["bytes"] = 1 << 40  # one event is always served, however large it is
+            row = connection.exec_driver_sql(page, values).one()
+            numbers, bodies, used, count, last, head, low_water = row
+            found = 0 if count or limit == 1 else connection.exec_driver_sql(size, values).scalar_one()
+            if found <= PAGE_BYTES_MAX:
+                break
+            limit = self._limit = max(1, limit * PAGE_BYTES_MAX // (2 * found))
+        if count >= limit and len(bodies or b"") * 4 < PAGE_BYTES_MAX:
+            self._limit = max(self._limit, min(asked, limit * 4))
+        low_water = int(low_water)
+        if span.after < low_water:
+            raise LogTrimmed(span.after, low_water)
+        names = self._keys.learn(connection, _ids(used))
+        covered = last if count >= limit else max(span.after, min(until, head))
+        return _CountedPage(numbers, bodies or b"", covered, low_water, names, count >= limit)
+
+
+def _values(span: Span, until: int, keys: str) -> dict[str, Any]:
+    return {
+        "after": span.after,
+        "until": until,
+        "from_ns": -1 if span.from_ns is None else span.from_ns,
+        "to_ns": (1 << 63) - 1 if span.to_ns is None else span.to_ns,
+        "keys": keys,
+    }
+
+
+class _CountedPage(RowPage):
+    def __init__(
+        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, names: dict[int, str], full: bool
+    ) -> None:
+        super().__init__(numbers, bodies, covered, low_water, names.get)
+        self.full = full
+
+
+def first_at(connection: Connection, time_ns: int, head: int) -> int:
+    """The lowest offset published at or after a time; one past the head if there is none."""
+    block = connection.exec_driver_sql("SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)).scalar()
+    start = f"{int(block) * BLOCK}" if block is not None else f"{SEALED_UNTIL} + 1"
+    found = connection.exec_driver_sql(
+        f"SELECT offset FROM events WHERE offset >= {start} AND published_at >= ? ORDER BY offset LIMIT 1",
+        (time_ns,),
+    ).scalar()
+    return head + 1 if found is None else int(found)
+
+
+def _last_at(connection: Connection, time_ns: int) -> int:
+    """No event published up to a time lies beyond this offset."""
+    tail = connection.exec_driver_sql(
+        f"SELECT max(offset) FROM events WHERE offset > {SEALED_UNTIL} AND published_at <= ?", (time_ns,)
+    ).scalar()
+    if tail is not None:
+        return int(tail)
+    block = connection.exec_driver_sql("SELECT max(block) FROM blocks WHERE published_min <= ?", (time_ns,)).scalar()
+    return -1 if block is None else int(block) * BLOCK + BLOCK - 1

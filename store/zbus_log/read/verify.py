@@ -1,0 +1,108 @@
+"""A full check of a log: the file, every checksum, every offset, and the head record beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zbus.errors import LogDamaged, LogError
+from zbus.keys import KeySet
+from zbus.ports.log import Span
+from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.head_record import Head, read_record
+from zbus_log.file.tables import SEALED_UNTIL, get_epoch
+
+from .reader import Reader
+
+PAGE = 2048
+
+
+class Report(NamedTuple):
+    """What was found. An empty `problems` means that the log holds all that was acknowledged."""
+
+    events: int
+    first: int
+    head: int
+    problems: list[str]
+    losses: list[tuple[int, int]]
+
+
+def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Read the whole log at `path`, beside its owner if it has one, and report every problem."""
+    problems: list[str] = []
+    record = _read_record(path, problems)  # first: an owner that goes on writes the log before its record
+    engine = make_engine(path, read_only=True)
+    reader = Reader(path, engine)
+    try:
+        with log_errors(path), engine.connect() as connection:
+            for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
+                if finding != b"ok":
+                    problems.append(f"SQLite: {finding.decode()}")
+            epoch = get_epoch(connection)
+            low_water = reader.low_water()
+            head = reader.head()
+            losses = [
+                (int(first), int(last))
+                for first, last in connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
+            ]
+            gaps = connection.exec_driver_sql(
+                "SELECT before, offset FROM (SELECT offset, lag(offset, 1, ?) OVER (ORDER BY offset) AS before"
+                " FROM events) WHERE offset != before + 1",
+                (low_water,),
+            ).all()
+            problems += [
+                f"offsets {before + 1} to {offset - 1} are missing"
+                for before, offset in gaps
+                if not any(first <= before + 1 and offset - 1 <= last for first, last in losses)
+            ]
+            unindexed = connection.exec_driver_sql(
+                f"SELECT count(*) FROM events WHERE offset <= {SEALED_UNTIL}"
+                " AND (key, offset) NOT IN (SELECT by_key.key, entry.value FROM by_key, json_each(offsets) AS entry)"
+            ).scalar_one()
+            if unindexed:
+                problems.append(f"{unindexed} sealed events are not found by their key")
+        events = _check_events(reader, low_water, head, problems, progress)
+    except LogError as error:
+        problems.append(str(error))
+        return Report(0, 0, 0, problems, [])
+    finally:
+        engine.dispose()
+    if record is not None and record.head and record.epoch != epoch:
+        problems.append("this is another log than the one that was here")
+    elif record is not None and record.head > head:
+        problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
+    return Report(events, low_water + 1 if events else 0, head, problems, losses)
+
+
+def _check_events(
+    reader: Reader,
+    low_water: int,
+    head: int,
+    problems: list[str],
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    everything, after, seen = KeySet.all(), low_water, 0
+    while after < head:
+        page = reader.read(everything, Span(after, head), PAGE)
+        events, error, _ = page.events()
+        seen += len(events)
+        if error is None:
+            after = page.covered
+        else:
+            problems.append(str(error).partition(";")[0])
+            after = getattr(error, "offset", page.covered)
+            seen += 1
+        if progress is not None:
+            progress(after - low_water, head - low_water)
+    return seen
+
+
+def _read_record(path: str, problems: list[str]) -> Head | None:
+    try:
+        record = read_record(path)
+    except LogDamaged as error:
+        problems.append(error.reason)
+        return None
+    if record is None:
+        problems.append("there is no head record beside the log, so a lost end could not be noticed")
+    return record

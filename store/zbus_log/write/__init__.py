@@ -1,0 +1,1 @@
+"""Writing a log: the single writer thread, identities, cursors, positions and schemas."""

@@ -1,0 +1,220 @@
+"""Durable cursors: how far each durable name has acknowledged.
+
+They live in a SQLite file of their own beside the log, because a durable subscriber may run in
+another process than the log's owner, and the log's file has one writer only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Table, bindparam, delete, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.schema import CreateTable
+
+from zbus.errors import CursorError, LogError
+from zbus.ports.log import Cursor
+from zbus_log.file.database import log_errors, make_engine, transaction
+from zbus_log.file.process import is_alive, started_at
+
+from .positions import SqlitePositions
+
+if TYPE_CHECKING:
+    from zbus.ports.log import Cursors
+
+NAME_MAX = 200
+RETRY_S = 0.25
+
+_cursors = Table(
+    "cursors",
+    MetaData(),
+    Column("name", TEXT, primary_key=True),
+    Column("offset", INTEGER, nullable=False),
+    Column("keys", TEXT, nullable=False),
+    Column("updated_at", INTEGER, nullable=False),
+    Column("owner_pid", INTEGER),
+    Column("owner_started", INTEGER),
+    sqlite_strict=True,
+)
+_ADVANCE = (
+    update(_cursors)
+    .where(_cursors.c.name == bindparam("which"), _cursors.c.offset < bindparam("position"))
+    .values(offset=bindparam("position"), updated_at=bindparam("now"))
+)
+
+Done = Callable[[LogError | None], None]
+
+
+class SqliteCursors:
+    """The cursors of one log. Every method may block but `advance`."""
+
+    def __init__(self, log_path: str) -> None:
+        self.path = f"{log_path}-cursors"
+        self._engine = make_engine(self.path)
+        self.positions = SqlitePositions(self.path, self._engine)
+        self._pending: dict[str, int] = {}
+        self._waiting: list[Done] = []
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+        self._flushing = threading.Lock()
+        self._connection: Connection | None = None  # kept open for positions; used by whoever holds `_flushing`
+
+    def claim(self, name: str, keys: Sequence[str], start: int) -> int:
+        """Take a name; another process that runs and holds it is named in the error."""
+        check_name(name)
+        pid, now = os.getpid(), time.time_ns()
+        with log_errors(self.path), self._engine.connect() as connection:
+            _prepare(connection)
+            with transaction(connection):
+                row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
+                if row is not None and row.owner_pid and is_alive(row.owner_pid, row.owner_started):
+                    raise CursorError(name, f"process {row.owner_pid} reads with this name; a name has one reader")
+                owner = {"owner_pid": pid, "owner_started": started_at(pid), "keys": json.dumps(list(keys))}
+                connection.execute(
+                    upsert(_cursors)
+                    .values(name=name, offset=start, updated_at=now, **owner)
+                    .on_conflict_do_update(index_elements=["name"], set_=owner)
+                )
+        self._start()
+        return start if row is None else int(row.offset)
+
+    def advance(self, name: str, offset: int, done: Done | None = None) -> None:
+        """Queue a position. Cancelling the wait for `done` does not take it back."""
+        with self._wake:
+            if self._ended:
+                if done is not None:
+                    done(LogError(f"{self.path} is closed; the position of {name!r} was not stored"))
+                return
+            self._pending[name] = max(offset, self._pending.get(name, 0))
+            if done is not None:
+                self._waiting.append(done)
+            self._start()
+            self._wake.notify()
+
+    def release(self, name: str) -> None:
+        """Store what is pending and free the name."""
+        self._flush()
+        with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
+            connection.execute(
+                update(_cursors)
+                .where(_cursors.c.name == name, _cursors.c.owner_pid == os.getpid())
+                .values(owner_pid=None, owner_started=None)
+            )
+
+    def list(self) -> Sequence[Cursor]:
+        """Every cursor, by name."""
+        if not os.path.exists(self.path):  # noqa: PTH110 - a log that never had one
+            return []
+        with log_errors(self.path), self._engine.connect() as connection:
+            _prepare(connection)
+            rows = connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
+        return [
+            Cursor(
+                row.name,
+                row.offset,
+                tuple(json.loads(row.keys)),
+                row.updated_at,
+                row.owner_pid if row.owner_pid and is_alive(row.owner_pid, row.owner_started) else None,
+            )
+            for row in rows
+        ]
+
+    def lowest(self) -> Cursor | None:
+        """The cursor that is furthest behind: retention stops there."""
+        return min(self.list(), key=lambda cursor: cursor.offset, default=None)
+
+    def reset(self, name: str, offset: int) -> None:
+        """Move a cursor that nobody uses, in either direction."""
+        self._change(name, offset)
+
+    def delete(self, name: str) -> None:
+        """Forget a cursor that nobody uses."""
+        self._change(name, None)
+
+    def close(self, timeout_s: float) -> None:
+        """Store what is pending and stop."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._flushing:
+            if self._connection is not None:
+                self._connection.close()
+        self._engine.dispose()
+
+    def _change(self, name: str, offset: int | None) -> None:
+        found = {cursor.name: cursor for cursor in self.list()}.get(name)
+        if found is None:
+            raise CursorError(name, "there is no such cursor")
+        if found.owner_pid is not None:
+            raise CursorError(name, f"process {found.owner_pid} is using it; stop that one first")
+        with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
+            if offset is None:
+                connection.execute(delete(_cursors).where(_cursors.c.name == name))
+            else:
+                moved = update(_cursors).where(_cursors.c.name == name)
+                connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="zbus-log-cursors", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        ended = failed = False
+        while not ended:
+            with self._wake:
+                if failed and not self._ended:
+                    self._wake.wait(RETRY_S)
+                while not self._pending and not self._ended:
+                    self._wake.wait()
+                ended = self._ended
+            failed = self._flush() is not None
+
+    def _writing(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _flush(self) -> LogError | None:
+        with self._flushing:  # whoever comes second waits until what the first one took is stored
+            with self._wake:
+                pending, self._pending = self._pending, {}
+                waiting, self._waiting = self._waiting, []
+            error: LogError | None = None
+            if pending:
+                now = time.time_ns()
+                rows = [{"which": name, "position": offset, "now": now} for name, offset in pending.items()]
+                try:
+                    with log_errors(self.path), transaction(self._writing()):
+                        self._writing().execute(_ADVANCE, rows)
+                except LogError as failed:
+                    error = failed
+                    with self._wake:  # try again with whatever comes next
+                        for name, offset in pending.items():
+                            self._pending[name] = max(offset, self._pending.get(name, 0))
+        for done in waiting:
+            done(error)
+        return error
+
+
+def check_name(name: str) -> None:
+    """A durable name is short, printable text."""
+    if not isinstance(name, str) or not name or len(name) > NAME_MAX or not name.isprintable():
+        raise CursorError(str(name), f"a name is 1 to {NAME_MAX} printable characters")
+
+
+def _prepare(connection: Connection) -> None:
+    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    connection.execute(CreateTable(_cursors, if_not_exists=True))
+
+
+if TYPE_CHECKING:
+    _port: type[Cursors] = SqliteCursors

@@ -1,0 +1,131 @@
+"""Who published what: so that an identity (publisher, sequence) is stored once, whatever is retried.
+
+An index over all identities would dirty a page per publisher at each commit. But sequences rise: the
+highest one of each publisher, kept in memory, tells that an event is new. Only an event that does not
+rise is looked for in the log, and there only in blocks whose runs span its sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection
+
+from zbus.ports.log import Row
+from zbus_log.file.tables import BLOCK
+
+PUBLISHERS_KEPT_MAX = 100_000
+
+
+class Identities:
+    """Belongs to the writer, and uses its connection on its thread."""
+
+    def __init__(self, connection: Connection, sealed_until: int) -> None:
+        self._connection = connection
+        self.sealed_until = sealed_until
+        self._last_sequences: dict[int, int] = {}
+        self.forget()
+
+    def fresh(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
+        """The rows that are not stored yet, and the offset of every row, stored or about to be.
+
+        Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
+        """
+        last_sequences = self._last_sequences
+        publishers = {row[0] for row in batch}
+        self._learn(publishers)
+        for row in batch:
+            if row[1] <= last_sequences[row[0]]:
+                break
+            last_sequences[row[0]] = row[1]
+        else:
+            return batch, range(following, following + len(batch))
+        self.forget()  # the loop above has counted rows that are not stored yet
+        self._learn(publishers)
+        return self._one_by_one(batch, following)
+
+    def _one_by_one(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
+        fresh: list[Row] = []
+        offsets: list[int] = []
+        asked: dict[int, set[int]] = {}
+        for row in batch:
+            if row[1] <= self._last_sequences[row[0]]:
+                asked.setdefault(row[0], set()).add(row[1])
+        known = self._stored_at(asked)
+        for row in batch:
+            identity = row[0], row[1]
+            stored = known.get(identity)
+            if stored is None:
+                stored = known[identity] = following + len(fresh)
+                fresh.append(row)
+                self._last_sequences[row[0]] = max(row[1], self._last_sequences[row[0]])
+            offsets.append(stored)
+        return fresh, offsets
+
+    def _learn(self, publishers: set[int]) -> None:
+        """Look up the highest sequences that are not known; those of unsealed events are known already."""
+        unknown = publishers.difference(self._last_sequences)
+        if not unknown:
+            return
+        if len(self._last_sequences) >= PUBLISHERS_KEPT_MAX:
+            self.forget()
+            unknown = publishers.difference(self._last_sequences)
+        found = self._connection.exec_driver_sql(
+            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN (SELECT value FROM json_each(?1))",
+            (json.dumps(list(unknown)),),
+        )
+        stored: dict[int, int] = dict(found.all())
+        for publisher in unknown:
+            self._last_sequences.setdefault(publisher, stored.get(publisher, -1))
+
+    def forget(self) -> None:
+        """Start again from what is stored: all of the unsealed tail, the rest when it is asked for."""
+        found = self._connection.exec_driver_sql(
+            "SELECT publisher, max(sequence) FROM events WHERE offset > ? GROUP BY publisher", (self.sealed_until,)
+        )
+        tail: dict[int, int] = dict(found.all())
+        self._last_sequences.clear()
+        if tail:
+            self._learn(set(tail))
+            for publisher, sequence in tail.items():
+                self._last_sequences[publisher] = max(sequence, self._last_sequences[publisher])
+
+    def _stored_at(self, asked: Mapping[int, set[int]]) -> dict[tuple[int, int], int]:
+        """The offsets of identities that are stored. Only blocks whose runs span the sequences are looked into."""
+        found: dict[tuple[int, int], int] = {}
+        if asked:
+            self._scan(asked, self.sealed_until + 1, 1 << 62, found)
+        for publisher, sequences in asked.items():
+            first, last = min(sequences), max(sequences)
+            span = self._connection.exec_driver_sql(
+                "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
+            ).one_or_none() or (0, -1)
+            blocks = self._connection.exec_driver_sql(
+                "SELECT blocks.block FROM blocks CROSS JOIN runs ON runs.block = blocks.block AND publisher = ?"
+                " WHERE blocks.block BETWEEN ? AND ? AND first_sequence <= ? AND last_sequence >= ?"
+                " ORDER BY blocks.block DESC",
+                (publisher, *span, last, first),
+            ).scalars()
+            for block in blocks.all():
+                if all((publisher, sequence) in found for sequence in sequences):
+                    break
+                self._scan({publisher: sequences}, block * BLOCK, block * BLOCK + BLOCK - 1, found)
+        return found
+
+    def _scan(self, asked: Mapping[int, set[int]], first: int, last: int, found: dict[tuple[int, int], int]) -> None:
+        """Look for identities between two offsets, all in one statement that yields one row."""
+        rows = self._connection.exec_driver_sql(
+            "SELECT json_group_array(json_array(publisher, sequence, offset)) FROM events WHERE offset BETWEEN ? AND ?"
+            " AND publisher IN (SELECT value FROM json_each(?)) AND sequence BETWEEN ? AND ?",
+            (
+                first,
+                last,
+                json.dumps(list(asked)),
+                min(min(sequences) for sequences in asked.values()),
+                max(max(sequences) for sequences in asked.values()),
+            ),
+        ).scalar_one()
+        for publisher, sequence, offset in json.loads(rows):
+            if sequence in asked[publisher]:
+                found[publisher, sequence] = offset

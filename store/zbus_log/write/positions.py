@@ -1,0 +1,49 @@
+"""Positions: how far this node is with others, by name, in the file of the cursors beside the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sqlalchemy import INTEGER, TEXT, Column, Engine, MetaData, Table, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy.schema import CreateTable
+
+from zbus_log.file.database import log_errors, transaction
+
+if TYPE_CHECKING:
+    from zbus.ports.log import Positions
+
+_positions = Table(
+    "positions",
+    MetaData(),
+    Column("name", TEXT, primary_key=True),
+    Column("position", INTEGER, nullable=False),
+    sqlite_strict=True,
+)
+
+
+class SqlitePositions:
+    """Both methods may block."""
+
+    def __init__(self, path: str, engine: Engine) -> None:
+        self._path, self._engine = path, engine
+
+    def load(self) -> dict[str, int]:
+        """All of them."""
+        with log_errors(self._path), self._engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            connection.execute(CreateTable(_positions, if_not_exists=True))
+            return {row.name: row.position for row in connection.execute(select(_positions))}
+
+    def store(self, changed: Mapping[str, int]) -> None:
+        """Store some."""
+        values = [{"name": name, "position": position} for name, position in changed.items()]
+        insert = upsert(_positions)
+        statement = insert.on_conflict_do_update(index_elements=["name"], set_={"position": insert.excluded.position})
+        with log_errors(self._path), self._engine.connect() as connection, transaction(connection):
+            connection.execute(statement, values)
+
+
+if TYPE_CHECKING:
+    _port: type[Positions] = SqlitePositions

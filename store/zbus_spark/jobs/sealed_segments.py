@@ -1,0 +1,97 @@
+"""Which part of a log is closed: whole blocks that the writer has sealed, cut into segments of a bounded size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from zbus_log.file.database import log_errors, snapshot
+from zbus_log.file.tables import BLOCK, get_epoch, get_head, get_low_water
+from zbus_log.read.reader import readable
+
+SEGMENT_BYTES = 64 * 1024 * 1024  # of payloads, so that whoever reads a segment can hold it
+
+
+class Closed(NamedTuple):
+    """A range of offsets, both ends included, in which nothing changes any more."""
+
+    first: int
+    last: int
+    events: int
+    offsets: int  # the sum of those that its events have, counted from `first`
+
+    @property
+    def name(self) -> str:
+        """As the tier's folders are called."""
+        return f"{self.first:020}-{self.last:020}"
+
+
+class Keep(NamedTuple):
+    """What stays in the log alone: the newest events, by number, by age in seconds, or by both."""
+
+    events: int = 0
+    age_s: float | None = None
+
+
+class LogState(NamedTuple):
+    """What a log says of itself at one moment."""
+
+    epoch: bytes
+    low_water: int
+    closed: list[Closed]
+
+
+def look(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
+    """The closed segments of a log over an offset, or over its low-water mark where that is higher.
+
+    A segment has at most `segment_events` events and `SEGMENT_BYTES` of payloads, but at least one block.
+    """
+    with _connected(path) as connection, snapshot(connection):
+        low_water, head = get_low_water(connection), get_head(connection)
+        after, until = max(after, low_water), head - keep.events
+        newest_ns = (1 << 63) - 1 if keep.age_s is None else time.time_ns() - int(keep.age_s * 1e9)
+        found = connection.exec_driver_sql(
+            "SELECT block, events, bytes, ifnull(published_max, 0) FROM blocks WHERE block >= ? ORDER BY block",
+            ((after + 1) // BLOCK,),
+        )
+        ranges: list[tuple[int, int]] = []
+        first, last, events, size = after + 1, after, 0, 0
+        for block, block_events, block_bytes, published_max in found:
+            if block * BLOCK + BLOCK - 1 > until or published_max > newest_ns:
+                break
+            if events and (events + block_events > segment_events or size + block_bytes > SEGMENT_BYTES):
+                ranges.append((first, last))
+                first, events, size = last + 1, 0, 0
+            last, events, size = block * BLOCK + BLOCK - 1, events + block_events, size + block_bytes
+        if events:
+            ranges.append((first, last))
+        closed = [Closed(first, last, *_count(connection, first, last)) for first, last in ranges]
+        return LogState(get_epoch(connection), low_water, closed)
+
+
+def epoch_and_low_water(path: str) -> tuple[bytes, int]:
+    """Which log this is, and the offset up to which its events were removed."""
+    with _connected(path) as connection, snapshot(connection):
+        return get_epoch(connection), get_low_water(connection)
+
+
+@contextmanager
+def _connected(path: str) -> Iterator[Connection]:
+    engine = readable(path)
+    try:
+        with log_errors(path), engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _count(connection: Connection, first: int, last: int) -> tuple[int, int]:
+    """How many events there are, and the sum of their offsets."""
+    found = connection.exec_driver_sql(
+        "SELECT count(*), ifnull(sum(offset - ?1), 0) FROM events WHERE offset BETWEEN ?1 AND ?2", (first, last)
+    ).one()
+    return int(found[0]), int(found[1])

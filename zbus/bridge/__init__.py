@@ -1,0 +1,1 @@
+"""Bridges: processes that forward events between two transports."""

@@ -1,0 +1,267 @@
+"""A bridge carries events between two transports, keeping who published them, when, and in which order.
+
+It is a node with two links. What arrives on one is recorded in its log, if it has one, and goes out on the
+other from there; so either side may be away, and the bridge itself may be killed, and it goes on where it
+was. Each event says which nodes it crossed: a node that finds itself among them drops it, and nothing runs
+in a circle. A bridge publishes nothing of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from zbus.bus import Bus
+from zbus.errors import FabricError
+from zbus.event import Event
+from zbus.headers import Foreign
+from zbus.keys import KeySet
+from zbus.mesh.log_service import Forward
+from zbus.mesh.network import Link
+from zbus.mesh.send_queue import Outbox
+from zbus.observe.records import record
+from zbus.ports.log import Log, Span
+
+from .config import BridgeConfig
+
+BRIDGE_STARTED = "BRIDGE_STARTED"
+BRIDGE_AWAY = "BRIDGE_AWAY"
+BRIDGE_LINKED = "BRIDGE_LINKED"
+RETRY_S = (0.5, 10.0)
+KEYS_KEPT_MAX = 10_000
+PLAIN_PROMISE = (
+    "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
+    " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
+)
+
+
+class Bridge:
+    """A bridge between two transports, to be used as `async with`.
+
+        async with zbus.Bridge(("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), ["shop/**"], log="bridge.db"):
+            await asyncio.Event().wait()
+
+    `keys`: what crosses. `direction`: "both", "forth" (from the first to the second) or "back". `raw`: nats and
+    zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
+    also at the start; without one, events of that time are dropped and counted, and both sides must be there
+    at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
+    `retain_events` bound the log, and with it how long a side may be away. A plain message gets its identity where
+    it enters, so two raw bridges side by side bring it twice: use one, or a stream (`nats+js://`).
+    """
+
+    def __init__(
+        self,
+        between: tuple[str, str],
+        keys: Sequence[str],
+        *,
+        direction: Literal["both", "forth", "back"] = "both",
+        raw: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        name: str = "",
+        **more: Any,
+    ) -> None:
+        path = os.fspath(log) if log is not None else None
+        given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
+        self._set_up(BridgeConfig(between=between, keys=keys, **given))
+
+    @classmethod
+    def of(cls, config: BridgeConfig) -> Bridge:
+        """The bridge of a configuration that is checked already."""
+        bridge = cls.__new__(cls)
+        bridge._set_up(config)
+        return bridge
+
+    def _set_up(self, config: BridgeConfig) -> None:
+        self.config, self.name = config, config.title
+        self._bus = _TwoLinks(config)
+        self._bus.forward = self._forward
+        self._keys = KeySet(config.keys)
+
+    async def __aenter__(self) -> Bridge:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def bus(self) -> Bus:
+        """The node that the bridge is."""
+        return self._bus
+
+    @property
+    def durable(self) -> bool:
+        """Whether a log keeps what a side that is away has not received."""
+        return self.config.log is not None
+
+    async def start(self) -> None:
+        """Open both sides; events cross once it returns. Cancelled or failed, nothing stays open."""
+        await self._bus.start()
+        try:
+            network = self._bus.network
+            assert network is not None
+            if not self.durable:  # only now: what came before the second side was there could not have crossed
+                await network.want(self._keys.expressions, time.time_ns(), record=False)
+        except BaseException:
+            await self._bus.aclose()
+            raise
+        level = logging.INFO if self.durable else logging.WARNING
+        record(BRIDGE_STARTED, level, bridge=self.name, durable=self.durable, promise=self.promise)
+
+    @property
+    def promise(self) -> str:
+        """What happens to events while a side is away."""
+        if self.durable:
+            kept = "what a side misses while it is away is kept in the log and sent when it is back"
+            plain = [url for url in self.config.urls if url.partition("://")[0].endswith("+raw")]
+            return kept + (PLAIN_PROMISE if plain else "")
+        return "there is no log: events are lost for a side that is away, and for both while the bridge is"
+
+    async def aclose(self) -> None:
+        """Send what is left for a moment, and close both sides, in bounded time; safe to call twice."""
+        await self._bus.aclose()
+
+    def stats(self) -> dict[str, Any]:
+        """What crossed in this run, per direction, and how far behind it is.
+
+        `crossed` counts an event once, however often it was sent; `waiting_events` are those that came and were not
+        sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
+        the oldest of them is now, or, where none waits, how old the last one was when it was sent.
+        """
+        counts = self._bus.figures.counts()
+        first, second = self.config.labels
+        ways = {"forth": (first, second), "back": (second, first)}
+        if self.config.direction != "both":
+            ways = {self.config.direction: ways[self.config.direction]}
+        return {
+            "bridge": self.name,
+            "durable": self.durable,
+            **{way: self._way(*ends) for way, ends in ways.items()},
+            "loops_stopped": counts.pop("loops_stopped", 0),
+            "duplicates": counts.pop("duplicates_received", 0),
+            "counts": counts,
+        }
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What the bridge is made of; never a secret."""
+        return {"bridge": self.name, "keys": list(self.config.keys), **self._bus.diagnostics()}
+
+    def _way(self, source: str, target: str) -> dict[str, Any]:
+        link = self._link(target)
+        outbox: Outbox | None = link.outbox if link is not None else None
+        network = self._bus.network
+        waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
+        lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
+        if oldest_ns is not None:
+            lag_ns = max(0, time.time_ns() - oldest_ns)
+        return {
+            "from": source,
+            "to": target,
+            "linked": outbox is not None,
+            "crossed": outbox.crossed if outbox is not None else 0,
+            "lag_ms": round(lag_ns / 1e6, 3),
+            "waiting_events": waiting,
+        }
+
+    def _link(self, label: str) -> Link | None:
+        links = self._bus.network.links if self._bus.network is not None else []
+        return next((each for each in links if each.label == label), None)
+
+    def _forward(self, link: str) -> Forward:
+        """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
+        keys, known = self._keys, dict[str, bool]()
+        first, second = self.config.labels
+        silent = {"both": None, "forth": first, "back": second}[self.config.direction]
+
+        def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
+            if foreign.link == link or link == silent:
+                return None
+            crosses = known.get(event.key)
+            if crosses is None:
+                if len(known) >= KEYS_KEPT_MAX:
+                    known.clear()
+                crosses = known[event.key] = event.key in keys
+            if not crosses:
+                return None
+            return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
+
+        return forward
+
+
+class _TwoLinks(Bus):
+    """A node that starts although a side is away, if its log keeps what that side misses meanwhile."""
+
+    def __init__(self, config: BridgeConfig) -> None:
+        super().__init__(config.bus_config())
+        self._names = dict(zip(config.urls, config.labels, strict=True))
+        self._trying: set[asyncio.Task[None]] = set()
+        self._left_noted = False
+
+    async def start(self) -> None:
+        """Open what can be opened."""
+        try:
+            await super().start()
+        except BaseException:
+            await self._give_up()
+            raise
+
+    async def link(self, url: str) -> None:
+        """Open one side, now or later."""
+        try:
+            if self.log is not None and not self._left_noted:
+                await self._note_left(self.log)
+            await super().link(url)
+        except FabricError as error:
+            if self.log is None:
+                raise
+            record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
+            self._trying.add(asyncio.get_running_loop().create_task(self._keep_trying(url)))
+
+    async def _note_left(self, log: Log) -> None:
+        """Before anything arrives: what an earlier run left unsent."""
+        assert self.network is not None
+        self._left_noted, head = True, self.delivery.delivered
+        first, second = self._names.values()
+        for source, target in ((first, second), (second, first)):
+            sent = self.network.sent(target)
+            if sent < head:
+                oldest_ns = await self.run(_oldest_ns, log, sent)
+                self.network.waiting[source].entered(head, head - sent, oldest_ns)
+
+    async def aclose(self) -> None:
+        """Close, whether or not both sides were ever there."""
+        await self._give_up()
+        await super().aclose()
+
+    async def _keep_trying(self, url: str) -> None:
+        pause = RETRY_S[0]
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            try:
+                await super().link(url)
+                record(BRIDGE_LINKED, transport=self._names[url])
+                return
+            except FabricError as error:
+                pause = min(RETRY_S[1], pause * 2)
+                record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error), again_in_s=pause)
+
+    async def _give_up(self) -> None:
+        trying, self._trying = self._trying, set()
+        for task in trying:
+            task.cancel()
+        if trying:
+            await asyncio.wait(trying)
+
+
+def _oldest_ns(log: Log, after: int) -> int:
+    """When the first event after an offset was published, as far as the log still has it."""
+    events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
+    return events[0].published_at if events else time.time_ns()

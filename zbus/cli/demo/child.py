@@ -1,0 +1,70 @@
+"""The durable subscriber of `zbus demo`, in a process of its own: `python -m zbus.cli.demo.child LOG NAME`.
+
+It reports what it does on stdout, line by line: `handled` before it acknowledges an event, `acknowledged` once
+that is on disk. Each line is written at once, so the reports survive when the process is killed. It ends when
+its stdin is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import zbus
+from zbus.cli.reading import open_to_read
+
+SKIPPED = 100  # with --skip, the handler passes over the event that it sees as this one: a loss to be noticed
+
+
+def report(what: str, event: zbus.Event) -> None:
+    """One line, in one write: never half of it."""
+    os.write(1, f"{what} {event.publisher_id} {event.sequence} {event.offset}\n".encode())
+
+
+async def acknowledge(event: zbus.Event) -> None:
+    """Acknowledge, wait until that is on disk, and say so."""
+    await event.ack()
+    report("acknowledged", event)
+
+
+async def handle(log: str, name: str, skip: bool) -> None:
+    """Handle every event of the shop and the fleet, from where the durable name stopped."""
+    acknowledging: set[asyncio.Task[None]] = set()
+    seen = 0
+    async with open_to_read(Path(log)) as bus:
+        async with bus.subscribe("shop/**", "fleet/**", durable=name, start="beginning") as subscriber:
+            os.write(1, b"ready\n")
+            try:
+                async for event in subscriber:
+                    seen += 1
+                    if skip and seen == SKIPPED:
+                        continue
+                    report("handled", event)
+                    # The next event does not wait for the disk: acknowledgements are stored many at a time.
+                    task = asyncio.create_task(acknowledge(event))
+                    acknowledging.add(task)
+                    task.add_done_callback(acknowledging.discard)
+            finally:
+                await asyncio.gather(*acknowledging)
+
+
+async def run(log: str, name: str, skip: bool) -> None:
+    """Handle events until stdin is closed: the parent has seen enough, or is gone."""
+    handling = asyncio.create_task(handle(log, name, skip))
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(0)  # once: a closed stdin stays readable
+        handling.cancel()
+
+    loop.add_reader(0, end)
+    try:
+        await handling
+    except asyncio.CancelledError:
+        pass
+
+
+if __name__ == "__main__":
+    asyncio.run(run(sys.argv[1], sys.argv[2], "--skip" in sys.argv[3:]))

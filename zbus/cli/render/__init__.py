@@ -1,0 +1,1 @@
+"""How commands print events, tables and values."""

@@ -1,0 +1,121 @@
+"""Frames from a server: what `/api/live` of a running `zbus serve` tells once a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from zbus.cli.monitor.live_feed import LiveFeed
+
+from .counts import Rate
+from .frame import CursorLag, Frame, NodeSeen, Quantiles, Topic, dropped_of
+
+WAITING_MAX = 10
+
+
+class UrlFrames:
+    """The figures are the server's; only the rate of drops is worked out here."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url, self._token = url, token
+        self._dropped = Rate()
+        self._first = True
+
+    async def frames(self) -> AsyncGenerator[Frame, None]:
+        """One frame a second, until whoever reads them has enough."""
+        loop, waiting = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | str | Exception](WAITING_MAX)
+
+        def take(found: dict[str, Any] | str | Exception) -> None:
+            if waiting.full():
+                waiting.get_nowait()  # a terminal that is stopped: only what is new matters
+            waiting.put_nowait(found)
+
+        def told(found: dict[str, Any] | str | Exception) -> None:
+            try:
+                loop.call_soon_threadsafe(take, found)
+            except RuntimeError:
+                pass  # the loop is closed: nobody looks any more
+
+        feed, last = LiveFeed(self._url, self._token, told), Frame("", self._url)
+        feed.start()
+        try:
+            while True:
+                found = await waiting.get()
+                if isinstance(found, Exception):
+                    raise found
+                if isinstance(found, str):
+                    self._first = True  # what was counted meanwhile is not known
+                    yield msgspec.structs.replace(last, trouble=found)
+                    continue
+                last = self._frame(found)
+                if self._first:  # the first one has no rates yet
+                    self._first = False
+                    continue
+                yield last
+        finally:
+            feed.close()
+
+    def _frame(self, told: dict[str, Any]) -> Frame:
+        """A server may be older or newer than this: what it does not tell stays unknown."""
+        stats, rates, latency = _dict(told, "stats"), _dict(told, "rates"), _dict(told, "latency")
+        log, dropped = _dict(stats, "log"), dropped_of(stats)
+        at = told.get("at")
+        return Frame(
+            at=str(at),
+            source=self._url,
+            head=log.get("head"),
+            log_bytes=log.get("bytes"),
+            published=stats.get("published"),
+            delivered=stats.get("delivered"),
+            dropped=dropped,
+            published_per_s=rates.get("published_per_s"),
+            delivered_per_s=rates.get("delivered_per_s"),
+            dropped_per_s=self._dropped.per_s(dropped, _seconds(at)) or 0.0,
+            subscribers=stats.get("subscribers"),
+            commit_ms=_quantiles(latency.get("commit_ms")),
+            end_to_end_ms=_quantiles(latency.get("end_to_end_ms")),
+            topics=tuple(
+                Topic(str(each.get("key")), int(each.get("events") or 0), float(each.get("events_per_s") or 0))
+                for each in _dicts(told, "topics")
+            ),
+            cursors=tuple(
+                CursorLag(str(each.get("name")), int(each.get("lag") or 0)) for each in _dicts(told, "cursors")
+            ),
+            nodes=tuple(
+                NodeSeen(
+                    str(each.get("name")),
+                    bool(each.get("present")),
+                    bool(each.get("has_log")),
+                    str(each.get("transport") or ""),
+                )
+                for each in _dicts(told, "nodes")
+                if not each.get("here")
+            ),
+        )
+
+
+def _seconds(at: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def _dict(of: dict[str, Any], name: str) -> dict[str, Any]:
+    found = of.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _dicts(of: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = of.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _quantiles(found: Any) -> Quantiles | None:
+    if not isinstance(found, dict) or found.get("p50") is None or found.get("p99") is None:
+        return None
+    return Quantiles(float(found["p50"]), float(found["p99"]))

@@ -1,0 +1,169 @@
+"""Delivery inside a node: what was stored, or came from elsewhere, goes to the live subscriptions.
+
+The last of what was stored stays in memory, so that a subscription that reads the log catches up with
+the live events without a gap: where the log's page ends, memory goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from time import time_ns
+from typing import Protocol
+
+from zbus.event import Event
+from zbus.headers import NO_HEADERS, decode_headers
+from zbus.observe.burst_records import tell_received
+from zbus.observe.histogram import Histogram
+from zbus.observe.records import wanted
+from zbus.ports.log import Row
+
+from .key_trie import Router
+
+RECENT_EVENTS = 8192
+RECENT_BYTES = 16 * 1024 * 1024
+
+
+# Told of each burst that is stored here, or published where there is no log, and of the size of its payloads; on the
+# loop, in the way of every event.
+Watcher = Callable[[Sequence[Row], int], None]
+
+
+class Target(Protocol):
+    """A subscription (or what makes a cache's entries fall), as delivery sees it."""
+
+    records: bool  # it reads through the log what other nodes published
+    since_ns: int  # what was published before is not asked for
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """What it wants."""
+
+    def offer(self, events: Sequence[Event]) -> int:
+        """Take the events of one burst; never wait. Returns how many a reader has to look at now."""
+
+
+class Delivery:
+    """Lives on the event loop, like the subscriptions it delivers to."""
+
+    def __init__(self, taken: Histogram | None = None) -> None:
+        self._taken = taken
+        self.router: Router[Target] = Router()
+        self.deliveries = 0  # events that went to live subscriptions, each as often as it did
+        self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self.watchers: tuple[Watcher, ...] = ()
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        self._recent_events = self._recent_bytes = 0
+        self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
+        self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
+
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
+        """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
+        given = rows
+        if offsets[0] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
+            fresh = {at: row for row, at in zip(rows, offsets, strict=True) if at > self.delivered}
+            rows, offsets = list(fresh.values()), list(fresh)
+            if not rows:
+                self._forget_passed(given)
+                return rows, offsets
+        routes, gathered, passed = self.router.routes, self._wanted, self.passed
+        for row, offset in zip(rows, offsets, strict=True):
+            targets = routes(row[3])
+            if passed and (row[0], row[1]) in passed:
+                targets = tuple(target for target in targets if target.records)
+            if targets:
+                publisher_id, sequence, published_at, key, payload, headers = row
+                event = Event(
+                    publisher_id,
+                    sequence,
+                    published_at,
+                    key,
+                    payload,
+                    decode_headers(headers) if headers else NO_HEADERS,
+                    offset,
+                )
+                for target in targets:
+                    gathered[target].append(event)
+        if gathered:
+            self._offer()
+        self._forget_passed(given)
+        self.delivered = offsets[-1]
+        size = self._remember(rows, offsets)
+        for watch in self.watchers:
+            watch(rows, size)
+        return rows, offsets
+
+    def unlogged(self, rows: Sequence[Row]) -> None:
+        """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
+        for watch in self.watchers:
+            watch(rows, sum([len(row[4]) for row in rows]))
+        targets = self.router.routes(rows[0][3])
+        if targets:
+            events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
+            taken = 0
+            for target in targets:
+                taken += target.offer(events)
+            self.deliveries += taken
+            if self._taken is not None:
+                self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
+            if taken and wanted(logging.DEBUG):
+                tell_received([events] * len(targets))
+
+    def unstored(self, events: Sequence[Event]) -> None:
+        """Deliver events that the log of this node does not have."""
+        routes, gathered = self.router.routes, self._wanted
+        key, targets = "", routes(events[0].key)
+        for event in events:
+            if event.key != key:
+                key, targets = event.key, routes(event.key)
+            for target in targets:
+                gathered[target].append(event)
+        if gathered:
+            self._offer()
+
+    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
+        """The delivered events after `offset`, if they are few and still in memory; else None."""
+        missing = self.delivered - offset
+        if missing <= 0:
+            return []
+        if missing > limit or not self._recent or self._recent[0][1][0] > offset + 1:
+            return None
+        found = []
+        for rows, offsets, _ in self._recent:
+            if offsets[-1] > offset:
+                found += [
+                    Event(*row[:5], decode_headers(row[5]), at)
+                    for row, at in zip(rows, offsets, strict=True)
+                    if at > offset
+                ]
+        return found
+
+    def _offer(self) -> None:
+        """Hand over what was gathered, once per target."""
+        taken = []
+        for target, events in self._wanted.items():
+            if number := target.offer(events):
+                self.deliveries += number
+                taken.append(events)
+        self._wanted.clear()
+        if taken and self._taken is not None:
+            self._taken.add_ages(time_ns(), [event.published_at for events in taken for event in events])
+        if taken and wanted(logging.DEBUG):
+            tell_received(taken)
+
+    def _forget_passed(self, rows: Sequence[Row]) -> None:
+        if self.passed:
+            self.passed.difference_update([(row[0], row[1]) for row in rows])
+
+    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
+        """Keep what was stored for a while; returns how large its payloads are."""
+        total = sum([len(row[4]) for row in rows])
+        self._recent.append((rows, offsets, total))
+        self._recent_events += len(rows)
+        self._recent_bytes += total
+        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
+            gone, _, size = self._recent.popleft()
+            self._recent_events -= len(gone)
+            self._recent_bytes -= size
+        return total

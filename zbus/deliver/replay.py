@@ -1,0 +1,117 @@
+"""Replay: events from the log alone, page by page, up to the head of the moment it began."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from zbus.errors import LogError
+from zbus.event import Event
+from zbus.keys import KeySet
+from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
+from zbus.ports.log import Page, Span
+
+from .subscriber import to_ns
+
+if TYPE_CHECKING:
+    from zbus.bus import Bus
+
+
+HEAD_START_S = 0.0002
+PAGE_EVENTS = 2000  # a page costs some tenths of a millisecond before its first event
+
+
+class Replay:
+    """An async iterator over stored events, made by `bus.replay`. Cancelling a step loses nothing."""
+
+    def __init__(
+        self, bus: Bus, keys: KeySet, after: int | datetime, until: int | datetime | None, skip_corrupt: bool
+    ) -> None:
+        self._bus, self._keys, self._skip_corrupt = bus, keys, skip_corrupt
+        # Both ends are like offsets: `after` itself is left out, `until` is included.
+        self._span = Span(
+            after if isinstance(after, int) else 0,
+            until if isinstance(until, int) else None,
+            to_ns(after) + 1 if isinstance(after, datetime) else None,
+            to_ns(until) if isinstance(until, datetime) else None,
+        )
+        self._ready: deque[Event] = deque()
+        self._failed: LogError | None = None
+        self._narrowed = False
+        self._reading: asyncio.Future[Page] | None = None
+        self._page: Page | None = None
+        self._before = 0  # where that page began
+        self._told: dict[str, Any] = {"keys": keys.expressions, "correlation_id": secrets.token_hex(8)}
+        self._events, self._ended = 0, False
+
+    def __aiter__(self) -> Replay:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._ready:
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(failed), events=self._events, **self._told)
+                raise failed
+            try:
+                await self._read_page()
+            except LogError as error:
+                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(error), events=self._events, **self._told)
+                raise
+        return self._ready.popleft()
+
+    async def _read_page(self) -> None:
+        log = self._bus.need_log("replay")
+        if not self._narrowed:
+            record(EVENT_REPLAY_REQUESTED, logging.DEBUG, span=tuple(self._span), **self._told)
+            self._span = await self._bus.run(log.narrow, self._span)
+            self._narrowed = True
+        if self._page is None:
+            await self._fetch()
+        assert self._page is not None
+        page, self._page = self._page, None
+        events, self._failed, skipped = page.events(self._skip_corrupt)
+        self._bus.count("corrupt_skipped", skipped)
+        self._ready.extend(events)
+        self._events += len(events)
+        if self._failed is not None:  # stay before the bad one: it is met again until it is skipped on request
+            self._reading = None
+            self._span = self._span._replace(after=events[-1].offset if events else self._before)
+
+    async def _fetch(self) -> None:
+        """Have the next page, and let a thread begin with the one after it."""
+        span = self._span
+        if span.until is None or span.after >= span.until:
+            if not self._ended:
+                self._ended = True
+                record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=self._events, **self._told)
+            raise StopAsyncIteration
+        if self._reading is None:
+            self._read_ahead()
+        assert self._reading is not None
+        try:
+            self._page = await asyncio.shield(self._reading)
+        finally:
+            if self._reading.done():
+                self._reading = None
+        self._before, self._span = span.after, span._replace(after=self._page.covered)
+        if self._page.covered < span.until:
+            self._read_ahead()
+            # Decoding would keep the interpreter from that thread: let it start first.
+            await asyncio.sleep(HEAD_START_S)
+
+    def _read_ahead(self) -> None:
+        """Let a thread read the next page while this one is looked at."""
+        log = self._bus.need_log("replay")
+        self._reading = self._bus.run(log.read, self._keys, self._span, PAGE_EVENTS)
+        self._reading.add_done_callback(_look_at_error)
+
+
+def _look_at_error(reading: asyncio.Future[Page]) -> None:
+    """Nobody may ask for that page any more; its error is then nobody's."""
+    if not reading.cancelled():
+        reading.exception()

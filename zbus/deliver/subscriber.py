@@ -1,0 +1,452 @@
+"""The subscribing end: a bounded queue between the bus and one reader.
+
+The bus must never wait for a slow reader, and memory must never grow without limit. So a queue that
+is full does what its policy says: it drops and tells the reader (`SubscriberLagged`), it lets
+publishers wait, or it spills: the reader goes on from the log and joins the live events again when it
+has caught up. Every event carries its offset, so nothing is missed or repeated at that seam.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from time import time_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from zbus.errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
+from zbus.event import Event, Receipt
+from zbus.keys import KeySet
+from zbus.observe.records import EVENT_DROPPED, EVENT_SUBSCRIBER_SLOW, record
+from zbus.ports.log import Span
+from zbus.scope import Scope
+
+from .acknowledgements import Durable
+
+if TYPE_CHECKING:
+    from zbus.bus import Bus
+
+T = TypeVar("T")
+Start = Literal["new", "beginning"] | int | datetime
+Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
+
+PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
+IDLE_S = 0.5
+TELL_EVERY_S = 1.0  # of drops, while they go on; all of them are counted
+
+
+class _Gap:
+    """Dropped events: how many, and between which offsets."""
+
+    __slots__ = ("after", "missed", "until")
+
+    def __init__(self, after: int) -> None:
+        self.missed, self.after, self.until = 0, after, 0
+
+    def add(self, dropped: Event | _Gap) -> None:
+        if isinstance(dropped, _Gap):
+            self.missed += dropped.missed
+            self.until = dropped.until
+        else:
+            self.missed += 1
+            self.until = dropped.offset
+
+
+class EventSubscriber:
+    """A stream of events: `async with bus.subscribe("shop/**") as sub: async for event in sub: …`.
+
+    It receives from the moment it is made. One task at a time reads from it. Cancelling a read
+    loses nothing: the next read returns the same event. Closing it, or the bus, ends the stream
+    after what is already queued.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        keys: KeySet,
+        *,
+        start: Start,
+        durable: str | None,
+        queue_events: int,
+        overflow: Overflow,
+        schema: Any,
+    ) -> None:
+        self._bus, self._keys, self._start = bus, keys, start
+        self.durable, self.schema, self.overflow = durable, schema, overflow
+        self.queue_events = queue_events
+        self.dropped = 0
+        self._told_at = -TELL_EVERY_S
+        self._bound = durable is not None or schema is not None
+        self._tracing = bus.tracing
+        self.checks_changed()
+        self._queue: deque[Event | _Gap] = deque()
+        self._front_gap: _Gap | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._failed: LogError | None = None
+        self._closed = self._reading = self._nudged = False
+        self._position = bus.delivery.delivered  # everything up to here is queued, handed over, or not asked for
+        self._handed = self._position
+        self._durable: Durable | None = None
+        if durable is not None:
+            self._durable = Durable(bus.need_log("a durable name").cursors, bus.run, durable, keys.expressions)
+        self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
+        self._resolved = start == "new" and durable is None
+        self._live = self._resolved and not bus.read_only
+        # With a durable name, or when it spills, events of other nodes go through our own log.
+        self.records = bus.log is not None and (durable is not None or overflow == "spill")
+        self.since_ns = 0 if start == "beginning" else to_ns(start) if isinstance(start, datetime) else time_ns()
+        self._declared = bus.attach(self)
+
+    @classmethod
+    async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of a namespace, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "namespace"), **options).declared()
+
+    @classmethod
+    async def for_component(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of a component, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "component"), **options).declared()
+
+    @classmethod
+    async def for_endpoint(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
+        """A subscription to a topic of an endpoint, in force on return; options as for `bus.subscribe`."""
+        return await scope.bus.subscribe(scope.key(topic, "endpoint"), **options).declared()
+
+    async def declared(self) -> EventSubscriber:
+        """Wait until the transports have been told of it; `async with` does this. Cancelled or failed, it is closed."""
+        if self._declared is not None:
+            try:
+                await asyncio.shield(self._declared)
+            except BaseException:
+                await self.aclose()
+                raise
+        return self
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """The key expressions of this subscription."""
+        return self._keys.expressions
+
+    @property
+    def queued(self) -> int:
+        """How many events wait in memory."""
+        return len(self._queue)
+
+    @property
+    def acknowledged(self) -> int | None:
+        """Up to which offset a durable name has acknowledged; None without one, or before it has its place."""
+        return self._durable.acknowledged if self._durable is not None and self._resolved else None
+
+    @property
+    def position(self) -> int:
+        """Where another reader would go on: everything up to this offset was handed over, or is not asked for."""
+        if self._queue:
+            return self._handed
+        return max(self._position, self._bus.delivery.delivered) if self._live else self._position
+
+    @property
+    def is_live(self) -> bool:
+        """Whether events come as they are published, rather than from the log."""
+        return self._live
+
+    def __aiter__(self) -> EventSubscriber:
+        return self
+
+    async def __anext__(self) -> Event:
+        queue = self._queue
+        if self._plain and queue and self._front_gap is None:
+            first = queue.popleft()
+            if type(first) is Event:
+                self._handed = first.offset or self._handed
+                return first
+            queue.appendleft(first)
+        if self._durable is not None and self._resolved:
+            self._durable.handled(self._handed)  # asking for the next event acknowledges the last
+        while True:
+            if self._front_gap is not None:
+                gap, self._front_gap = self._front_gap, None
+                raise self._lagged(gap)
+            if queue:
+                item = queue.popleft()
+                if isinstance(item, _Gap):
+                    raise self._lagged(item)
+                if self.overflow == "block" and len(queue) <= self.queue_events // 2:
+                    self._bus.gate.open(self)
+                if item.offset:
+                    self._handed = item.offset
+                if self._bus.checks is not None:
+                    self._bus.checks.receive(item)
+                if self.schema is not None:
+                    item.decode()  # refuse here what does not fit; decoding again is the reader's choice
+                if self._tracing is not None:
+                    self._tracing.received(item, self.durable)
+                return item
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                raise failed
+            if self._closed:
+                raise StopAsyncIteration
+            await self._refill()
+
+    async def next(self) -> Event | None:
+        """The next event; None when the subscription or the bus was closed."""
+        try:
+            return await self.__anext__()
+        except StopAsyncIteration:
+            return None
+
+    async def take(self, limit: int = PAGE_EVENTS) -> list[Event] | None:
+        """What waits now, in order and at most `limit`, else what comes next: a burst costs one step, not one an event.
+
+        Events that are checked, traced or acknowledged come one at a time all the same.
+        [] when `nudge` was called and nothing waits; None when the subscription or the bus was closed.
+        """
+        while not (self._queue or self._nudged or self._closed or self._front_gap or self._failed):
+            await self._refill()
+        nudged, self._nudged = self._nudged, False
+        if nudged and not (self._queue or self._closed or self._front_gap or self._failed):
+            return []
+        first = await self.next()
+        if first is None:
+            return None
+        taken, queue = [first], self._queue
+        if self._plain:
+            while queue and len(taken) < limit and type(queue[0]) is Event:
+                taken.append(queue.popleft())  # type: ignore[arg-type]
+            self._handed = taken[-1].offset or self._handed
+        return taken
+
+    def nudge(self) -> None:
+        """Let `take` return, now or when it is called next, also with nothing. On the loop."""
+        self._nudged = True
+        self._wake()
+
+    async def typed(self, type_: type[T]) -> AsyncIterator[tuple[Event, T]]:
+        """Events with their payloads as `type_`: `async for event, order in sub.typed(Order): …`."""
+        async for event in self:
+            yield event, event.decode(type_)
+
+    async def __aenter__(self) -> EventSubscriber:
+        try:
+            await self.declared()
+            await self._resolve()
+        except BaseException:
+            await self.aclose()  # nobody else will: what fails to enter is not exited
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop receiving; what is queued can still be read. Stores what a durable name has acknowledged.
+
+        Always closes, also when it is cancelled; the position is then stored in the background.
+        """
+        already, self._closed = self._closed, True
+        if not already:
+            self._live = False
+            self._bus.detach(self)
+            self._wake()
+        if self._durable is not None:
+            await self._durable.give_back()
+
+    # What the bus calls, on the loop.
+
+    def offer(self, events: Sequence[Event]) -> int:
+        """Queue live events, or do what the overflow policy says; returns how many there were."""
+        if not self._live:
+            return 0
+        if 0 < events[0].offset <= self._position:
+            events = [event for event in events if event.offset > self._position]
+            if not events:
+                return 0
+        if self._bound:
+            events = [event._with(self._receipt) for event in events]
+        queue = self._queue
+        room = self.queue_events - len(queue)
+        if len(events) <= room or self.overflow == "block":  # where publishers wait, what is under way is bounded
+            queue.extend(events)
+            self._position = events[-1].offset or self._position
+        else:
+            self._overflow(events, room)
+        if len(queue) * 2 >= self.queue_events:
+            self._bus.crowded = True
+            if len(queue) >= self.queue_events and self.overflow == "block":
+                self._bus.gate.close(self, "a reader's queue is full")
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return len(events)
+
+    def end(self) -> None:
+        """The bus is closing: end the stream after what is queued."""
+        self._closed, self._live = True, False
+        self._wake()
+
+    def checks_changed(self) -> None:
+        """Other schemas are in force than before, or none."""
+        # Whether reading is nothing but taking from the queue.
+        untold = self._bus.checks is None and self._tracing is None
+        self._plain = not self._bound and self.overflow != "block" and untold
+
+    def moved(self) -> None:
+        """The head of a log that another process owns has moved."""
+        self._wake()
+
+    # Reading on.
+
+    async def _refill(self) -> None:
+        """Wait for live events, or read the next page of the log."""
+        if self._reading:
+            raise ZbusError("this subscription is already being read by another task; open one for each")
+        self._reading = True
+        try:
+            if not self._resolved:
+                await self._resolve()
+            if self._live or self._join_live():
+                if not self._queue and not self._closed:
+                    await self._sleep()
+            elif self._bus.read_only and self._position >= self._bus.delivery.delivered:
+                await self._sleep()
+            else:
+                await self._read_page()
+        finally:
+            self._reading = False
+
+    async def _sleep(self) -> None:
+        """Wait to be woken. A durable name is looked at now and then."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        again = loop.call_later(IDLE_S, self._wake) if self._durable is not None else None
+        try:
+            self._note_idle()
+            await self._waiter
+        finally:
+            self._waiter = None
+            if again is not None:
+                again.cancel()
+
+    def _note_idle(self) -> None:
+        """Nothing is left to hand over, so the position moves on past what others asked for.
+
+        Otherwise a durable name that waits for rare keys would hold back retention for ever.
+        """
+        if self._live:
+            self._position = max(self._position, self._bus.delivery.delivered)
+        if self._durable is not None:
+            self._handed = max(self._handed, self._position)
+            self._durable.handled(self._handed)
+
+    async def _read_page(self) -> None:
+        log = self._bus.need_log("reading on from the log")
+        # What is read waits in memory too: a small queue asks for small pages.
+        limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
+        page = await self._bus.run(log.read, self._keys, Span(self._position), limit)
+        events, error, skipped = page.events(self._bus.config.skip_corrupt)
+        self._bus.count("corrupt_skipped", skipped)
+        self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
+        self._bus.delivery.deliveries += len(events)
+        if error is None:
+            self._position = page.covered
+        else:
+            self._position = events[-1].offset if events else self._position
+            self._failed = error
+
+    def _join_live(self) -> bool:
+        """Go over to live events, if what lies between is short enough to be handed over from memory."""
+        if self._bus.read_only or self._closed:
+            return False
+        missing = self._bus.delivery.recent_after(self._position, self.queue_events)
+        if missing is None:
+            return False
+        self._live = True
+        wanted = [event for event in missing if event.key in self._keys]
+        if wanted:
+            self._bus.delivery.deliveries += self.offer(wanted)
+        return True
+
+    async def _resolve(self) -> None:
+        """Find where to start: by offset, by time, or where the durable name stopped."""
+        if self._resolved:
+            return
+        log = self._bus.need_log("a start in the past, or a durable name,")
+        after = self._position
+        if self._start == "beginning":
+            after = 0
+        elif isinstance(self._start, datetime):
+            after = (await self._bus.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
+        elif isinstance(self._start, int):
+            after = max(0, self._start - 1)
+        if self._durable is not None:
+            after = await self._durable.claim(after)
+        self._position = self._handed = after
+        self._resolved = True
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Overflow.
+
+    def _overflow(self, events: Sequence[Event], room: int) -> None:
+        """More events than there is room for: queue what the policy keeps, and note what it drops."""
+        queue, last = self._queue, events[-1].offset
+        if self.overflow == "spill" and last:
+            queue.extend(events[:room])
+            self._position = events[room - 1].offset if room > 0 else self._position
+            self._live = False  # and read on from the log
+            self._bus.count("spilled", 1)
+            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, keys=self.key_exprs, queue_events=self.queue_events)
+            return
+        self.dropped += len(events) - room
+        self._bus.count("dropped_queue_full", len(events) - room)
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            fields: dict[str, Any] = {"keys": self.key_exprs, "policy": self.overflow, "dropped_total": self.dropped}
+            record(EVENT_DROPPED, logging.WARNING, reason="a reader's queue is full", **fields)
+        if self.overflow == "drop_oldest":
+            queue.extend(events)
+            gap = self._front_gap = self._front_gap or _Gap(self._handed)
+            while len(queue) > self.queue_events:
+                gap.add(queue.popleft())
+        else:
+            queue.extend(events[:room])
+            gap = queue[-1] if isinstance(queue[-1], _Gap) else _Gap(queue[-1].offset)
+            if queue[-1] is not gap:
+                queue.append(gap)
+            for event in events[room:]:
+                gap.add(event)
+        self._position = last or self._position
+
+    def _lagged(self, gap: _Gap) -> SubscriberLagged:
+        fields: dict[str, Any] = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
+        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
+        return SubscriberLagged(**fields, queue_events=self.queue_events)
+
+
+def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: str | None) -> Overflow:
+    """Refuse what contradicts itself; return the policy, which follows from `durable` where it is not given."""
+    policy = overflow or ("spill" if durable is not None else "drop_oldest")
+    if policy not in ("drop_oldest", "drop_newest", "block", "spill"):
+        raise ConfigInvalid("overflow", f"{policy!r} is none of drop_oldest, drop_newest, block, spill")
+    if durable is not None and policy.startswith("drop"):
+        raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
+    if not isinstance(queue_events, int) or queue_events < 1:
+        raise ConfigInvalid("queue_events", "a queue holds at least one event")
+    if bus.log is None and (durable is not None or policy == "spill"):
+        raise LogMissing("a durable name" if durable is not None else "overflow='spill'")
+    return policy  # type: ignore[return-value]
+
+
+def to_ns(moment: datetime) -> int:
+    """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    # The log counts in 63 bits: beyond that lies only "never", or "always".
+    return max(-(1 << 62), min(1 << 62, whole * 1_000_000_000 + moment.microsecond * 1000))

@@ -1,0 +1,1 @@
+"""Links to other nodes: sending, receiving, gap repair, request/reply and the node registry."""

@@ -1,0 +1,381 @@
+"""The inbox: frames from other nodes, off the fabrics' threads and onto the loop, once per burst.
+
+What is new goes to the subscriptions; what this node records goes to its log first, and reaches them
+from there. Whoever sent it is an `Origin`, which knows what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from zbus.errors import EventInvalid, KeyInvalid, LogError
+from zbus.event import Event
+from zbus.headers import Foreign, encode_foreign
+from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
+from zbus.ports.log import Receive, Row
+from zbus.wire.beacon import decode_beacon
+from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
+
+from .dedup import Seen
+from .interest import NOTHING
+from .log_service import LogPage
+from .peer import Origin
+from .sequence_marks import Heard
+
+if TYPE_CHECKING:
+    from zbus.node import Engine
+
+    from .network import Network
+
+INBOX_BYTES_MAX = 64 * 1024 * 1024
+TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
+ORIGINS_MAX = 10_000
+REPORT_S = 60.0
+GATE_S = 0.005
+CANCEL_BYTES = 9  # its mark, and the number of the question
+
+Frame = tuple[bytes, Callable[[], None] | None, str, bool]
+
+
+class Inbox:
+    """Lives on the loop; `receiver` is for the fabrics' threads."""
+
+    def __init__(self, bus: Engine, network: Network) -> None:
+        self.wants, self.count = network.wants, bus.count
+        self._own, self._network = network.origin, network
+        self._deliver, self._commits, self._passed = bus.delivery.unstored, bus.commits, bus.delivery.passed
+        self._payload_bytes_max, self._gate = bus.payload_bytes_max, bus.gate
+        self._loop = asyncio.get_running_loop()
+        self._received: deque[Frame] = deque()
+        self._bytes = self._overflowed = 0
+        self._lock = threading.Lock()
+        self._armed = self._ended = False
+        self._seen = Seen()
+        self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
+        self._origins: dict[int, Origin] = {}
+        self._reported_at: dict[str, float] = {}
+        self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.received: dict[str, int] = {}  # events by link, duplicates among them
+        self.heard = Heard()
+        self._storing: dict[int, asyncio.Future[Any]] = {}
+
+    def receiver(self, link: str, dense: bool) -> Receive:
+        """What a fabric calls: append and wake, nothing else."""
+
+        def receive(frame: bytes, done: Callable[[], None] | None = None) -> None:
+            with self._lock:
+                if self._bytes > INBOX_BYTES_MAX:
+                    self._overflowed += 1
+                    return
+                self._bytes += len(frame)
+                self._received.append((frame, done, link, dense))
+                if self._armed:
+                    return
+                self._armed = True
+            self._arm()
+
+        return receive
+
+    def wants_changed(self) -> None:
+        """Other expressions are wanted from now on."""
+        for origin in self._origins.values():
+            origin.wants_changed()
+
+    def fetch_past(self, expressions: Sequence[str]) -> None:
+        """These are wanted from the past too: ask every node that was heard already."""
+        for origin in self._origins.values():
+            origin.fetch_past(expressions)
+
+    def other_logs(self) -> tuple[int, ...]:
+        """The logs of other nodes that were heard since this one runs. Any thread."""
+        return tuple(each for each in list(self._origins) if each & 1)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Take nothing more and stop repairing; returns what is to be waited for."""
+        self._ended = True  # what still arrives would begin a repair that nobody ends
+        ending = [task for origin in self._origins.values() if (task := origin.close()) is not None]
+        self._origins.clear()
+        return ending
+
+    # On the loop.
+
+    def _arm(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the bus
+
+    def _drain(self) -> None:
+        if self._gate.shut and not self._ended:  # readers that must not drop are full, or too much is unwritten
+            self._loop.call_later(GATE_S, self._drain)
+            return
+        new: list[Envelope] = []
+        done: list[Callable[[], None]] = []
+        came_by = ""
+        with self._lock:
+            frames: list[Frame] = []
+            size = 0
+            while self._received and len(frames) < TURN_FRAMES and size < TURN_BYTES:
+                frames.append(self._received.popleft())
+                size += len(frames[-1][0])
+            self._bytes -= size
+            self._armed = bool(self._received) and not self._ended
+            lost, self._overflowed = self._overflowed, 0
+        if self._ended:
+            return
+        for frame, acknowledge, link, dense in frames:
+            if link != came_by or acknowledge is not None:
+                self._hand_over(new, done, came_by)
+                new, done, came_by = [], [], link
+            try:
+                new += self._open(frame, link, dense)
+            except EventInvalid as error:
+                self._invalid(_reason(frame, error), link, reason=str(error), link=link)
+            except Exception as error:  # a fault of ours: what follows must still arrive
+                self.count("receive_errors", 1)
+                self._report("RECEIVE_FAILED", link, error, link=link)
+            if acknowledge is not None:
+                done.append(acknowledge)
+        self._hand_over(new, done, came_by)
+        self._opened.clear()
+        if lost:
+            self.count("dropped_inbox_full", lost)
+            self._report(EVENT_DROPPED, "", reason="the inbox is full; what has a log is asked for again", frames=lost)
+        if self._armed:
+            self._loop.call_soon(self._drain)
+
+    def _open(self, frame: bytes, link: str, dense: bool) -> Sequence[Envelope]:
+        kind = frame[0] if frame else 0
+        if kind == BEACON:
+            beacon = decode_beacon(frame)
+            if beacon.origin != self._own:
+                self.heard.hear(beacon, self.wants)
+                self._network.registry.seen(beacon.origin)
+                self._origin(beacon.origin).beacon(beacon, link)
+            return ()
+        if kind == CANCEL:
+            if len(frame) < CANCEL_BYTES:
+                raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
+            self._network.answers.cancel(int.from_bytes(frame[1:CANCEL_BYTES]))
+            return ()
+        if kind == NODE:
+            self._network.registry.hear(frame, link, self._network.trust(link))
+            return ()
+        envelopes = open_frame(frame)
+        if not envelopes:
+            return ()
+        first = envelopes[0]
+        if first.origin == self._own:
+            return ()
+        if first.origin == 0:
+            if dense:
+                self._watch(envelopes)
+            return envelopes
+        if any(envelope.origin != first.origin for envelope in envelopes):
+            raise EventInvalid("not a frame: its envelopes are of several nodes")
+        return self._origin(first.origin).take(envelopes, link)
+
+    def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
+        if not new and not done:
+            return
+        stored = self.accept(new, link)
+
+        def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
+            if future is None or (not future.cancelled() and future.exception() is None):
+                for each in done:
+                    each()
+
+        if done:
+            stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
+
+    def _origin(self, id_: int) -> Origin:
+        origin = self._origins.get(id_)
+        if origin is None:
+            if len(self._origins) >= ORIGINS_MAX:
+                oldest = min(self._origins.values(), key=lambda each: each.heard_at)
+                oldest.close()
+                del self._origins[oldest.id]
+            origin = self._origins[id_] = Origin(id_, self, self.positions.get(id_))
+        return origin
+
+    def _watch(self, envelopes: Sequence[Envelope]) -> None:
+        """Of senders that cannot be asked, holes are reported by sequence."""
+        for envelope in envelopes:
+            publisher_id, sequence = envelope.publisher_id, envelope.sequence
+            last = self._opened.get(publisher_id, self._seen.last(publisher_id))
+            if last is not None and sequence > last + 1:
+                self.gap(0, envelope.key, publisher_id, sequence, after=last)
+            self._opened[publisher_id] = sequence if last is None else max(last, sequence)
+
+    def _invalid(self, counted: str, source: str, **fields: Any) -> None:
+        self.count("invalid_received", 1)  # of whatever kind
+        self.count(counted, 1)
+        self._report(EVENT_INVALID, source, **fields)
+
+    def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
+        """Say it once a minute and source; the counters have every one."""
+        now = time.monotonic()
+        if now - self._reported_at.get(name + source, -REPORT_S) >= REPORT_S:
+            self._reported_at[name + source] = now
+            record(name, logging.WARNING, error, **fields)
+
+    # What an origin calls.
+
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
+        """Deliver what is new, and record what is to be recorded; the future tells when that is done."""
+        rows: list[Row] = []
+        events: list[Event] = []
+        stored: list[Envelope] = []
+        crossing: list[Row] | None = [] if self._network.forward is not None else None
+        self.received[link] = self.received.get(link, 0) + len(envelopes)
+        own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
+        key, want = "", NOTHING
+        for envelope in envelopes:
+            if envelope.via and own in envelope.via:
+                self.count("loops_stopped", 1)
+                continue
+            if len(envelope.payload) > self._payload_bytes_max:
+                self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
+                continue
+            new = first_time(envelope.publisher_id, envelope.sequence)
+            if envelope.key != key:
+                key, want = envelope.key, wanted(envelope.key)
+            if want.recorded:
+                rows.append(_row(envelope, link))
+                stored.append(envelope)
+                if not new:
+                    self.count("duplicates_received", 1)
+                if not new or (repaired and envelope.published_at < want.live_since):
+                    self._passed.add((envelope.publisher_id, envelope.sequence))
+            elif not new:
+                self.count("duplicates_received", 1)
+            else:
+                events.append(envelope.event())
+                if crossing is not None:
+                    crossing.append(_crossing(envelope, link))
+        if events:
+            self._deliver(events)
+        if crossing:
+            self._network.cross(crossing, link)
+        if not rows:
+            return None
+        storing = self._store(rows, stored)
+        if crossing is not None:
+            self._network.crossing(rows, link, storing)
+        return storing
+
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
+        """Ask a node for a page of its log."""
+        return await self._network.page(origin, after, from_ns, link, expressions)
+
+    async def room(self) -> None:
+        """Wait while readers that must not drop are full, or too much is unwritten."""
+        await self._gate.wait(lambda reasons: not self._ended)
+
+    def covered(self, origin: int, offset: int) -> None:
+        """Remember how far an origin is, once what came before is in our log."""
+        storing = self._storing.get(origin)
+        if storing is None or storing.done():
+            self.positions[origin] = offset
+        else:
+            storing.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
+            )
+
+    def gap(
+        self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
+    ) -> bool:
+        """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
+        last = self._seen.last(publisher_id)
+        first = max(after, -1 if last is None else last) + 1
+        if first >= sequence:
+            return False
+        if not counted:
+            self.count("gaps", 1)
+            self.count("gaps_unrepaired", 1)
+        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
+        self._deliver([gap_event(fields | {"open": False})])
+        return True
+
+    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        """Tell of events that are missing, and asked for until their node is back: the same, but they are open."""
+        last = self._seen.last(publisher_id)
+        first = max(after, -1 if last is None else last) + 1
+        if first >= sequence:
+            return False
+        self.count("gaps_open", 1)
+        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+        reason = "still missing, and its node cannot be asked; it is asked again until it is back"
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, reason=reason)
+        self._deliver([gap_event(fields | {"open": True})])
+        return True
+
+    def _remember(self, origin: int, offset: int) -> None:
+        self.positions[origin] = max(offset, self.positions.get(origin, 0))
+
+    def _store(self, rows: list[Row], envelopes: Sequence[Envelope]) -> asyncio.Future[Any]:
+        assert self._commits is not None
+        stored = self._commits.add_many(rows)
+        for origin in {envelope.origin for envelope in envelopes if envelope.origin}:
+            self._storing[origin] = stored
+
+        def look(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and isinstance(done.exception(), LogError):
+                self.count("record_failed", len(rows))
+                self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))
+                for envelope in envelopes:
+                    if envelope.origin in self._origins:
+                        self._origins[envelope.origin].rewind(envelope.offset - 1)
+
+        stored.add_done_callback(look)
+        return stored
+
+
+def _reason(frame: bytes, error: EventInvalid) -> str:
+    """By what name a frame that is none is counted."""
+    kind = frame[0] if frame else ONE
+    if kind in (ONE, MANY):
+        return "invalid_key" if isinstance(error.__cause__, KeyInvalid) else "invalid_envelope"
+    return {BEACON: "invalid_beacon", CANCEL: "invalid_cancel", NODE: "invalid_node"}.get(kind, "invalid_version")
+
+
+def gap_event(fields: dict[str, Any]) -> Event:
+    """The event that tells of a gap."""
+    import msgspec
+
+    return Event(0, 0, time.time_ns(), "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
+
+
+def _row(envelope: Envelope, link: str) -> Row:
+    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
+    return (
+        envelope.publisher_id,
+        envelope.sequence,
+        envelope.published_at,
+        envelope.key,
+        envelope.payload,
+        encode_foreign(headers),
+    )
+
+
+def _crossing(envelope: Envelope, link: str) -> Row:
+    """A row for the outboxes alone: no log keeps it, so its headers need not be encoded."""
+    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
+    row = (
+        envelope.publisher_id,
+        envelope.sequence,
+        envelope.published_at,
+        envelope.key,
+        envelope.payload,
+        headers,
+    )
+    return cast("Row", row)

@@ -1,0 +1,81 @@
+"""What this node wants of others: expressions, since when, and which of them its log records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zbus.keys import matches
+
+KEYS_KEPT_MAX = 10_000
+NEVER = 1 << 63
+
+
+class Wanted(NamedTuple):
+    """Of one key: since when it is wanted at all, since when by readers that are live only, and whether it is recorded.
+
+    In ns; `NEVER` where nobody wants it.
+    """
+
+    since: int
+    live_since: int
+    recorded: bool
+
+
+NOTHING = Wanted(NEVER, NEVER, False)
+
+
+class Wants:
+    """Expressions with how many use them, since when, and whether they are to be recorded."""
+
+    def __init__(self) -> None:
+        self._users: Counter[tuple[str, int, bool]] = Counter()
+        self._known: dict[str, Wanted] = {}
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """All that is wanted."""
+        return tuple(dict.fromkeys(expression for expression, _, _ in self._users))
+
+    @property
+    def records(self) -> bool:
+        """Whether our log keeps anything of others."""
+        return any(record for _, _, record in self._users)
+
+    @property
+    def earliest(self) -> int:
+        """Nothing published before this is wanted."""
+        return min((since for _, since, _ in self._users), default=0)
+
+    def add(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
+        """Want these too: from `since_ns` on where something is asked for later, and in our log, if `record`."""
+        self._users.update((each, since_ns, record) for each in expressions)
+        self._known.clear()
+
+    def remove(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
+        """Undo one `add`."""
+        self._users.subtract((each, since_ns, record) for each in expressions)
+        self._users += Counter()  # drop what nobody uses
+        self._known.clear()
+
+    def of(self, key: str) -> Wanted:
+        """What is wanted of `key`.
+
+        >>> wants = Wants()
+        >>> wants.add(["shop/**"], 5, record=True)
+        >>> wants.of("shop/x").recorded, wants.of("audit/x").since == NEVER
+        (True, True)
+        """
+        found = self._known.get(key)
+        if found is None:
+            since = live_since = NEVER
+            recorded = False
+            for expression, moment, record in self._users:
+                if matches(expression, key):
+                    since, recorded = min(since, moment), recorded or record
+                    live_since = live_since if record else min(live_since, moment)
+            if len(self._known) >= KEYS_KEPT_MAX:
+                self._known.clear()
+            found = self._known[key] = Wanted(since, live_since, recorded)
+        return found

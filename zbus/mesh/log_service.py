@@ -1,0 +1,198 @@
+"""The replay service: a node answers questions for a page of its log, and asks others for theirs.
+
+A page says how far it reaches (`covered`) and how far the log does (`head`), so the asker knows when it
+has everything, what retention has removed in between, and how many events were left out as corrupt.
+Who does not know whom to ask begins with `@zbus/log`, where every node with a log says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from zbus.errors import EventInvalid, FabricError, KeyInvalid
+from zbus.event import Event
+from zbus.headers import Foreign
+from zbus.keys import KeySet
+from zbus.ports.log import Log, Span
+from zbus.wire.envelope import Envelope, Fields, encode_run, open_frame
+
+LOGS = "@zbus/log"  # where any node with a log says which one that is
+NOTHING = ("@zbus/none",)  # an expression for no event at all
+PAGE_EVENTS, PAGE_EVENTS_MAX = 2000, 8000
+FRAME_EVENTS = 256
+FRAME_BYTES = 128 * 1024
+ENDLESS = (1 << 63) - 1  # no time is later
+HEARD_MAX = 100_000
+_Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
+_encode = msgspec.msgpack.Encoder().encode
+
+Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
+
+# Says of an event that another node published whether to send it on: the bridges it crossed, or None to leave it out.
+Forward = Callable[[Event, Foreign], tuple[int, ...] | None]
+
+
+class _Wanted(msgspec.Struct, array_like=True, frozen=True):
+    """A question for a page. Fields are added at the end alone, with what stands for their absence."""
+
+    keys: tuple[str, ...]  # none: every key, also those that no wildcard matches
+    after: int
+    from_ns: int
+    own: bool = True  # only what the node's own publishers published, and what it carries as a bridge
+    until: int = 0  # 0: the head
+    to_ns: int = ENDLESS
+    events: int = PAGE_EVENTS  # in a page, at most
+
+
+class _Covered(msgspec.Struct, array_like=True, frozen=True):
+    covered: _Number
+    head: _Number
+    low_water: _Number
+    skipped: _Number = 0  # corrupt events that were left out
+
+
+class LogTold(msgspec.Struct, array_like=True, frozen=True):
+    """What a node says of its log, and the logs of other nodes that it has heard of since it runs."""
+
+    origin: _Number
+    head: _Number
+    low_water: _Number
+    heard: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=HEARD_MAX)]
+
+
+_decode_wanted = msgspec.msgpack.Decoder(_Wanted).decode
+_decode_covered = msgspec.msgpack.Decoder(_Covered).decode
+_decode_told = msgspec.msgpack.Decoder(LogTold).decode
+
+
+def log_key(origin: int) -> str:
+    """Where a log is asked."""
+    return f"@zbus/log/{origin:x}"
+
+
+class LogService:
+    """Answers for one log, on any thread. A bridge also answers for what it sent on over the link that asks."""
+
+    def __init__(
+        self,
+        log: Log,
+        origin: int,
+        forward: Callable[[str], Forward] | None = None,
+        heard: Callable[[], tuple[int, ...]] = tuple,
+    ) -> None:
+        self._log, self._origin, self._forward, self._heard = log, origin, forward, heard
+
+    def tell(self, question: bytes, link: str = "") -> Iterator[bytes]:
+        """Which log this is, and how far it reaches."""
+        yield _encode(LogTold(self._origin, self._log.head(), self._log.low_water(), self._heard()))
+
+    def page(self, question: bytes, link: str = "") -> Iterator[bytes]:
+        """Frames of events, then how far they reach."""
+        try:
+            wanted = _decode_wanted(question)
+            keys = KeySet(wanted.keys) if wanted.keys else KeySet.all()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyInvalid) as error:
+            raise EventInvalid(f"not a question for a log: {error}") from error
+        numbers = (wanted.after, wanted.until, wanted.from_ns, wanted.to_ns, wanted.events)
+        if not 0 <= min(numbers) <= max(numbers) <= ENDLESS:
+            raise EventInvalid("not a question for a log: a number out of range")
+        head, low_water = self._log.head(), self._log.low_water()
+        until = min(head, wanted.until or head)
+        span = Span(max(wanted.after, low_water), until, wanted.from_ns or None)
+        if wanted.to_ns != ENDLESS:
+            span = span._replace(to_ns=wanted.to_ns)
+        narrow = self._log.narrow(span) if span.from_ns is not None or span.to_ns is not None else span
+        page = self._log.read(keys, narrow, min(max(1, wanted.events), PAGE_EVENTS_MAX))
+        events, failed, skipped = page.events(skip_corrupt=True)
+        if failed is not None:
+            raise failed
+        yield from self._frames(events, wanted.own, link)
+        # Beyond the end that the times set there is nothing to be had.
+        covered = until if narrow.until is not None and page.covered >= narrow.until else min(page.covered, until)
+        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped))
+
+    def _frames(self, events: Sequence[Event], own: bool, link: str) -> Iterator[bytes]:
+        forward = self._forward(link) if own and self._forward is not None else None
+        run: list[Fields] = []
+        size, origin, key, topic = 0, self._origin, "", ""
+        for event in events:
+            headers, payload = event.headers, event.payload
+            via: tuple[int, ...] = ()
+            if own and type(headers) is Foreign:
+                passed = forward(event, headers) if forward is not None else None
+                if passed is None:
+                    continue
+                via = passed
+            if event.key != key:
+                key, topic = event.key, event.topic
+            identity = event.publisher_id, event.sequence, event.published_at
+            run.append((*identity, topic, payload, key, headers, event.offset, origin, 0, via))
+            size += len(payload) + (sum(map(len, headers.values())) if headers else 0)
+            if len(run) >= FRAME_EVENTS or size >= FRAME_BYTES:
+                yield encode_run(run)
+                run, size = [], 0
+        if run:
+            yield encode_run(run)
+
+
+class LogPage(NamedTuple):
+    """A page of another node's log."""
+
+    envelopes: list[Envelope]
+    covered: int
+    head: int
+    low_water: int
+    skipped: int = 0
+
+
+async def ask_page(
+    ask: Ask,
+    origin: int,
+    keys: tuple[str, ...],
+    after: int,
+    from_ns: int,
+    timeout_s: float,
+    *,
+    own: bool = True,
+    until: int = 0,
+    to_ns: int = ENDLESS,
+    events: int = PAGE_EVENTS,
+) -> LogPage:
+    """The next page of a log for some expressions, whole or an error. Cancelled, the other node is told.
+
+    `own`: only what that node's publishers published (or what it carries as a bridge), else all that its log has.
+    `until` 0 is its head.
+    """
+    envelopes: list[Envelope] = []
+    covered: _Covered | None = None
+    question = _encode(_Wanted(keys, after, from_ns, own, until, to_ns, events))
+    async for body in ask(log_key(origin), question, timeout_s):
+        if body[:1] == b"\0":
+            try:
+                covered = _decode_covered(memoryview(body)[1:])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
+        else:
+            try:
+                envelopes += open_frame(body)
+            except EventInvalid as error:
+                raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
+    if covered is None:
+        raise FabricError(f"the log {origin:x} did not say how far its page reaches; ask again")
+    return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
+
+
+async def ask_log(ask: Ask, timeout_s: float) -> LogTold:
+    """What one of the nodes that keep a log says of it: where there are several, any of them may answer."""
+    told: LogTold | None = None
+    async for body in ask(LOGS, b"", timeout_s):
+        try:
+            told = _decode_told(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FabricError(f"a node answered nonsense for {LOGS!r}: {error}") from error
+    if told is None:
+        raise FabricError(f"a node answered nothing for {LOGS!r}; ask again")
+    return told

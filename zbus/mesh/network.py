@@ -1,0 +1,424 @@
+"""What joins this node to others: its links, what it wants of them, what it answers, how far it is with each.
+
+A link is one fabric and the outbox that feeds it. Usually there is one; while a fleet moves from one
+transport to another there are two, and each event arrives once, since it is known by its identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from zbus.errors import FabricError, FabricLacks, NobodyAnswers
+from zbus.event import Event
+from zbus.observe.records import FABRIC_ERROR, record
+from zbus.ports.log import Fabric, Row
+from zbus.wire.announcement import NODES
+from zbus.wire.beacon import BEACONS
+from zbus.wire.envelope import encode
+
+from .inbox import Inbox
+from .interest import Wants
+from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
+from .node_registry import Registry
+from .request_client import CANCELS, Asker
+from .request_server import Answers
+from .send_queue import Outbox
+from .transit import Waiting
+
+if TYPE_CHECKING:
+    from zbus.node import Engine
+
+STORE_S = 1.0
+LINGER_S = 0.15
+PAST_NS = 100_000_000  # what began so short ago need not be asked for
+PAGE_TIMEOUT_S = 3.0
+
+
+class Link:
+    """One fabric in use."""
+
+    outbox: Outbox
+
+    def __init__(self, label: str, fabric: Fabric) -> None:
+        self.label, self.fabric, self.receiving = label, fabric, True
+
+
+class Network:
+    """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
+
+    def __init__(self, bus: Engine) -> None:
+        self._bus, self._log, self._run = bus, bus.log, bus.run
+        self.origin = self._log.origin if self._log is not None else secrets.randbits(61) << 1
+        self.links: list[Link] = []
+        self.embedded: list[Fabric] = []  # with nobody at the far end
+        self.wants = Wants()
+        self.answers = Answers(bus.count)
+        self.forward = bus.forward  # a bridge sends on what others published
+        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
+        self._loop = asyncio.get_running_loop()
+        self._position = 0  # without a log, the number of the last event
+        self._unsent: list[Row] = []  # of this turn of the loop
+        self._stored: dict[str, int] = {}
+        self._unstored: dict[str, int] = {}  # what beacons told
+        self._since: dict[str, int] = {}
+        self.inbox = Inbox(bus, self)
+        self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
+        self.registry = Registry(bus, self)
+        self._declaring = ThreadPoolExecutor(1, "zbus-declare")
+        self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
+        self._timer: asyncio.Task[None] | None = None
+
+    # Opening, switching, closing.
+
+    async def start(self) -> None:
+        """Load how far this node was with others; want what it records. Before the first link."""
+        if self._log is None:
+            return
+        record = self._bus.config.record
+        recorded = list(record if record != "own" else ())
+        for cursor in await self._run(self._log.cursors.list):
+            recorded += cursor.keys
+        self._stored = await self._run(self._log.positions.load)
+        for name, value in list(self._stored.items()):
+            kind, _, rest = name.partition("/")
+            if kind == "from":
+                self.inbox.positions[int(rest, 16)] = value
+            elif kind == "since":
+                self._since[rest] = value
+            elif kind == "heard":
+                self.inbox.heard.load(int(rest, 16), self._stored.pop(name))
+        now = time.time_ns()
+        new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
+        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
+        for each, since in self._since.items():
+            self.wants.add([each], since, record=True)
+        await self._begin_recording(new)
+        service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
+        self.answers.serve(log_key(self.origin), service.page)
+        self.answers.serve(LOGS, service.tell)
+        for name in link_names(self._bus.config.transports).values():
+            await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
+        self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
+
+    async def add(self, url: str, fabric: Fabric) -> None:
+        """Use a fabric: hear first, then send. Closed again if that fails or is cancelled."""
+        if not fabric.networked:
+            self.embedded.append(fabric)
+            return
+        try:
+            link = Link(link_names(self._bus.config.transports).get(url) or label(url), fabric)
+            link.receiving = self._receives(link, self._bus.config.receive_on)
+            await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
+            start = await self._begin(link.label)
+            forward = self.forward(link.label) if self.forward is not None else None
+            if self._log is None:
+                start = self._position  # nothing may be published between this and the next lines
+            link.outbox = Outbox(fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
+            self.links.append(link)
+            self.registry.tell_soon()
+        except BaseException:
+            self._run(_try, fabric.close)
+            raise
+
+    async def _begin(self, name: str) -> int:
+        """Where a link goes on: after what it sent the last time, or with what is stored from now on."""
+        if self._log is None:
+            return self._position
+        sent = f"sent/{name}"
+        if sent not in self._stored:
+            self._stored[sent] = await self._run(self._log.head)
+            await self._run(self._log.positions.store, {sent: self._stored[sent]})
+        return self._stored[sent]
+
+    async def remove(self, link: Link, timeout_s: float) -> None:
+        """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
+        self.links.remove(link)
+        await asyncio.shield(self._run(_close, link.outbox, link.fabric, timeout_s))
+
+    async def receive_on(self, labels: Sequence[str]) -> None:
+        """Hear on the links of these names only; the others go on sending."""
+        for link in self.links:
+            link.receiving = self._receives(link, labels)
+        await self._declare()
+
+    def _receives(self, link: Link, labels: Sequence[str]) -> bool:
+        return not labels or link.label in labels or link.fabric.name in labels
+
+    async def aclose(self, timeout_s: float) -> int:
+        """Stop what runs on the loop; returns how much of it did not end in time."""
+        self._bus.gate.open(self)
+        self._flush()
+        self.registry.leave()
+        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
+        if self._timer is not None:
+            self._timer.cancel()
+            ending.add(self._timer)
+        return len((await asyncio.wait(ending, timeout=timeout_s))[1])
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
+        self._declaring.shutdown(cancel_futures=True)
+        deadline = time.monotonic() + timeout_s
+        for link in self.links:
+            link.outbox.close(max(0.1, deadline - time.monotonic()))
+        self._store(self.inbox.heard.take())
+        if self._log is not None and any(link.outbox.has_sent for link in self.links):
+            self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
+        for fabric in [*(link.fabric for link in self.links), *self.embedded]:
+            _try(fabric.close)
+        self.answers.close()
+
+    # Sending and wanting.
+
+    def send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """Let other nodes have these. Never waits."""
+        for link in self.links:
+            link.outbox.offer(rows, offsets)
+
+    def send_unlogged(self, rows: Sequence[Row]) -> None:
+        """The same for events that no log keeps: they are numbered here."""
+        if self.links:
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent += rows
+
+    def say(self, events: Sequence[Event]) -> None:
+        """Let other nodes have events that no log keeps and nobody asks for again. Never waits."""
+        if self.links:
+            self.say_frames([(event.key, encode(event)) for event in events])
+
+    def say_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """The same for frames."""
+        for link in self.links:
+            link.outbox.say(frames)
+
+    def cross(self, rows: Sequence[Row], link: str) -> None:
+        """Send on what came over a link, where no log keeps it."""
+        self.send_unlogged(rows)
+        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0][2])
+
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+        """Note what came over a link and goes out over the other once it is stored."""
+
+        def note(stored: asyncio.Future[Sequence[int]]) -> None:
+            if not stored.cancelled() and stored.exception() is None:
+                self.waiting[link].entered(max(stored.result()), len(rows), rows[0][2])
+
+        storing.add_done_callback(note)
+
+    def _flush(self) -> None:
+        rows, self._unsent = self._unsent, []
+        if not rows:
+            return
+        first = self._position + 1
+        self._position += len(rows)
+        self.send(rows, range(first, first + len(rows)))
+        if any(link.outbox.crowded for link in self.links):
+            self._bus.gate.close(self, "the network is slow")
+
+    def _room(self) -> None:
+        """On an outbox's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._bus.gate.open, self)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the bus
+
+    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
+        """Receive these from other nodes; the future tells when the fabrics know.
+
+        `keep`: as long as this node lives, and again after a restart, since its log has a durable name for them.
+        """
+        self.wants.add(expressions, since_ns, record)
+        self.inbox.wants_changed()
+        new = {each: since_ns for each in expressions if keep and each not in self._since}
+        if not new:
+            return self._declare()
+        self._since |= new
+        for each, since in new.items():
+            self.wants.add([each], since, record=True)
+        if since_ns < time.time_ns() - PAST_NS:
+            self.inbox.fetch_past(list(new))
+        return asyncio.ensure_future(self._begin_recording(new))
+
+    async def _begin_recording(self, since: Mapping[str, int]) -> None:
+        """Since when something is recorded must outlive a crash, or what follows is not asked for after it."""
+        if self._log is not None and since:
+            await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
+        await self._declare()
+
+    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
+        """Undo one `want`; what is kept stays."""
+        self.wants.remove(expressions, since_ns, record)
+        self.inbox.wants_changed()
+        self._declare()
+
+    def check_answering(self, links: Sequence[Link] | None = None) -> None:
+        """Raise `FabricLacks` where none of the links (or of these) can carry a question."""
+        links = self.links if links is None else links
+        if links and all(link.fabric.events_only for link in links):
+            raise FabricLacks(", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does")
+
+    def answering(self) -> asyncio.Future[Any]:
+        """Tell the fabrics for which keys this node answers."""
+        return self._declare()
+
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
+        """A page of another node's log, for what is wanted here; asked first where that node was heard."""
+        keys = tuple(expressions or self.wants.expressions) or NOTHING
+        heard_on = next((each.fabric for each in self.links if each.label == link), None)
+        ask = partial(self.asker.ask, first=heard_on, stream=True)
+        if not self.links:
+            raise NobodyAnswers(log_key(origin))
+        return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
+
+    @property
+    def head(self) -> int:
+        """The number of the last event: its offset, or without a log how many were sent."""
+        return self._bus.delivery.delivered if self._log is not None else self._position
+
+    def sent(self, name: str) -> int:
+        """Up to which number everything was handed to a link, also to one that is not there now."""
+        link = next((each for each in self.links if each.label == name), None)
+        return link.outbox.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
+
+    def endpoints(self) -> list[str]:
+        """Where others can reach this node, as far as its transports say."""
+        return [each for link in self.links for each in link.fabric.endpoints]
+
+    def trust(self, name: str) -> str:
+        """How a link makes sure who is at the far end."""
+        return next((link.fabric.trust for link in self.links if link.label == name), "none")
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The links, and how far each is."""
+        found: dict[str, Any] = {"origin": f"{self.origin:x}"}
+        for fabric in self.embedded:
+            found |= fabric.diagnostics()
+        if self.links:
+            found["links"] = [
+                {"transport": link.label, "sent": link.outbox.sent, "receiving": link.receiving}
+                | link.fabric.diagnostics()
+                for link in self.links
+            ]
+        return found
+
+    def _declare(self) -> asyncio.Future[Any]:
+        """Tell the fabrics what is wanted and answered here: once for all that changes in one turn of the loop."""
+        if self._declared is None:
+            self._declared = self._loop.create_future()
+            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+            self._loop.call_soon(self._declare_now)
+        return self._declared
+
+    def _declare_now(self) -> None:
+        declared, self._declared = self._declared, None
+        assert declared is not None
+        links = list(self.links)
+        if not links:
+            declared.set_result(None)
+            return
+        expressions, keys = self.wants.expressions, self.answers.keys
+
+        def declare() -> None:
+            lacking: FabricLacks | None = None
+            for link in links:
+                try:
+                    self._listen_on(link, expressions, keys)
+                except FabricLacks as error:
+                    lacking = error  # for whoever asked for it, once the others know
+                except FabricError as error:
+                    record(FABRIC_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
+            if lacking is not None:
+                raise lacking
+
+        def done(declaring: asyncio.Future[None]) -> None:
+            if not declared.done():
+                error = None if declaring.cancelled() else declaring.exception()
+                declared.set_exception(error) if error is not None else declared.set_result(None)
+
+        try:
+            self._loop.run_in_executor(self._declaring, declare).add_done_callback(done)
+        except RuntimeError:
+            declared.set_result(None)  # closing
+
+    def _listen_on(self, link: Link, expressions: Sequence[str], keys: Sequence[str]) -> None:
+        fabric = link.fabric
+        wanted = list(expressions) if link.receiving else []
+        if not fabric.events_only:
+            wanted += [BEACONS, NODES] if link.receiving else []
+            wanted.append(CANCELS)
+        fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
+        if not fabric.events_only:
+            fabric.answer(keys, partial(self.answers.asked, link=link.label))
+
+    # How far this node is.
+
+    async def _store_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(STORE_S)
+            await self._run(self._store, self.inbox.heard.take())
+
+    def _store(self, heard: Mapping[int, int]) -> None:
+        if self._log is None:
+            return
+        now = {f"sent/{link.label}": link.outbox.sent for link in self.links}
+        now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
+        now |= {f"since/{each}": since for each, since in self._since.copy().items()}
+        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in heard.items()}
+        changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
+        if changed:
+            try:
+                self._log.positions.store(changed)
+                self._stored |= now
+                self._unstored = {}
+            except Exception as error:
+                record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
+
+
+def label(url: str) -> str:
+    """A URL without its secrets and options: what a link is called.
+
+    >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
+    'nats://127.0.0.1:4222'
+    """
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def link_names(urls: Sequence[str]) -> dict[str, str]:
+    """A name for each of several URLs: its label, with a number where only options tell them apart.
+
+    >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
+    {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}
+    """
+    names: dict[str, str] = {}
+    for url in sorted(set(urls)):
+        name = label(url)
+        taken = sum(label(other) == name for other in names)
+        names[url] = f"{name}#{taken + 1}" if taken else name
+    return names
+
+
+def _close(outbox: Outbox, fabric: Fabric, timeout_s: float) -> None:
+    outbox.close(timeout_s)
+    _try(fabric.close)
+
+
+def _try(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except FabricError as error:
+        record(FABRIC_ERROR, logging.WARNING, reason=str(error), doing="close")

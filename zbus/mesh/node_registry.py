@@ -1,0 +1,228 @@
+"""The registry: which nodes are there, what they publish and want, and when each was last heard.
+
+Every node tells of itself, at its start, whenever a new one is heard, and a few times within its time to live.
+Who is silent for longer is gone; who comes back, after a restart or a pause, has rejoined. There is no registry to
+run: each node has its own view, of those that it can hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from time import time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.version import __version__
+from zbus.wire.announcement import NAMES_MAX, Announcement, decode_announcement, encode_announcement, node_key
+
+if TYPE_CHECKING:
+    from zbus.node import Engine
+
+    from .network import Network
+
+TELLS_A_TTL = 3  # how often a node tells of itself within its time to live
+SOON_S = 0.05  # after a new one was heard
+NODES_MAX = 10_000
+GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
+
+
+class Node(NamedTuple):
+    """A node of the mesh, this one included."""
+
+    node: str  # its origin in hex: stays the same as long as its log does
+    name: str
+    buses: tuple[str, ...]
+    host: str
+    pid: int
+    version: str
+    started_at: int
+    last_seen: int  # Unix ns, by our clock
+    here: bool  # it is this bus
+    present: bool
+    has_log: bool
+    transport: str  # over which it was heard
+    trust: str  # how that transport makes sure who is at the far end
+    endpoints: tuple[str, ...]
+    publishes: tuple[str, ...]
+    subscribes: tuple[str, ...]
+    serves: tuple[str, ...]
+    more: int  # names left out of the four lists
+    metadata: Mapping[str, str]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it publishes and what it wants."""
+        return (*self.publishes, *self.subscribes)
+
+
+class _Heard:
+    """What is known of another node."""
+
+    __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
+
+    def __init__(self, announcement: Announcement, transport: str, trust: str) -> None:
+        self.present = True
+        self.update(announcement, transport, trust)
+
+    def update(self, announcement: Announcement, transport: str, trust: str) -> None:
+        self.announcement, self.transport, self.trust = announcement, transport, trust
+        self.at, self.seen_ns = time.monotonic(), time_ns()
+
+
+class Registry:
+    """Lives on the loop."""
+
+    def __init__(self, bus: Engine, network: Network) -> None:
+        self._bus, self._network = bus, network
+        self._run, self._started_at = secrets.token_hex(8), time_ns()
+        self._ttl_s = bus.config.node_ttl_s
+        self._heard: dict[int, _Heard] = {}
+        self._soon = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._tell_now_and_then())
+
+    def hear(self, frame: bytes, link: str, trust: str) -> None:
+        """Take what another node tells of itself; raise `EventInvalid` for nonsense."""
+        told = decode_announcement(frame)
+        if told.origin == self._network.origin:
+            return
+        known = self._heard.get(told.origin)
+        if known is None:
+            if told.leaving:
+                return
+            if len(self._heard) >= NODES_MAX:
+                self._forget_one()
+            self._heard[told.origin] = _Heard(told, link, trust)
+            self.tell_soon()
+            _tell(NODE_JOINED, told, link)
+            return
+        was_there, again = known.present, known.announcement.run != told.run
+        if told.leaving and again:
+            return  # of an earlier run, overtaken by the next
+        known.update(told, link, trust)
+        known.present = not told.leaving
+        if told.leaving:
+            if was_there:
+                _tell(NODE_LEFT, told, link, reason="closed")
+        elif again or not was_there:
+            self.tell_soon()
+            _tell(NODE_REJOINED, told, link, reason="restarted" if again else "heard again")
+
+    def tell_soon(self) -> None:
+        """There is a new link, or a new node: let it know who is here."""
+        self._soon.set()
+
+    def seen(self, origin: int) -> None:
+        """A beacon came: it is still there."""
+        known = self._heard.get(origin)
+        if known is not None and known.present:
+            known.at, known.seen_ns = time.monotonic(), time_ns()
+
+    def nodes(self) -> list[Node]:
+        """This node first, then the others, by name; those that are gone last."""
+        others = [
+            _node(each.announcement, each.seen_ns, False, each.present, each.transport, each.trust)
+            for each in self._heard.values()
+        ]
+        own = _node(self._announcement(), time_ns(), True, True, "", "self")
+        return [own, *sorted(others, key=lambda node: (not node.present, node.name, node.node))]
+
+    def leave(self) -> None:
+        """Say goodbye, if the links still take it."""
+        self.task.cancel()
+        self._say(leaving=True)
+
+    async def _tell_now_and_then(self) -> None:
+        every_s = self._ttl_s / TELLS_A_TTL
+        while True:
+            begun = time.monotonic()
+            self._say()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._soon.wait()
+                await asyncio.sleep(SOON_S)  # one answer to all that came together
+                self._soon.clear()
+            if time.monotonic() - begun < every_s * 1.5:
+                self._expire()  # else we were frozen ourselves: what others said meanwhile is still to be read
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for origin, each in list(self._heard.items()):
+            if each.present and now - each.at > each.announcement.ttl_s:
+                each.present = False
+                _tell(NODE_LEFT, each.announcement, each.transport, reason="silent", silent_s=round(now - each.at, 1))
+            elif not each.present and now - each.at > max(GONE_KEPT_S, each.announcement.ttl_s):
+                del self._heard[origin]
+
+    def _forget_one(self) -> None:
+        gone = min(self._heard, key=lambda origin: (self._heard[origin].present, self._heard[origin].at))
+        del self._heard[gone]
+        self._bus.count("nodes_forgotten", 1)
+
+    def _say(self, leaving: bool = False) -> None:
+        told = self._announcement(leaving)
+        self._network.say_frames([(node_key(told.origin), encode_announcement(told))])
+
+    def _announcement(self, leaving: bool = False) -> Announcement:
+        bus, network = self._bus, self._network
+        config = bus.config
+        lists = [
+            [*config.listen, *network.endpoints()],
+            sorted(bus.published_keys),
+            sorted(each for each in network.wants.expressions if not each.startswith("@zbus/")),
+            sorted(each for each in network.answers.keys if not each.startswith("@zbus/")),
+        ]
+        endpoints, publishes, subscribes, serves = [tuple(each[:NAMES_MAX]) for each in lists]
+        return Announcement(
+            origin=network.origin,
+            run=self._run,
+            leaving=leaving,
+            ttl_s=self._ttl_s,
+            name=config.node or f"{platform.node()}:{os.getpid()}",
+            bus=config.bus,
+            host=platform.node(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            version=__version__,
+            has_log=bus.log is not None,
+            endpoints=endpoints,
+            publishes=publishes,
+            subscribes=subscribes,
+            serves=serves,
+            more=sum(max(0, len(each) - NAMES_MAX) for each in lists),
+            metadata=config.metadata,
+        )
+
+
+def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> Node:
+    return Node(
+        f"{told.origin:x}",
+        told.name,
+        (told.bus,),
+        told.host,
+        told.pid,
+        told.version,
+        told.started_at,
+        seen_ns,
+        here,
+        present,
+        told.has_log,
+        transport,
+        trust,
+        told.endpoints,
+        told.publishes,
+        told.subscribes,
+        told.serves,
+        told.more,
+        dict(told.metadata),
+    )
+
+
+def _tell(name: str, told: Announcement, link: str, **fields: Any) -> None:
+    node: dict[str, Any] = {"node": f"{told.origin:x}", "node_name": told.name, "bus": told.bus}
+    record(name, **node, host=told.host, pid=told.pid, link=link, correlation_id=told.run, **fields)

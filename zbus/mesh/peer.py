@@ -1,0 +1,413 @@
+"""One other node as this one hears it: what came, what is missing, and how that is got.
+
+Each event says which one was before it on its key, and beacons say how far the node has sent. So a
+hole is noticed, at the latest with the next beacon. Then everything that comes of that node is held
+back, its log is asked for what follows the last offset up to which nothing is missing, and after that
+what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap: for good,
+and the readers go on; or, where our log records it, as one that is open until the node is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol
+
+from zbus.errors import RequestError, ZbusError
+from zbus.observe.records import (
+    EVENT_GAP,
+    EVENT_REPLAY_DELIVERED,
+    EVENT_REPLAY_FAILED,
+    EVENT_REPLAY_REQUESTED,
+    EVENT_RETRY,
+    record,
+)
+from zbus.wire.beacon import Beacon
+from zbus.wire.envelope import Envelope
+
+from .gap_ledger import Holes, Teller, Trimmed
+from .interest import NEVER
+from .log_service import LogPage
+
+HELD_EVENTS_MAX = 8192
+TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
+TAIL_TURNS_MAX = 20  # and as many times as long, while other events keep coming
+GIVE_UP_S = 10.0
+RETRY_S = (0.05, 2.0)
+
+
+class Reception(Teller, Protocol):
+    """What an origin needs of the node that hears it."""
+
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
+        """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
+
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
+        """Ask a node for a page of its log; `link` is where it was last heard."""
+
+    async def room(self) -> None:
+        """Wait while readers that must not drop are full, or too much is unwritten."""
+
+    def covered(self, origin: int, offset: int) -> None:
+        """Nothing of `origin` up to `offset` is missing."""
+
+
+class Origin:
+    """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
+
+    def __init__(self, id: int, reception: Reception, covered: int | None) -> None:  # noqa: A002
+        self.id, self._reception = id, reception
+        self.has_log = bool(id & 1)
+        self.heard_at = time.monotonic()
+        self._link = ""  # over which it was last heard
+        self._covered = covered  # nothing up to here is missing; None: never heard of
+        self._covered_at = time.time_ns()
+        self._clock_ns = NEVER  # what the first event that came said the time was
+        self._taken = 0
+        self._last: dict[str, int] = {}
+        self._held: deque[tuple[Envelope, str]] = deque()
+        self._held_lost = 0
+        self._pending: Beacon | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._repairing: asyncio.Task[None] | None = None
+        self._heard_again = asyncio.Event()
+        self._complete = False
+        self._again: int | None = None
+        self._past: list[tuple[str, ...]] = []
+        self._unsure = 0  # beacons until a key heard for the first time tells of a hole
+        self._holes = Holes(id, reception)
+        self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
+        self._trimmed: Trimmed | None = None
+
+    def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
+        """Those that are new and follow what came before; the rest is left out, or held until it does."""
+        self.heard_at, self._link = time.monotonic(), link
+        if self._repairing is not None:
+            self._heard_again.set()
+            if self._overdue:
+                envelopes = self._take_unbroken(envelopes, link)
+                self._taken += len(envelopes)
+                return envelopes
+            self._hold(envelopes, link)
+            return ()
+        if self._covered is None and not self.has_log:
+            self._covered, self._unsure = 0, 2  # the first of each key: what was before is not ours to miss
+        last, covered = self._last, self._covered or 0
+        new: list[Envelope] = []
+        key, seen = "", 0
+        for at, envelope in enumerate(envelopes):
+            if envelope.key != key:
+                key = envelope.key
+                seen = max(last.get(key, covered), covered)
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+                continue
+            if envelope.previous > seen and not (self._unsure and not self.has_log and key not in last):
+                self._hold(envelopes[at:], link)
+                self._repair()
+                break
+            last[key] = seen = envelope.offset
+            new.append(envelope)
+        self._taken += len(new)
+        if new and self._clock_ns == NEVER:
+            self._clock_ns = new[0].published_at
+        if self._trimmed is not None:
+            self._trimmed.tell(new)
+        return new
+
+    def beacon(self, beacon: Beacon, link: str) -> None:
+        """Compare what came with what was sent."""
+        self.heard_at, self._link = time.monotonic(), link
+        self._unsure = max(0, self._unsure - 1)
+        if self._covered is None and not self.has_log:
+            # Its events may still be under way on another thread; or they were sent before we came.
+            self._covered, self._unsure = beacon.since, 1
+        self._heard_again.set()
+        if self._covered is not None and beacon.head <= self._covered:
+            return
+        if self._repairing is not None:
+            self._name(beacon)
+            return
+        pending = self._pending
+        if pending is not None and beacon.since <= pending.head:
+            beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
+        if self._covered is None or (beacon.since > self._covered and self.has_log):
+            self._name(beacon)
+            self._repair()  # never heard of, or a beacon is missing
+        elif self._missing(beacon):
+            self._pending = beacon
+            if self._timer is None:
+                self._await_tail(TAIL_TURNS_MAX)
+        else:
+            self._advance(beacon.head)
+
+    def wants_changed(self) -> None:
+        """Other expressions are wanted: of keys heard for the first time, nothing need have come before."""
+        self._unsure = 2
+
+    def rewind(self, offset: int) -> None:
+        """What followed `offset` was not kept: get it again."""
+        if self.has_log:
+            self._again = offset if self._again is None else min(self._again, offset)
+            self._repair()
+
+    def fetch_past(self, expressions: Sequence[str]) -> None:
+        """These are wanted from the past too, as far as this node was heard already."""
+        if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
+            self._past.append(tuple(expressions))
+            self._repair()
+
+    def close(self) -> asyncio.Task[None] | None:
+        """Stop; returns what is to be waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._repairing is not None:
+            self._repairing.cancel()
+        self._holes.close()
+        return self._repairing
+
+    def _missing(self, beacon: Beacon) -> list[str]:
+        covered, wants = self._covered or 0, self._reception.wants
+        return [
+            key
+            for key, (offset, _, _) in beacon.newest.items()
+            if offset > max(covered, self._last.get(key, 0)) and wants.of(key).since != NEVER
+        ]
+
+    def _name(self, beacon: Beacon) -> None:
+        """Keep what a beacon names, for the case that nobody can be asked; not what may be from before our time."""
+        if not self._unsure and (self._covered is not None or self._last):
+            self._holes.name(beacon.newest)
+
+    def _await_tail(self, turns: int) -> None:
+        check = partial(self._check_tail, self._taken, turns)
+        self._timer = asyncio.get_running_loop().call_later(TAIL_S, check)
+
+    def _check_tail(self, taken: int, turns: int) -> None:
+        self._timer = None
+        beacon, self._pending = self._pending, None
+        if beacon is None or self._repairing is not None:
+            return
+        missing = self._missing(beacon)
+        if missing and taken != self._taken and turns:  # much is under way: asking for it would only add to that
+            self._pending = beacon
+            self._await_tail(turns - 1)
+            return
+        if not missing or (self._unsure and not self.has_log):
+            self._advance(beacon.head)
+        elif self.has_log:
+            self._name(beacon)
+            self._repair()
+        else:
+            for key in missing:
+                _, publisher_id, sequence = beacon.newest[key]
+                self._reception.gap(self.id, key, publisher_id, sequence + 1)
+            self._advance(beacon.head)
+
+    def _advance(self, head: int) -> None:
+        self._covered, self._pending = max(head, self._covered or 0), None
+        self._covered_at = time.time_ns()
+        self._last = {key: offset for key, offset in self._last.items() if offset > head}
+        self._reception.covered(self.id, self._covered)
+
+    # Repair.
+
+    def _hold(self, envelopes: Sequence[Envelope], link: str) -> None:
+        for envelope in envelopes:
+            if len(self._held) >= HELD_EVENTS_MAX:
+                self._held_lost = max(self._held_lost, self._held.popleft()[0].offset)
+            self._held.append((envelope, link))
+
+    def _repair(self) -> None:
+        if self._repairing is None:
+            self._pending = None
+            run = self._run_repair if self.has_log else self._await_and_give_up
+            self._repairing = asyncio.get_running_loop().create_task(run())
+
+    async def _run_repair(self) -> None:
+        """Ask until nothing is missing, or, where our log records nothing of others, until it takes too long."""
+        found, met, pause = 0, self._covered is not None or bool(self._last), RETRY_S[0]
+        deadline, failed = time.monotonic() + GIVE_UP_S, False
+        told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": secrets.token_hex(8)}
+        record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **told)
+        while True:
+            try:
+                if self._past:
+                    await self._fetch(self._past[0])
+                    self._past.pop(0)
+                if self._again is not None:
+                    self._covered, self._again = min(self._covered or 0, self._again), None
+                    self._last.clear()
+                page = await self._page()
+                self._overdue = False
+                found += len(page)
+                pause, deadline = RETRY_S[0], time.monotonic() + GIVE_UP_S
+                if self._is_done():
+                    break
+            except Exception as error:
+                if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
+                    unknown = None if isinstance(error, ZbusError) else error
+                    record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
+                if time.monotonic() > deadline:
+                    if not failed:
+                        record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
+                    failed = True
+                    self._give_up()
+                    if self._repairing is None:
+                        return
+                    deadline = time.monotonic() + GIVE_UP_S
+                self._heard_again.clear()
+                with suppress(TimeoutError):  # it is there again: now is the time to ask
+                    async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
+                        await self._heard_again.wait()
+                pause = min(RETRY_S[1], pause * 2)
+        if found and met:
+            self._reception.count("gaps", 1)
+            self._reception.count("gaps_repaired", 1)
+        self._reception.count("events_repaired", found)
+        record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **told)
+        self._go_on()
+
+    def _is_done(self) -> bool:
+        nothing_else = not self._past and self._again is None
+        return self._complete and nothing_else and self._held_lost <= (self._covered or 0)
+
+    async def _page(self) -> Sequence[Envelope]:
+        """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
+        after, wants = self._covered or 0, self._reception.wants
+        # A node that is new is asked by time: ours, or its own where that is behind, as the first event shows.
+        from_ns = min(wants.earliest, self._clock_ns) if self._covered is None else 0
+        link = self._link
+        page = await self._reception.page(self.id, after, from_ns, link)
+        trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
+        new: list[Envelope] = []
+        for envelope in page.envelopes:
+            if self._is_past(envelope, wants.of(envelope.key).since):
+                continue
+            if envelope.offset > max(after, self._last.get(envelope.key, 0)):
+                new.append(envelope)
+        if trimmed:
+            self._trimmed = Trimmed(self.id, page.low_water, self._reception)
+        told = self._trimmed is not None and self._trimmed.tell(new)
+        if trimmed and not told and self._trimmed is not None:
+            self._trimmed.count()
+            reason = "retention removed it at the publisher"
+            record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+        await self._reception.room()
+        stored = self._reception.accept(new, link, repaired=True)
+        if stored is not None:
+            await stored
+        for envelope in new:
+            self._last[envelope.key] = max(envelope.offset, self._last.get(envelope.key, 0))
+        self._covered = max(after, page.covered)
+        self._complete = page.covered >= page.head
+        return new
+
+    def _is_past(self, envelope: Envelope, since: int) -> bool:
+        """Whether it is from before it was wanted. Its clock decides only where nothing else can: for a node, or an
+        expression, that is new.
+        """
+        if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
+            return False
+        return envelope.published_at < since
+
+    async def _fetch(self, expressions: tuple[str, ...]) -> None:
+        """Everything that the log has of some expressions; what we have of it is known by its identity."""
+        after, link, wants = 0, self._link, self._reception.wants
+        while True:
+            page = await self._reception.page(self.id, after, 0, link, expressions)
+            wanted = [each for each in page.envelopes if each.published_at >= wants.of(each.key).since]
+            await self._reception.room()
+            stored = self._reception.accept(wanted, link, repaired=True)
+            if stored is not None:
+                await stored
+            if page.covered >= page.head:
+                return
+            after = page.covered
+
+    async def _await_and_give_up(self) -> None:
+        await asyncio.sleep(TAIL_S)  # over another link it may still be under way
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody has what is missing: say so where it is missing, and go on with what there is.
+
+        Of what our log records, a key with a hole waits on, as long as there is a log to ask; all else does not.
+        """
+        held, self._held = sorted(self._held, key=_by_offset), deque()
+        wants, waiting = self._reception.wants, self.has_log and self._reception.wants.records
+        run: list[Envelope] = []
+        came_by = ""
+        for envelope, link in held:
+            seen = self._reached(envelope.key)
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+                continue
+            if waiting and envelope.previous > seen and wants.of(envelope.key).recorded:
+                self._held.append((envelope, link))
+                continue
+            if envelope.previous > seen or link != came_by:
+                self._reception.accept(run, came_by)
+                run, came_by = [], link
+            if envelope.previous > seen:
+                self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+            self._last[envelope.key] = envelope.offset
+            run.append(envelope)
+        self._reception.accept(run, came_by)
+        fresh, ends = self._holes.ends(self._reached, TAIL_S)
+        for key in [each for each in ends if not (waiting and wants.of(each).recorded)]:
+            self._last[key], publisher_id, sequence = ends.pop(key)
+            self._reception.gap(self.id, key, publisher_id, sequence + 1)
+        if waiting:
+            self._holes.report([envelope for envelope, _ in self._held], ends, self._reached)
+            self._overdue = True
+            return
+        self._holes.close()
+        self._held_lost, self._repairing = 0, None
+        if self.has_log:  # or every beacon would ask again for what nobody has
+            self._covered = max([self._covered or 0, *self._last.values()])
+            if fresh:  # its last beacon came just now: what it names may still be under way
+                head = max(offset for offset, _, _ in fresh.values())
+                self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
+
+    def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
+        """Of what comes while other things are missing: what follows what came before on its key."""
+        new: list[Envelope] = []
+        for envelope in envelopes:
+            seen = self._reached(envelope.key)
+            if envelope.offset <= seen:
+                self._reception.count("duplicates_received", 1)
+            elif envelope.previous > seen:
+                self._hold([envelope], link)
+            else:
+                self._last[envelope.key] = envelope.offset
+                new.append(envelope)
+        return new
+
+    def _reached(self, key: str) -> int:
+        """Up to which offset everything of a key came, or was given up."""
+        return max(self._covered or 0, self._last.get(key, 0))
+
+    def _go_on(self) -> None:
+        """Hand over what was held meanwhile."""
+        self._holes.close()
+        held, self._held = sorted(self._held, key=_by_offset), deque()
+        self._held_lost, self._repairing = 0, None
+        for link, items in groupby(held, key=lambda item: item[1]):
+            envelopes = [envelope for envelope, _ in items]
+            self._reception.accept(self.take(envelopes, link), link)
+        if self._repairing is None:
+            self._advance(self._covered or 0)
+
+
+def _by_offset(held: tuple[Envelope, str]) -> int:
+    return held[0].offset

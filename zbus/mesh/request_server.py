@@ -1,0 +1,214 @@
+"""Answering questions: from the fabric's threads to a handler, and its replies back.
+
+Handlers of users run on the loop; the log's answers are read and sent by a thread of their own, so that
+a long replay costs the loop nothing. What is no question is counted, told once per source and minute, and
+never reaches a handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from zbus.errors import EventInvalid, FabricError, ZbusError
+from zbus.observe.counters import Counts
+from zbus.observe.records import EVENT_INVALID, record
+from zbus.ports.log import Question
+
+from .request_client import ACCEPTED, DATA, END, FAILED, decode_asked, encode_failure, encode_reply
+
+THREADS = 4
+CANCELLED_KEPT = 100
+Handler = Callable[[Any], Awaitable[bytes]]
+Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link over which it came
+
+
+class _Served(NamedTuple):
+    handler: Handler
+    read: Callable[[bytes], Any]  # the question, for the handler; raises `EventInvalid` for what is none
+
+    def answer(self, question: bytes) -> Awaitable[bytes]:
+        return self.handler(self.read(question))
+
+
+class Answers:
+    """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
+
+    def __init__(self, count: Callable[[str, int], None]) -> None:
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        self._handlers: dict[str, _Served] = {}
+        self._sources: dict[str, Source] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: deque[int] = deque(maxlen=CANCELLED_KEPT)
+        self._threads = ThreadPoolExecutor(THREADS, "zbus-answer")
+        self._under_way: set[Future[None]] = set()
+        self._asked_at = 0.0
+        self._asking = threading.Event()
+        self._refused = Counts("questions")
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that are answered here."""
+        return [*self._handlers, *self._sources]
+
+    @property
+    def serves(self) -> bool:
+        """Whether users answer anything here."""
+        return bool(self._handlers)
+
+    def handle(self, key: str, handler: Handler, read: Callable[[bytes], Any] = bytes) -> None:
+        """Let a coroutine answer, with one reply, what `read` makes of a question or refuses with `EventInvalid`."""
+        self._handlers[key] = _Served(handler, read)
+
+    def serve(self, key: str, source: Source) -> None:
+        """Let a function answer, with any number of replies, on a thread."""
+        self._sources[key] = source
+
+    def handler(self, key: str) -> Callable[[bytes], Awaitable[bytes]] | None:
+        """Who answers here for a key."""
+        served = self._handlers.get(key)
+        return served.answer if served is not None else None
+
+    def asked(self, question: Question, link: str = "") -> None:
+        """On the fabric's thread: hand over and return."""
+        try:
+            if question.key in self._sources:
+                self._asked_at = time.monotonic()
+                self._asking.set()
+                answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
+                self._under_way.add(answer)
+                answer.add_done_callback(self._under_way.discard)
+            else:
+                self._loop.call_soon_threadsafe(self._begin, question, link)
+        except RuntimeError:
+            pass  # closing: the asker hears nothing, and asks another or again
+
+    def cancel(self, question_id: int) -> None:
+        """The asker no longer waits. The question may still be on its way."""
+        task = self._tasks.get(question_id)
+        if task is not None:
+            task.cancel()
+        else:
+            self._cancelled.append(question_id)
+
+    def finish(self, quiet_s: float, timeout_s: float) -> None:
+        """Go on answering from the log until nobody has asked for `quiet_s`, for as long as there is time."""
+        deadline = time.monotonic() + timeout_s
+        self._asked_at = time.monotonic()
+        while (left := min(deadline, self._asked_at + quiet_s) - time.monotonic()) > 0:
+            wait(list(self._under_way), left)
+            self._asking.wait(left)
+            self._asking.clear()
+
+    def close(self) -> None:
+        """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def cancel_all(self) -> set[asyncio.Task[None]]:
+        """Cancel every handler, for good: a question that is still on its way finds none. Returns those to wait for."""
+        self._handlers = {}
+        tasks = set(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _answer_from(self, question: Question, source: Source, link: str) -> None:
+        try:
+            asked = decode_asked(question.payload)
+            question.reply(encode_reply(ACCEPTED, 0))
+            number = 0
+            for body in source(asked.body, link):
+                question.reply(encode_reply(DATA, number, body))
+                number += 1
+            question.reply(encode_reply(END, number))
+        except FabricError as error:
+            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+        except EventInvalid as error:
+            with suppress(RuntimeError):  # closing
+                self._loop.call_soon_threadsafe(self._invalid, question.key, link, error)
+            self._refuse(question, error)
+        except ZbusError as error:
+            self._refuse(question, error)
+        except Exception as error:
+            record("ANSWER_FAILED", logging.ERROR, error, key=question.key)
+            self._refuse(question, error)
+        finally:
+            question.close()
+
+    def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
+        """Count every one; say it once a minute and source."""
+        self._count("invalid_received", 1)
+        self._count("invalid_question", 1)
+        self._refused.tell(EVENT_INVALID, "invalid_question", link, key=key, detail=str(error)[:500])
+
+    def _refuse(self, question: Question, error: BaseException) -> None:
+        try:
+            question.reply(encode_reply(FAILED, 0, encode_failure(error)))
+        except FabricError as failed:
+            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(failed))
+
+    def _begin(self, question: Question, link: str) -> None:
+        served = self._handlers.get(question.key)
+        asked, body = None, None
+        try:
+            asked = decode_asked(question.payload)
+            if served is not None and asked.id not in self._cancelled:
+                body = served.read(asked.body)
+        except EventInvalid as error:
+            self._invalid(question.key, link, error)
+            self._leave(question, error if asked is not None else None)
+            return
+        if served is None or asked.id in self._cancelled:
+            self._leave(question)
+            return
+        task = self._loop.create_task(self._answer(question, body, served.handler))
+        self._tasks[asked.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(asked.id, None))
+
+    async def _answer(self, question: Question, body: Any, handler: Handler) -> None:
+        replies: list[bytes] = []
+        await self._send(question, [encode_reply(ACCEPTED, 0)], last=False)
+        try:
+            replies = [encode_reply(DATA, 0, await handler(body)), encode_reply(END, 1)]
+        except asyncio.CancelledError:
+            self._leave(question)
+            raise
+        except Exception as error:
+            self._count("handler_errors", 1)
+            record("HANDLER_FAILED", logging.ERROR, error, key=question.key)
+            replies = [encode_reply(FAILED, 0, encode_failure(error))]
+        await self._send(question, replies, last=True)
+
+    def _leave(self, question: Question, error: EventInvalid | None = None) -> None:
+        """End a question with no reply, or with why not; once the threads have ended, the fabric has ended it."""
+
+        def leave() -> None:
+            try:
+                if error is not None:
+                    self._refuse(question, error)
+            finally:
+                question.close()
+
+        with suppress(RuntimeError):
+            self._threads.submit(leave)
+
+    async def _send(self, question: Question, replies: list[bytes], last: bool) -> None:
+        def send() -> None:
+            try:
+                for reply in replies:
+                    question.reply(reply)
+            except FabricError as error:
+                record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+            finally:
+                if last:
+                    question.close()
+
+        await self._loop.run_in_executor(self._threads, send)

@@ -1,0 +1,87 @@
+"""`bus.request` and `@bus.serve`: a question to whoever answers for a key, and one reply.
+
+A question and its reply are events like any other, in the same envelope; they are neither stored nor
+published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from zbus.errors import BusClosed, ConfigInvalid, HandlerFailed, NobodyAnswers, RequestTimeout
+from zbus.event import Event
+from zbus.headers import decode_headers, encode_headers
+from zbus.keys import check_key
+from zbus.payload import encode_payload
+from zbus.wire.envelope import decode, encode
+
+if TYPE_CHECKING:
+    from .network import Network
+
+Handler = Callable[[Event], Awaitable[Any]]
+
+
+class Requests:
+    """Asks and answers for one bus. Lives on the loop."""
+
+    def __init__(self, network: Network, payload_bytes_max: int) -> None:
+        self._network, self._payload_bytes_max = network, payload_bytes_max
+        self._id, self._sequence = secrets.randbits(53), 0
+
+    async def ask(
+        self, key: str, payload: Any, timeout_s: float, headers: Mapping[str, str] | None, correlation_id: str | None
+    ) -> Event:
+        """The reply of one who answers for `key`; this bus itself, if it does."""
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= 86_400:
+            raise ConfigInvalid("timeout", f"{timeout_s!r} is not a number of seconds up to a day")
+        question = self._frame(check_key(key), payload, headers, correlation_id)
+        own = self._network.answers.handler(key)
+        if own is not None:
+            return decode(await _ask_here(key, own, question, timeout_s))
+        if not self._network.links:
+            raise NobodyAnswers(key)
+        replies = self._network.asker.ask(key, question, timeout_s)
+        try:
+            async for reply in replies:
+                return decode(reply)
+        finally:
+            await replies.aclose()  # type: ignore[attr-defined]
+        raise NobodyAnswers(key)
+
+    def serve(self, key: str, handler: Handler) -> asyncio.Future[Any]:
+        """Answer for `key` from soon on; the future tells when the fabrics know."""
+
+        async def answer(question: Event) -> bytes:
+            result = await handler(question)
+            return self._frame(key, b"" if result is None else result, None, None)
+
+        if self._network.answers.handler(key) is not None:
+            raise ConfigInvalid("key", f"{key!r} is served on this bus already")
+        self._network.check_answering()
+        self._network.answers.handle(check_key(key), answer, decode)
+        return self._network.answering()
+
+    def _frame(self, key: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None) -> bytes:
+        body, kind = encode_payload(payload, self._payload_bytes_max)
+        encoded = decode_headers(encode_headers(headers, correlation_id, kind))
+        self._sequence += 1
+        return encode(Event(self._id, self._sequence, time_ns(), key, body, encoded))
+
+
+async def _ask_here(key: str, handler: Callable[[bytes], Awaitable[bytes]], question: bytes, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            try:
+                return await handler(question)
+            except (asyncio.CancelledError, BusClosed):
+                raise
+            except Exception as error:
+                if deadline.expired():
+                    raise
+                raise HandlerFailed(key, type(error).__name__, str(error)) from error
+    except TimeoutError:
+        raise RequestTimeout(key, timeout_s) from None

@@ -1,0 +1,58 @@
+"""What beacons told of publishers whose events this node records: the highest sequence of each that was sent.
+
+A log cannot show that the last events of a publisher are missing, since nothing comes after them. Where its node
+went away before they could be asked for, this is all that tells of them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from zbus.wire.beacon import Beacon
+
+from .interest import Wants
+
+PUBLISHERS_MAX = 100_000
+BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
+
+
+class Heard:
+    """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
+
+    >>> heard = Heard()
+    >>> heard.remember(7, 3), heard.remember(7, 2), heard.take(), heard.take()
+    (None, None, {7: 3}, {})
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}  # by publisher, the one that was told of longest ago first
+        self._changed: dict[int, int] = {}
+
+    def load(self, publisher_id: int, number: int) -> None:
+        """What was known before this process began."""
+        self.remember(publisher_id, number)
+        self._changed.pop(publisher_id, None)
+
+    def hear(self, beacon: Beacon, wants: Wants) -> None:
+        """Note the newest event of each key that our log records, and did already when that event was sent."""
+        if not wants.records:
+            return
+        before = time.time_ns() - BEACON_NS
+        for key, (_, publisher_id, sequence) in beacon.newest.items():
+            want = wants.of(key)
+            if want.recorded and want.since <= before:
+                self.remember(publisher_id, sequence + 1)
+
+    def remember(self, publisher_id: int, number: int) -> None:
+        """Note a number, unless a higher one is known."""
+        known = self._next.pop(publisher_id, 0)
+        self._next[publisher_id] = max(known, number)
+        if number > known:
+            self._changed[publisher_id] = number
+        if len(self._next) > PUBLISHERS_MAX:
+            self._next.pop(next(iter(self._next)))
+
+    def take(self) -> dict[int, int]:
+        """What changed since the last time."""
+        taken, self._changed = self._changed, {}
+        return taken

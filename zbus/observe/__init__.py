@@ -1,0 +1,1 @@
+"""Observability: log records, counters, histograms, statistics and tracing."""

@@ -1,0 +1,1 @@
+"""The contracts between the core and its plugins: a log, a transport (fabric) and a cache."""

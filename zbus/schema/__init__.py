@@ -1,0 +1,1 @@
+"""Schemas: the registry, JSON Schema validation, compatibility rules and AsyncAPI documents."""

@@ -1,0 +1,1 @@
+"""Small mechanisms that know nothing of a bus."""
