@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-SPARK = ("test_spark_", "test_cli_pipeline")  # what these share is a Spark session
+SPARK = "zbus_spark"  # the tests in this folder share one Spark session
 # A machine that is busy with other tests says nothing about what is tested.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -25,7 +25,7 @@ class Scheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "spark" if Path(file).name.startswith(SPARK) else file
+        return SPARK if Path(file).parent.name == SPARK else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -35,7 +35,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first."""
-    items.sort(key=lambda item: not item.path.name.startswith(SPARK))
+    items.sort(key=lambda item: item.path.parent.name != SPARK)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The networked promises at full size and on every transport: 50,000 events while a node is away, processes frozen for
-15 s, servers killed, transports switched, and what else `tests/test_mesh_*.py` show on one transport each."""
+15 s, servers killed, transports switched, and what else `tests/mesh/` show on one transport each."""
 
 from __future__ import annotations
 

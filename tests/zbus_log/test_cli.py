@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import runpy
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pysqlite3
 import pytest
+from cli_processes import Commands
 
 import zbus
 
@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "zbus.cli", "log"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 
-call = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
+call = Commands()
 
 
 @pytest.fixture(scope="module", autouse=True)

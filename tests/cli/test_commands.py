@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from cli_processes import Commands
 
 import zbus
 from zbus.cli.app import app
@@ -26,7 +26,7 @@ from zbus.cli.render.values import parse_age, parse_position, parse_size, parse_
 WAIT_S = 30.0
 COMMAND = [sys.executable, "-m", "zbus.cli"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
-run = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
+run = Commands()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,7 +30,7 @@ from zbus_spark.jobs import coverage, gaps, rollup, sessions
 from zbus_spark.jobs.offload import offload
 from zbus_spark.jobs.trim import trim
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000_000
 WAIT_S = 100.0
 

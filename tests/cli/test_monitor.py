@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_processes import Commands
 from nats_support import NatsServer, nats_server
 from terminal_support import COMMAND, ENVIRONMENT, WAIT_S, Terminal
 
@@ -21,7 +21,7 @@ from zbus.cli.render.dump import dump, hex_lines
 from zbus.observe.records import EVENT_RETRY
 from zbus.observe.records import record as zbus_record
 
-run = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
+run = Commands()
 
 ORDER = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 

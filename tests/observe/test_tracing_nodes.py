@@ -25,7 +25,7 @@ WAIT_S = 30.0
 class TracedNode(Node):
     """A node whose application traces."""
 
-    child = Path(__file__).parent / "support" / "tracing_child.py"
+    child = Path(__file__).parents[1] / "support" / "tracing_child.py"
 
     def spans(self, operation: str) -> list[dict[str, Any]]:
         return [span for span in self.call("spans") if span["name"].partition(" ")[0] == operation]
@@ -171,7 +171,7 @@ def test_an_application_that_does_not_trace_imports_nothing_of_opentelemetry() -
 
 def test_an_application_that_has_imported_it_is_traced_by_the_provider_that_it_sets_later() -> None:
     code = f"""{USE}
-sys.path.insert(0, {str(Path(__file__).parent / "support")!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from opentelemetry import trace
 from tracing_support import Spans
 async def late():

@@ -1,7 +1,7 @@
 """Opening: one owner, and a log that is not the one that was acknowledged is never taken for it.
 
 `data/log-v1.db` and its head record were written by version 1, by
-`PYTHONPATH=tests/support python tests/test_log_open.py`.
+`PYTHONPATH=tests/support python tests/zbus_log/test_open.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zbus_log.file.head_record import _SLOT, _SLOTS_AT, owner_pid, read_record
 from zbus_log.file.tables import MIGRATIONS, VERSION
 
 EVERYTHING = KeySet(["**"])
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 GOLDEN: list[Row] = [
     (7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}', None),
     (7, 1, 1_700_000_000_000_000_001, "shop/orders/paid", b"\x00\xff\xfe", msgspec.msgpack.encode({"schema": "v1"})),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import runpy
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +11,17 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from cli_processes import Commands
 from pydantic import BaseModel
 
 import zbus
 from zbus.ports.log import Schema
 from zbus.schema.asyncapi import asyncapi
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 EXPRESSION = "shop/*/created"
 
-call = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
+call = Commands()
 
 
 class Line(BaseModel):

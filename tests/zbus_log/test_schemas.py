@@ -16,7 +16,7 @@ from zbus.ports.log import Schema, Span
 from zbus_log import open_log
 from zbus_log.read import verify
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 ONE = Schema("shop/*/created", 1, "strict", "ab12", {"type": "object", "title": "Ü"}, 1_700_000_000_000_000_000)
 TWO = ONE._replace(version=2, mode="removed", registered_at_ns=1_700_000_000_000_000_001)
 OTHER = ONE._replace(expression="audit/**", mode="permissive")

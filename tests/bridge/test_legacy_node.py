@@ -18,7 +18,7 @@ from nats_support import NatsServer, nats_server
 
 import zbus
 
-SOURCE = Path(__file__).parent / "node"
+SOURCE = Path(__file__).parents[1] / "node"
 ORDERS = 500
 
 

@@ -43,7 +43,7 @@ from zbus.config import load_config
 from zbus_spark.jobs import pipeline_file as declared
 from zbus_web.http.settings import load_settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_S = 250
 PLACES: dict[str, str] = {}  # the usual places, and where they are in this run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import runpy
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cli_processes import Commands
 from free_ports import free_port
 from nats_support import nats_server
 from rich.console import Console
@@ -30,7 +30,7 @@ from zbus.cli.top.counts import OTHERS, KeyCounts
 from zbus.cli.top.frame import CursorLag, Frame, NodeSeen, Quantiles, Topic
 from zbus.cli.top.screen import line, screen
 
-run = runpy.run_path(str(Path(__file__).with_name("cli_processes.py")))["Commands"]()
+run = Commands()
 EVIL = "a\x1b[2J\x07\x9b2J\u202e\n[bold]"
 
 

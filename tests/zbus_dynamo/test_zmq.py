@@ -471,7 +471,7 @@ for sequence in range(1_000_000):
 @contextmanager
 def _child(records: Records, publisher_id: int) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that publishes until it is killed."""
-    here = str(Path(__file__).parent / "support")
+    here = str(Path(__file__).parents[1] / "support")
     store = str(records.directory.parent.parent)
     with subprocess.Popen([sys.executable, "-c", CHILD, store, str(publisher_id), here]) as process:
         try:

@@ -19,7 +19,7 @@ import pytest
 
 import zbus
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_web", "zbus_zenoh", "zbus_zmq")
 DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"

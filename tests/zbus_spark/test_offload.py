@@ -33,7 +33,7 @@ from zbus_spark.reading import read
 
 EVENTS = 18_000
 CLOSED = 16_383  # the last offset of the last sealed block
-CHILD = Path(__file__).parent / "support" / "offload_child.py"
+CHILD = Path(__file__).parents[1] / "support" / "offload_child.py"
 
 
 @pytest.fixture
