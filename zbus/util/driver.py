@@ -1,0 +1,53 @@
+"""A driver: calls `step()` again whenever it is due or woken, until it is finished.
+
+A loop that sleeps by itself cannot be simulated. A `step` does what is due now and returns when it wants to be
+called next; the driver owns the thread and the waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+# Do what is due; return the monotonic time of the next step (`inf`: only when woken), or None when finished.
+Step = Callable[[], float | None]
+
+
+class Driver(Protocol):
+    """Runs a step. `wake` may be called on any thread."""
+
+    def wake(self) -> None:
+        """Call the step again soon, even if it is not due."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the step has returned None; return whether it did within `timeout_s`."""
+
+
+class ThreadDriver:
+    """A daemon thread that waits on a condition between steps."""
+
+    def __init__(self, step: Step, name: str, monotonic: Callable[[], float]) -> None:
+        self._step, self._monotonic = step, monotonic
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Call the step again soon. A wake-up during a step is not lost."""
+        self._woken.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the step has returned None; return whether it did within `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            due = self._step()
+            if due is None:
+                return
+            wait_s = due - self._monotonic()
+            if wait_s > 0:
+                self._woken.wait(min(wait_s, threading.TIMEOUT_MAX))
