@@ -28,7 +28,7 @@ from .session import Session, Sources
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .mesh.network import Link
+    from .mesh.link import Link
     from .mesh.node_registry import Node
     from .observe.tracing import Sending
     from .ports.cache import Cache, Caching

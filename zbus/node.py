@@ -34,10 +34,10 @@ from .schema.validators import Checks
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .mesh.log_service import Forward
     from .mesh.network import Network
     from .observe.tracing import Tracing
     from .ports.cache import Cache
+    from .wire.provenance import Forward
 
 T = TypeVar("T")
 

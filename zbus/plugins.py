@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .config import BusConfig
     from .observe.tracing import Tracing
     from .ports.cache import Cache, Limits, Wrapped
-    from .ports.log import Fabric, Log
+    from .ports.fabric import Fabric
+    from .ports.log import Log
 
 
 def open_log(config: BusConfig) -> Log | None:

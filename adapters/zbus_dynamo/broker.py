@@ -15,7 +15,7 @@ from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 
 from .frames import ID_BYTES, pack, unpack
 from .link import Link

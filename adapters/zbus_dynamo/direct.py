@@ -14,7 +14,7 @@ from zbus.errors import FabricError
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 
 from .filestore import FileStore
 from .frames import pack

@@ -17,7 +17,7 @@ from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Heard, Question, Receive
+from zbus.ports.fabric import Heard, Question, Receive
 from zbus.wire.envelope import encode
 
 from .connection import Connection
@@ -30,7 +30,7 @@ from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports.log import Asking, Fabric
+    from zbus.ports.fabric import Asking, Fabric
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 
 from .client import Sink
 from .connection import Connection, Subscribed

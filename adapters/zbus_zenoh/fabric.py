@@ -21,7 +21,7 @@ from .config import trust, zenoh_config
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
 
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000

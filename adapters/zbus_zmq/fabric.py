@@ -23,8 +23,8 @@ import zmq
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.log import Asking as AskingPort
-from zbus.ports.log import Heard, Question, Receive
+from zbus.ports.fabric import Asking as AskingPort
+from zbus.ports.fabric import Heard, Question, Receive
 
 from .address.options import ZmqOptions, read_options
 from .carry.brokers import Brokers, note_event
@@ -41,7 +41,7 @@ from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Fabric
+    from zbus.ports.fabric import Fabric
 
 LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
 GRACE_S = 0.3  # how long after the start nobody is told that nobody answers

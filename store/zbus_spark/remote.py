@@ -21,11 +21,12 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, EventInvalid, FabricError, FabricLacks, LogError, LogTrimmed, RequestError
 from zbus.event import Event
 from zbus.keys import KeySet
+from zbus.mesh.link import label
 from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
-from zbus.mesh.network import label
 from zbus.mesh.request_client import Asker
 from zbus.plugins import open_fabric
-from zbus.ports.log import Fabric, Span
+from zbus.ports.fabric import Fabric
+from zbus.ports.log import Span
 
 CONNECT_S = 10.0
 AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again

@@ -18,7 +18,7 @@ from zbus.config import BusConfig
 from zbus.errors import FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.plugins import open_fabric
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 from zbus.wire.envelope import encode, unpack
 
 WAIT_S = 20.0

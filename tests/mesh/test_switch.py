@@ -22,7 +22,7 @@ from zbus import plugins
 from zbus.config import BusConfig
 from zbus.mesh import network as network_module
 from zbus.mesh.send_queue import Outbox
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,7 +14,7 @@ from mesh_support import Wire
 import zbus
 from zbus import plugins
 from zbus.config import BusConfig
-from zbus.ports.log import Fabric, Receive
+from zbus.ports.fabric import Fabric, Receive
 from zbus.wire.envelope import BEACON, MANY, ONE, open_frame
 
 WAIT_S = 20.0

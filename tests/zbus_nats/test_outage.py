@@ -16,7 +16,7 @@ from nats_support import Collected, NatsServer, nats_server, wait_for
 from zbus.config import BusConfig
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
-from zbus.ports.log import Fabric, Question
+from zbus.ports.fabric import Fabric, Question
 from zbus_nats import fabric as nats_fabric
 from zbus_nats.options import NatsOptions
 from zbus_nats.outgoing import Outgoing

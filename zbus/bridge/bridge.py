@@ -22,11 +22,11 @@ from zbus.errors import FabricError
 from zbus.event import Event
 from zbus.headers import Foreign
 from zbus.keys import KeySet
-from zbus.mesh.log_service import Forward
-from zbus.mesh.network import Link
+from zbus.mesh.link import Link
 from zbus.mesh.send_queue import Outbox
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
+from zbus.wire.provenance import Forward
 
 from .config import BridgeConfig
 

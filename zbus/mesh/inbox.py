@@ -18,7 +18,8 @@ from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event
 from zbus.headers import Foreign, encode_foreign
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
-from zbus.ports.log import Receive, Row
+from zbus.ports.fabric import Receive
+from zbus.ports.log import Row
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
 

@@ -15,18 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from zbus.errors import FabricError, FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.log import Fabric, Row
+from zbus.ports.fabric import Fabric
+from zbus.ports.log import Row
 from zbus.wire.announcement import NODES
 from zbus.wire.beacon import BEACONS
 from zbus.wire.envelope import encode
 
 from .inbox import Inbox
 from .interest import Wants
+from .link import Link, label, link_names
 from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .node_registry import Registry
 from .request_client import CANCELS, Asker
@@ -41,15 +42,6 @@ STORE_S = 1.0
 LINGER_S = 0.15
 PAST_NS = 100_000_000  # what began so short ago need not be asked for
 PAGE_TIMEOUT_S = 3.0
-
-
-class Link:
-    """One fabric in use."""
-
-    outbox: Outbox
-
-    def __init__(self, label: str, fabric: Fabric) -> None:
-        self.label, self.fabric, self.receiving = label, fabric, True
 
 
 class Network:
@@ -384,32 +376,6 @@ class Network:
                 self._unstored = {}
             except Exception as error:
                 record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
-
-
-def label(url: str) -> str:
-    """A URL without its secrets and options: what a link is called.
-
-    >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
-    'nats://127.0.0.1:4222'
-    """
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def link_names(urls: Sequence[str]) -> dict[str, str]:
-    """A name for each of several URLs: its label, with a number where only options tell them apart.
-
-    >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
-    {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}
-    """
-    names: dict[str, str] = {}
-    for url in sorted(set(urls)):
-        name = label(url)
-        taken = sum(label(other) == name for other in names)
-        names[url] = f"{name}#{taken + 1}" if taken else name
-    return names
 
 
 def _close(outbox: Outbox, fabric: Fabric, timeout_s: float) -> None:

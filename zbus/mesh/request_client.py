@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 from zbus.wire.envelope import CANCEL
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from zbus.errors import EventInvalid, FabricError, ZbusError
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_INVALID, record
-from zbus.ports.log import Question
+from zbus.ports.fabric import Question
 
 from .request_client import ACCEPTED, DATA, END, FAILED, decode_asked, encode_failure, encode_reply
 
