@@ -33,7 +33,7 @@ from .session import Session as _AsyncSession
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .mesh.node_registry import Node
+    from .mesh.node_registry import NodeInfo
 
 __all__ = ["Bus", "Publisher", "Schemas", "Session", "Subscription", "open"]
 
@@ -139,10 +139,10 @@ class Bus:
         """What was counted and measured so far, as `zbus.Bus.stats` tells it."""
         return self._inner.stats()
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeInfo]:
         """The nodes that this one knows of, itself first."""
 
-        async def look() -> list[Node]:
+        async def look() -> list[NodeInfo]:
             return self._inner.nodes()
 
         return self._call("look at nodes", look())

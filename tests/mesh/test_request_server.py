@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from inside import node_of
 
 import zbus
 from zbus.mesh.log_service import LogService, log_key
@@ -75,8 +76,8 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             handled.append(question.payload)
             return b""
 
-        assert bus.network is not None
-        answers = bus.network.answers
+        assert node_of(bus).network is not None
+        answers = node_of(bus).network.answers
         junk = [Asker(0, b"junk")] + [Asker(number, encode_asked(Asked(number, b"junk"))) for number in range(1, 50)]
         for each in junk:
             answers.asked(each, "somewhere")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from mesh_support import Wire
 
 import zbus
@@ -118,9 +119,9 @@ async def buses_on(kind: type[Wire], directory: Path, monkeypatch: pytest.Monkey
 
 async def wanted(bus: zbus.Bus, key: str) -> None:
     """Until this bus knows that another node wants `key`."""
-    assert bus.network is not None
+    assert node_of(bus).network is not None
     async with asyncio.timeout(WAIT_S):
-        while not all([await bus.run(link.fabric.ready, key) for link in bus.network.links]):
+        while not all([await node_of(bus).run(link.fabric.ready, key) for link in node_of(bus).network.links]):
             await asyncio.sleep(0.005)
 
 

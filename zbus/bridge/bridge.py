@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from zbus.bus import Bus
 from zbus.errors import FabricError
 from zbus.event import Event
 from zbus.headers import Foreign
+from zbus.introspection import snapshot
 from zbus.keys import KeySet
 from zbus.mesh.link import Link
 from zbus.mesh.send_queue import Outbox
+from zbus.node import Node
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
 from zbus.wire.provenance import Forward
@@ -79,8 +80,8 @@ class Bridge:
 
     def _set_up(self, config: BridgeConfig) -> None:
         self.config, self.name = config, config.title
-        self._bus = _TwoLinks(config)
-        self._bus.forward = self._forward
+        self._node = Node(config.bus_config(), forward=self._forward, open_link=self._open_link)
+        self._sides = _Sides(self._node, dict(zip(config.urls, config.labels, strict=True)))
         self._keys = KeySet(config.keys)
 
     async def __aenter__(self) -> Bridge:
@@ -93,25 +94,20 @@ class Bridge:
         await self.aclose()
 
     @property
-    def bus(self) -> Bus:
-        """The node that the bridge is."""
-        return self._bus
-
-    @property
     def durable(self) -> bool:
         """Whether a log keeps what a side that is away has not received."""
         return self.config.log is not None
 
     async def start(self) -> None:
         """Open both sides; events cross once it returns. Cancelled or failed, nothing stays open."""
-        await self._bus.start()
         try:
-            network = self._bus.network
+            await self._node.start()
+            network = self._node.network
             assert network is not None
             if not self.durable:  # only now: what came before the second side was there could not have crossed
                 await network.want(self._keys.expressions, time.time_ns(), record=False)
         except BaseException:
-            await self._bus.aclose()
+            await self.aclose()
             raise
         level = logging.INFO if self.durable else logging.WARNING
         record(BRIDGE_STARTED, level, bridge=self.name, durable=self.durable, promise=self.promise)
@@ -127,7 +123,11 @@ class Bridge:
 
     async def aclose(self) -> None:
         """Send what is left for a moment, and close both sides, in bounded time; safe to call twice."""
-        await self._bus.aclose()
+        await self._sides.give_up()
+        await self._node.aclose()
+
+    async def _open_link(self, url: str) -> None:
+        await self._sides.open(url)
 
     def stats(self) -> dict[str, Any]:
         """What crossed in this run, per direction, and how far behind it is.
@@ -136,7 +136,7 @@ class Bridge:
         sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
         the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
-        counts = self._bus.figures.counts()
+        counts = self._node.stats.counts()
         first, second = self.config.labels
         ways = {"forth": (first, second), "back": (second, first)}
         if self.config.direction != "both":
@@ -150,14 +150,18 @@ class Bridge:
             "counts": counts,
         }
 
+    def node_stats(self) -> dict[str, Any]:
+        """What `bus.stats()` contains, for the node that the bridge runs."""
+        return snapshot(self._node)
+
     def diagnostics(self) -> dict[str, Any]:
         """What the bridge is made of; never a secret."""
-        return {"bridge": self.name, "keys": list(self.config.keys), **self._bus.diagnostics()}
+        return {"bridge": self.name, "keys": list(self.config.keys), **self._node.diagnostics()}
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
         link = self._link(target)
         outbox: Outbox | None = link.outbox if link is not None else None
-        network = self._bus.network
+        network = self._node.network
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
         if oldest_ns is not None:
@@ -172,7 +176,7 @@ class Bridge:
         }
 
     def _link(self, label: str) -> Link | None:
-        links = self._bus.network.links if self._bus.network is not None else []
+        links = self._node.network.links if self._node.network is not None else []
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
@@ -196,69 +200,58 @@ class Bridge:
         return forward
 
 
-class _TwoLinks(Bus):
-    """A node that starts although a side is away, if its log keeps what that side misses meanwhile."""
+class _Sides:
+    """The two transports of a bridge. If the log keeps what a side misses meanwhile, a side may be opened later."""
 
-    def __init__(self, config: BridgeConfig) -> None:
-        super().__init__(config.bus_config())
-        self._names = dict(zip(config.urls, config.labels, strict=True))
-        self._trying: set[asyncio.Task[None]] = set()
+    def __init__(self, node: Node, names: dict[str, str]) -> None:
+        self._node, self._names = node, names
+        self._trying: dict[asyncio.Task[None], None] = {}
         self._left_noted = False
 
-    async def start(self) -> None:
-        """Open what can be opened."""
-        try:
-            await super().start()
-        except BaseException:
-            await self._give_up()
-            raise
-
-    async def link(self, url: str) -> None:
+    async def open(self, url: str) -> None:
         """Open one side, now or later."""
+        log = self._node.log
         try:
-            if self.log is not None and not self._left_noted:
-                await self._note_left(self.log)
-            await super().link(url)
+            if log is not None and not self._left_noted:
+                await self._note_left(log)
+            await self._node.link(url)
         except FabricError as error:
-            if self.log is None:
+            if log is None:
                 raise
             record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
-            self._trying.add(asyncio.get_running_loop().create_task(self._keep_trying(url)))
+            self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
+
+    async def give_up(self) -> None:
+        """Stop trying to open a side."""
+        trying, self._trying = self._trying, {}
+        for task in trying:
+            task.cancel()
+        if trying:
+            await asyncio.wait(trying)
 
     async def _note_left(self, log: Log) -> None:
         """Before anything arrives: what an earlier run left unsent."""
-        assert self.network is not None
-        self._left_noted, head = True, self.delivery.delivered
+        network = self._node.network
+        assert network is not None
+        self._left_noted, head = True, self._node.dispatcher.delivered
         first, second = self._names.values()
         for source, target in ((first, second), (second, first)):
-            sent = self.network.sent(target)
+            sent = network.sent(target)
             if sent < head:
-                oldest_ns = await self.run(_oldest_ns, log, sent)
-                self.network.waiting[source].entered(head, head - sent, oldest_ns)
-
-    async def aclose(self) -> None:
-        """Close, whether or not both sides were ever there."""
-        await self._give_up()
-        await super().aclose()
+                oldest_ns = await self._node.run(_oldest_ns, log, sent)
+                network.waiting[source].entered(head, head - sent, oldest_ns)
 
     async def _keep_trying(self, url: str) -> None:
         pause = RETRY_S[0]
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             try:
-                await super().link(url)
+                await self._node.link(url)
                 record(BRIDGE_LINKED, transport=self._names[url])
                 return
             except FabricError as error:
                 pause = min(RETRY_S[1], pause * 2)
                 record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error), again_in_s=pause)
-
-    async def _give_up(self) -> None:
-        trying, self._trying = self._trying, set()
-        for task in trying:
-            task.cancel()
-        if trying:
-            await asyncio.wait(trying)
 
 
 def _oldest_ns(log: Log, after: int) -> int:
