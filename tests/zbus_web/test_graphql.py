@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 import pytest
 from graphql import GraphQLError, get_introspection_query, parse
 from inside import node_of
-from web_access_support import is_ticking, (
+from web_access_support import (
     bearer,
     errors_of,
     graph_socket,
     heard,
+    is_ticking,
     served,
     subscribe,
     until,
