@@ -34,7 +34,6 @@ BRIDGE_STARTED = "BRIDGE_STARTED"
 BRIDGE_AWAY = "BRIDGE_AWAY"
 BRIDGE_LINKED = "BRIDGE_LINKED"
 RETRY_S = (0.5, 10.0)
-KEYS_KEPT_MAX = 10_000
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
     " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
@@ -177,19 +176,12 @@ class Bridge:
 
     def _forward(self, link: str) -> Forward:
         """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
-        keys, known = self._keys, dict[str, bool]()
+        keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
         def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent:
-                return None
-            crosses = known.get(event.key)
-            if crosses is None:
-                if len(known) >= KEYS_KEPT_MAX:
-                    known.clear()
-                crosses = known[event.key] = event.key in keys
-            if not crosses:
+            if foreign.link == link or link == silent or event.key not in keys:
                 return None
             return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
 

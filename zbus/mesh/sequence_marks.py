@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from zbus.util.memo import Memo
 from zbus.wire.beacon import Beacon
 
 from .interest import Wants
@@ -25,7 +26,7 @@ class Heard:
     """
 
     def __init__(self) -> None:
-        self._next: dict[int, int] = {}  # by publisher, the one that was told of longest ago first
+        self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher, the one named longest ago first
         self._changed: dict[int, int] = {}
 
     def load(self, publisher_id: int, number: int) -> None:
@@ -49,8 +50,6 @@ class Heard:
         self._next[publisher_id] = max(known, number)
         if number > known:
             self._changed[publisher_id] = number
-        if len(self._next) > PUBLISHERS_MAX:
-            self._next.pop(next(iter(self._next)))
 
     def take(self) -> dict[int, int]:
         """What changed since the last time."""

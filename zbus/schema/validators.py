@@ -17,6 +17,7 @@ from zbus.keys import matches
 from zbus.observe.records import EVENT_INVALID_SCHEMA, record
 from zbus.observe.throttle import Told
 from zbus.ports.log import Schema
+from zbus.util.memo import Memo
 
 from .json_schema import Validate, compile_schema, reason_of
 
@@ -35,19 +36,13 @@ class Check(NamedTuple):
     validate: Validate
 
 
-class Checks(dict[str, tuple[Check, ...]]):
+class Checks(Memo[str, tuple[Check, ...]]):
     """Looked up by key: every check that its payloads must pass, the strict ones first."""
 
     def __init__(self, checks: Iterable[Check], count: Count, told: Told) -> None:
-        super().__init__()
+        super().__init__(KEYS_KEPT_MAX, self._match)
         self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
         self._count, self._told = count, told
-
-    def __missing__(self, key: str) -> tuple[Check, ...]:
-        if len(self) >= KEYS_KEPT_MAX:
-            self.clear()
-        found = self[key] = tuple(check for check in self._checks if matches(check.schema.expression, key))
-        return found
 
     def hold(self, key: str, body: bytes) -> None:
         """Before an event is stored: `SchemaInvalid` where a strict schema refuses it; others only note it."""
@@ -75,6 +70,9 @@ class Checks(dict[str, tuple[Check, ...]]):
             except Exception as error:
                 return check.schema, reason_of(error)
         return None
+
+    def _match(self, key: str) -> tuple[Check, ...]:
+        return tuple(check for check in self._checks if matches(check.schema.expression, key))
 
     def _violated(self, check: Check, key: str, body: bytes, error: Exception, event: Event | None) -> None:
         schema, reason = check.schema, reason_of(error)
