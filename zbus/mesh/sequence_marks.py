@@ -6,9 +6,8 @@ went away before they could be asked for, this is all that tells of them.
 
 from __future__ import annotations
 
-import time
-
 from zbus.util.memo import Memo
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import Beacon
 
 from .interest import Wants
@@ -25,7 +24,8 @@ class Heard:
     (None, None, {7: 3}, {})
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime = REAL) -> None:
+        self._time_ns = runtime.time_ns
         self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher, the one named longest ago first
         self._changed: dict[int, int] = {}
 
@@ -38,7 +38,7 @@ class Heard:
         """Note the newest event of each key that our log records, and did already when that event was sent."""
         if not wants.records:
             return
-        before = time.time_ns() - BEACON_NS
+        before = self._time_ns() - BEACON_NS
         for key, (_, publisher_id, sequence) in beacon.newest.items():
             want = wants.of(key)
             if want.recorded and want.since <= before:
