@@ -6,12 +6,9 @@ the way (another path may still bring it) is kept in a window that forgets by ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zbus.util.memo import Memo
-
-if TYPE_CHECKING:
-    from moka_py import Moka
+from zbus.util.runtime import REAL, Runtime
+from zbus.util.window import Window
 
 PUBLISHERS_MAX = 100_000
 SKIPPED_MAX = 100_000
@@ -27,9 +24,9 @@ class Seen:
     (True, False, True, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime = REAL) -> None:
         self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence, if any
-        self._skipped: Moka[tuple[int, int], bool] | None = None
+        self._skipped = Window[tuple[int, int]](SKIPPED_MAX, WINDOW_S, runtime.monotonic)
 
     def last(self, publisher_id: int) -> int | None:
         """The highest sequence seen of a publisher."""
@@ -44,16 +41,9 @@ class Seen:
             return True
         last = mark[0]
         if sequence <= last:
-            return self._skipped is not None and self._skipped.remove((publisher_id, sequence)) is not None
+            return self._skipped.remove((publisher_id, sequence))
         if sequence > last + 1:
-            window = self._skipped = self._skipped or _window()
             for skipped in range(max(last + 1, sequence - SKIPPED_AT_ONCE_MAX), sequence):
-                window.set((publisher_id, skipped), True)
+                self._skipped.add((publisher_id, skipped))
         mark[0] = sequence
         return True
-
-
-def _window() -> Moka[tuple[int, int], bool]:
-    from moka_py import Moka  # most nodes never miss anything
-
-    return Moka(SKIPPED_MAX, ttl=WINDOW_S)
