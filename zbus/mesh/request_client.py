@@ -15,6 +15,7 @@ import msgspec
 
 from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.ports.fabric import Fabric
+from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import REAL, Runtime
 from zbus.wire.envelope import CANCEL
 
@@ -67,22 +68,12 @@ class _Answer:
         self._loop = asyncio.get_running_loop()
         self._heard: deque[bytes | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._armed = False
         self._accepted = False
         self.ended = False
+        self.heard = Mailbox[bytes | None](self._loop, self._take).post  # for the fabric's thread
 
-    def heard(self, data: bytes | None) -> None:
-        """On the fabric's thread: append and wake."""
-        self._heard.append(data)
-        if not self._armed:
-            self._armed = True
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
-    def _wake(self) -> None:
-        self._armed = False
+    def _take(self, replies: list[bytes | None]) -> None:
+        self._heard.extend(replies)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -19,6 +19,7 @@ from zbus.errors import EventInvalid, FabricError, ZbusError
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_INVALID, record
 from zbus.ports.fabric import Question
+from zbus.util.mailbox import Calls
 from zbus.util.runtime import REAL, Runtime
 from zbus.util.window import Window
 
@@ -44,6 +45,7 @@ class Answers:
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime = REAL) -> None:
         self._count, self._monotonic = count, runtime.monotonic
         self._loop = asyncio.get_running_loop()
+        self._calls = Calls(self._loop)
         self._handlers: dict[str, _Served] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -79,17 +81,15 @@ class Answers:
 
     def asked(self, question: Question, link: str = "") -> None:
         """On the fabric's thread: hand over and return."""
-        try:
-            if question.key in self._sources:
-                self._asked_at = self._monotonic()
-                self._asking.set()
-                answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
-                self._under_way.add(answer)
-                answer.add_done_callback(self._under_way.discard)
-            else:
-                self._loop.call_soon_threadsafe(self._begin, question, link)
-        except RuntimeError:
-            pass  # closing: the asker hears nothing, and asks another or again
+        if question.key not in self._sources:
+            self._calls.soon(self._begin, question, link)
+            return
+        self._asked_at = self._monotonic()
+        self._asking.set()
+        with suppress(RuntimeError):  # closing: the asker hears nothing, and asks another or again
+            answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
+            self._under_way.add(answer)
+            answer.add_done_callback(self._under_way.discard)
 
     def cancel(self, question_id: int) -> None:
         """The asker no longer waits. The question may still be on its way."""
@@ -132,8 +132,7 @@ class Answers:
         except FabricError as error:
             record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
         except EventInvalid as error:
-            with suppress(RuntimeError):  # closing
-                self._loop.call_soon_threadsafe(self._invalid, question.key, link, error)
+            self._calls.soon(self._invalid, question.key, link, error)
             self._refuse(question, error)
         except ZbusError as error:
             self._refuse(question, error)
