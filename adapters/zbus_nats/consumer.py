@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import secrets
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from nats.js.errors import NotFoundError
 from zbus.errors import FabricError
 from zbus.observe.records import FABRIC_INPUT_REFUSED, record
 from zbus.util.backoff import Backoff
+from zbus.util.mailbox import Mailbox
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone
@@ -61,8 +61,7 @@ class Consumer:
         self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
         self._handed = 0  # the last stream sequence handed over
         self._next = 0  # the number that the consumer gives to its next delivery
-        self._acks: list[tuple[str, int]] = []
-        self._lock = threading.Lock()
+        self._stored = Mailbox[tuple[str, int]](connection.loop, self._send_acks)
         self._troubled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,11 +69,7 @@ class Consumer:
 
     def acknowledge(self, created: str, sequence: int) -> None:
         """Acknowledge one message soon, together with others."""
-        with self._lock:
-            wake = not self._acks
-            self._acks.append((created, sequence))
-        if wake:
-            self._connection.soon(self._send_acks)
+        self._stored.post((created, sequence))
 
     def diagnostics(self) -> dict[str, Any]:
         """Where it is."""
@@ -264,9 +259,7 @@ class Consumer:
         text = (found[2] or b"").decode(errors="replace") if found else ""
         self._trouble(f"{code.decode()} {text}".strip() or "an answer that is none")
 
-    def _send_acks(self) -> None:
-        with self._lock:
-            stored, self._acks = self._acks, []
+    def _send_acks(self, stored: list[tuple[str, int]]) -> None:
         commands = []
         for created, sequence in stored:
             reply = self._unacknowledged.pop(sequence, None) if created == self.created else None

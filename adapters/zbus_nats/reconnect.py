@@ -52,11 +52,13 @@ class Subscribed(NamedTuple):
 class Upkeep:
     """Makes one connection after another, and tells of each."""
 
-    def __init__(self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing) -> None:
+    def __init__(
+        self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing, closing: asyncio.Event
+    ) -> None:
         self.options, self.fabric = options, fabric
         self.client: DirectClient | None = None
         self.opened: Future[None] = Future()  # of the first connection
-        self.closing = asyncio.Event()
+        self.closing = closing
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
