@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from itertools import count
@@ -408,7 +408,7 @@ class Node:
             link.fabric.check(key)
         return key
 
-    def is_blocked(self, reasons: set[Any], keys: Iterable[str]) -> bool:
+    def is_blocked(self, reasons: Set[Any], keys: Iterable[str]) -> bool:
         """Return whether a full subscription wants one of the keys, or too many bytes await commit or sending."""
         if self.commits in reasons or self.network in reasons:
             return True

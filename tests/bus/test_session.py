@@ -97,7 +97,7 @@ async def test_what_is_known_of_keys_is_bounded_and_order_on_a_key_stays(monkeyp
             await bus.session("alice").publish(f"a/{number % 5}", str(number).encode())
         events = await stored(bus)
 
-        assert len(bus._sessions.identities._known) == 4
+        assert len(bus._sessions.identities._following) == 4
     assert len({event.identity for event in events}) == 40
     assert [int(event.payload) for event in events] == [number for number in range(20) for _ in range(2)]
 
