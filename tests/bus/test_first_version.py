@@ -24,6 +24,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import inside
 import msgspec
 import nats
 import pytest
@@ -35,14 +36,14 @@ from nats_support import nats_server
 from typer.testing import CliRunner
 
 import zbus
+from zbus.mesh.log_service import _decode_covered, _decode_told, _decode_wanted
+from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_asked
+from zbus.observe.counters import Counts
 
 # The internals that these tests need, all of them here.
-from zbus.announcement import decode_announcement
-from zbus.asking import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_asked
-from zbus.beacon import decode_beacon
-from zbus.codec import BEACON, CANCEL, NODE, open_frame
-from zbus.counts import Counts
-from zbus.logservice import _decode_covered, _decode_told, _decode_wanted
+from zbus.wire.announcement import decode_announcement
+from zbus.wire.beacon import decode_beacon
+from zbus.wire.envelope import BEACON, CANCEL, NODE, open_frame
 from zbus_dynamo.envelope import decode as decode_dynamo
 from zbus_dynamo.frames import unpack as unpack_dynamo
 from zbus_dynamo.records import read as read_dynamo_record
@@ -50,10 +51,10 @@ from zbus_dynamo.scopes import place_of_subject
 from zbus_nats.parts import Assembler
 from zbus_nats.plain import read_headers
 from zbus_nats.subjects import PLAIN, decode_subject
-from zbus_zmq.lease import decode_lease
-from zbus_zmq.topics import key_of, node_of
+from zbus_zmq.address.topics import key_of, node_of
+from zbus_zmq.find.lease import decode_lease
 
-DATA_FOLDER = Path(__file__).with_name("data") / "v1"
+DATA_FOLDER = Path(__file__).parents[1] / "data" / "v1"
 WAIT_S = 20.0
 TRANSPORTS = ("zenoh", "nats", "zmq", "dynamo")
 KINDS = {ACCEPTED: "accepted", DATA: "data", END: "end", FAILED: "failed"}
@@ -63,14 +64,16 @@ SENT_BY_FIRST = ("event", "event-text", "event-json", "event-headers", "event-od
 
 def positions(bus: zbus.Bus) -> dict[str, int]:
     """How far the node of a log is with other nodes."""
-    assert bus.log is not None
-    return bus.log.positions.load()
+    log = inside.node_of(bus).log
+    assert log is not None
+    return log.positions.load()
 
 
 def extent(bus: zbus.Bus) -> tuple[int, int]:
     """The last offset, and the one up to which everything is gone."""
-    assert bus.log is not None
-    return bus.log.head(), bus.log.low_water()
+    log = inside.node_of(bus).log
+    assert log is not None
+    return log.head(), log.low_water()
 
 
 def source_of(event: zbus.Event) -> dict[str, Any] | None:
