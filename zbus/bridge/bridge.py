@@ -23,7 +23,7 @@ from zbus.event import Event
 from zbus.headers import Foreign
 from zbus.keys import KeySet
 from zbus.mesh.link import Link
-from zbus.mesh.send_queue import Outbox
+from zbus.mesh.send_queue import SendQueue
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
 from zbus.wire.provenance import Forward
@@ -156,17 +156,17 @@ class Bridge:
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
         link = self._link(target)
-        outbox: Outbox | None = link.outbox if link is not None else None
+        send_queue: SendQueue | None = link.send_queue if link is not None else None
         network = self._bus.network
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
-        lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
+        lag_ns = send_queue.forwarded_lag_ns if send_queue is not None else 0
         if oldest_ns is not None:
             lag_ns = max(0, time.time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
-            "linked": outbox is not None,
-            "crossed": outbox.crossed if outbox is not None else 0,
+            "linked": send_queue is not None,
+            "crossed": send_queue.forwarded if send_queue is not None else 0,
             "lag_ms": round(lag_ns / 1e6, 3),
             "waiting_events": waiting,
         }
@@ -176,7 +176,7 @@ class Bridge:
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
-        """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
+        """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
         keys, known = self._keys, dict[str, bool]()
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]

@@ -1,8 +1,8 @@
-"""The outbox: what was committed goes to one fabric, from memory while it keeps up, else from the log.
+"""The send queue: what was committed goes to one fabric, from memory while it keeps up, else from the log.
 
 Live sending and recovery are the same code: what follows the position reached is sent, and receivers
 know each event by its identity. Each event says which one came before it on its key, and beacons say
-how far the outbox is, so that receivers notice what they missed and ask for it.
+how far the queue is, so that receivers notice what they missed and ask for it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from zbus.wire.frames import Framing, Sendable
 from zbus.wire.provenance import Forward
 
 BACKLOG_EVENTS_MAX = 65_536
-CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything
+CONGESTED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything
 PAGE_EVENTS = 2048
 BEACON_S = 1.0  # how often while idle, and the longest while busy
 QUIET_S = 0.05  # how soon after the last event
 GRACE_S = 2.0  # without a log, how long the first events wait for somebody who wants them
 RETRY_S = (0.05, 2.0)
-SAID_MAX = 4096
+ANNOUNCEMENTS_MAX = 4096
 
 
-class Outbox:
+class SendQueue:
     """One thread that encodes and sends. The loop only appends to its backlog and wakes it."""
 
     def __init__(
@@ -44,26 +44,26 @@ class Outbox:
         log: Log | None,
         start: int,
         count: Callable[[str, int], None],
-        room: Callable[[], None],
+        on_room: Callable[[], None],
         forward: Forward | None = None,
     ) -> None:
-        """`room` is called, on the outbox's thread, when it is crowded no longer."""
+        """`on_room` is called, on the queue's thread, when it is congested no longer."""
         self._fabric, self._origin, self._log, self._count = fabric, origin, log, count
-        self._room, self._failing, self._was_crowded = room, False, False
+        self._on_room, self._failing, self._was_congested = on_room, False, False
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
         self._backlog_events = 0
-        self._said: list[tuple[str, bytes]] = []  # what has no place in the log: of this node, and records
+        self._announcements: list[tuple[str, bytes]] = []  # what has no place in the log: of this node, and records
         self._wake = threading.Condition()
         self._ended = False
         self.sent = start  # everything up to here was handed to the fabric
         self.sent_events = 0
-        self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
+        self.forwarded = self.forwarded_lag_ns = 0  # events of other nodes that were; how old the last of them was then
         self._behind = log is not None  # until the log has nothing after `start`
         self._framing = Framing(origin, start, forward)
         self._newest: dict[str, Newest] = {}  # since the last beacon
         self._since = start
         self._beacon_at = self._sent_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="zbus-outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="zbus-send-queue", daemon=True)
         self._thread.start()
 
     def offer(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
@@ -75,13 +75,13 @@ class Outbox:
             self._backlog_events += len(rows)
             self._wake.notify()
 
-    def say(self, frames: Sequence[tuple[str, bytes]]) -> None:
+    def announce(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Send frames that are no events of the log, after what waits; once, and not at all while there is no link."""
         with self._wake:
-            if len(self._said) + len(frames) > SAID_MAX:
-                self._count("dropped_said", len(frames))
+            if len(self._announcements) + len(frames) > ANNOUNCEMENTS_MAX:
+                self._count("dropped_announcements", len(frames))
                 return
-            self._said += frames
+            self._announcements += frames
             self._wake.notify()
 
     @property
@@ -95,11 +95,11 @@ class Outbox:
         return self._sent_at > 0
 
     @property
-    def crowded(self) -> bool:
+    def congested(self) -> bool:
         """Whether publishers should wait: nothing else keeps what they publish, and the fabric is slow but there."""
-        crowded = self._log is None and self._backlog_events > CROWDED_EVENTS and not self._failing
-        self._was_crowded = self._was_crowded or crowded
-        return crowded
+        congested = self._log is None and self._backlog_events > CONGESTED_EVENTS and not self._failing
+        self._was_congested = self._was_congested or congested
+        return congested
 
     def close(self, timeout_s: float) -> None:
         """Send what is left for as long as there is time; with a log, the rest goes at the next start."""
@@ -115,7 +115,7 @@ class Outbox:
         if self._log is not None:
             self._behind = True  # the log has them
         else:
-            self._count("dropped_outbox_full", lost)
+            self._count("dropped_send_queue_full", lost)
             reason = "the fabric is too slow or away, and there is no log"
             record(EVENT_DROPPED, logging.WARNING, reason=reason, events=lost)
 
@@ -126,13 +126,13 @@ class Outbox:
         while self._await_work():
             try:
                 self._send_page() if self._behind else self._send_backlog()
-                self._send_said()
+                self._send_announcements()
                 self._send_beacon()
                 pause, self._failing = RETRY_S[0], False
-                self._tell_room()
+                self._notify_room()
             except ZbusError as error:
                 self._failing = True
-                self._tell_room()
+                self._notify_room()
                 record(EVENT_RETRY, logging.WARNING, reason=str(error), again_in_s=pause)
                 with self._wake:
                     self._behind = self._log is not None
@@ -143,15 +143,15 @@ class Outbox:
                         return
                 pause = min(RETRY_S[1], pause * 2)
 
-    def _tell_room(self) -> None:
-        if self._was_crowded and (self._failing or self._backlog_events < CROWDED_EVENTS // 2):
-            self._was_crowded = False
-            self._room()
+    def _notify_room(self) -> None:
+        if self._was_congested and (self._failing or self._backlog_events < CONGESTED_EVENTS // 2):
+            self._was_congested = False
+            self._on_room()
 
     def _await_work(self) -> bool:
         """Wait for events, or until a beacon is due; False at the end."""
         with self._wake:
-            while not self._backlog and not self._behind and not self._said:
+            while not self._backlog and not self._behind and not self._announcements:
                 if self._ended:
                     return bool(self._newest)  # one more beacon tells how far it went
                 if not self._wake.wait(self._beacon_due() - time.monotonic()):
@@ -180,11 +180,11 @@ class Outbox:
         with self._wake:
             self._backlog_events = max(0, self._backlog_events - events)
 
-    def _send_said(self) -> None:
+    def _send_announcements(self) -> None:
         with self._wake:
-            said, self._said = self._said, []
-        if said and not self._fabric.events_only:
-            self._fabric.send(said)
+            announcements, self._announcements = self._announcements, []
+        if announcements and not self._fabric.events_only:
+            self._fabric.send(announcements)
 
     def _send_page(self) -> None:
         """Catch up from the log; the backlog takes over again where it continues without a hole."""
@@ -226,9 +226,9 @@ class Outbox:
             self._newest.update(made.newest)
             self.sent_events += made.events
             self._sent_at = time.monotonic()
-        if made.crossed:
-            self.crossed += made.crossed
-            self.crossed_lag_ns = max(0, time.time_ns() - made.crossed_at)
+        if made.forwarded:
+            self.forwarded += made.forwarded
+            self.forwarded_lag_ns = max(0, time.time_ns() - made.forwarded_at)
         if rows:
             self.sent = max(self.sent, rows[-1][1])
         self._framing.sent(made, self.sent)
@@ -254,7 +254,7 @@ class Outbox:
         """Links and declarations of other nodes take a moment after a start, and what is sent to nobody is gone."""
         while True:
             with self._wake:
-                while not (self._backlog or self._said or self._ended):
+                while not (self._backlog or self._announcements or self._ended):
                     self._wake.wait()
                 if self._ended:
                     return
@@ -262,7 +262,7 @@ class Outbox:
                     key = self._backlog[0][0][0][3]
                     break
             with suppress(ZbusError):  # no link yet: a node tells of itself again and again
-                self._send_said()
+                self._send_announcements()
         deadline = time.monotonic() + GRACE_S
         while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
             time.sleep(0.005)

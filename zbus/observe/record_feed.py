@@ -68,4 +68,4 @@ class RecordFeed:
         if events:
             self._deliver(events)
             if self._network is not None:
-                self._network.say(events)
+                self._network.announce(events)

@@ -33,8 +33,8 @@ class Frames:
     last: dict[str, int] = field(default_factory=dict)
     newest: dict[str, Newest] = field(default_factory=dict)
     events: int = 0
-    crossed: int = 0  # of other nodes' events, how many a bridge sends on
-    crossed_at: int = 0  # when the last of them was published
+    forwarded: int = 0  # of other nodes' events, how many a bridge sends on
+    forwarded_at: int = 0  # when the last of them was published
 
 
 class Framing:
@@ -63,7 +63,7 @@ class Framing:
                 if passed is None:
                     continue
                 via = passed
-                made.crossed, made.crossed_at = made.crossed + 1, published_at
+                made.forwarded, made.forwarded_at = made.forwarded + 1, published_at
             elif via:
                 via = ()
             size += len(payload) + ENVELOPE_BYTES
