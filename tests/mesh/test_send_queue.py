@@ -109,7 +109,8 @@ def written() -> Iterator[list[dict[str, Any]]]:
 
 
 def test_events_are_sent_in_order_each_with_its_place_in_the_chain(bench: Bench) -> None:
-    bench.send(2, 3)
+    bench.send(2, 1)
+    bench.send(2)
 
     assert bench.all_sent_in_order
     found = [(each.origin, each.offset, each.previous) for each in bench.fabric.envelopes]
@@ -359,19 +360,19 @@ def test_after_a_failure_the_queue_continues_from_the_log(logged: Bench) -> None
     assert logged.counts == {}
 
 
+@pytest.mark.usefixtures("small")
 def test_the_backlog_takes_over_where_it_continues(logged: Bench) -> None:
     assert logged.log is not None
     logged.send(1)
     logged.fabric.disconnect()
-    logged.send(1)
-    logged.fabric.connect()
-    logged.runtime.advance(1)
+    logged.send(20, 20, 20)
     logged.log.reads.clear()
 
-    logged.send(1, 2)
+    logged.fabric.connect()
+    logged.runtime.advance(1)
 
     assert logged.all_sent_in_order
-    assert logged.log.reads == []
+    assert logged.log.reads == [logged.fabric.offsets[0]]  # the batch that failed; the others were in memory
 
 
 @pytest.mark.usefixtures("small")
@@ -635,7 +636,9 @@ def test_announcements_are_bounded_and_those_dropped_are_counted(bench: Bench) -
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_announcements_that_cannot_be_sent_are_dropped_and_counted(bench: Bench, started: bool) -> None:
+def test_announcements_that_cannot_be_sent_are_dropped_and_counted(
+    bench: Bench, written: list[dict[str, Any]], started: bool
+) -> None:
     if started:
         bench.send(1)
     bench.fabric.disconnect()
@@ -646,6 +649,7 @@ def test_announcements_that_cannot_be_sent_are_dropped_and_counted(bench: Bench,
 
     assert HELLO not in bench.fabric.frames
     assert bench.counts == {"dropped_announcements": 2}
+    assert len(written) == started  # before the first event, a node that is not connected yet is not worth a warning
 
 
 @pytest.mark.parametrize("log", [None, FakeLog()], ids=["no log", "log"])
@@ -827,6 +831,17 @@ def test_closing_sends_the_rest_and_one_last_beacon(bench: Bench) -> None:
     assert bench.fabric.beacons[-1].newest == {"shop/orders": (bench.published, 7, bench.published - 1)}
     assert bench.driver.due is None
     assert bench.runtime.now == before
+
+
+def test_closing_soon_after_an_event_sends_its_beacon(bench: Bench) -> None:
+    bench.send(1)
+    bench.send(1)
+    assert bench.fabric.beacons[-1].head == 1
+
+    bench.queue.close(1)
+
+    assert bench.fabric.beacons[-1].head == 2
+    assert bench.driver.due is None
 
 
 def test_closing_right_after_a_beacon_sends_no_second_one(bench: Bench) -> None:

@@ -175,7 +175,7 @@ class SendQueue:
 
     def _send_due(self) -> None:
         if len(self._newest) >= ENTRIES_MAX // 2:
-            self._send_beacon()  # its last attempt failed, and the keys of another page might not fit
+            self._send_beacon()  # the keys of another page might not fit into it
         if self._behind and not self._backlog_continues():
             self._send_page()
         else:
@@ -323,7 +323,7 @@ class SendQueue:
                 raise
 
     def _beacon_due(self) -> float:
-        if self._ended or len(self._newest) >= ENTRIES_MAX // 2:
+        if self._ended:
             return NOW
         due = self._beacon_at + BEACON_S
         return min(due, self._sent_at + QUIET_S) if self._newest else due
