@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import re
 import secrets
 import threading
@@ -27,6 +26,7 @@ from nats.js.errors import NotFoundError
 
 from zbus.errors import FabricError
 from zbus.observe.records import FABRIC_INPUT_REFUSED, record
+from zbus.util.backoff import Backoff
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone
@@ -38,7 +38,7 @@ JETSTREAM_CONSUMER_LOST = "JETSTREAM_CONSUMER_LOST"
 JETSTREAM_CONSUMER_READY = "JETSTREAM_CONSUMER_READY"
 
 API_S = 5.0
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+RETRY_S = (0.1, 5.0)
 
 _STATUS = re.compile(rb"NATS/1\.0 (\d{3})(?: ([^\r\n]*))?")
 _PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
@@ -130,19 +130,17 @@ class Consumer:
         return Subscribed(f"{self._inbox}.*", "", self._message)
 
     async def _run(self) -> None:
-        attempt = 0
+        pauses = Backoff(*RETRY_S)
         while True:
             try:
                 await self._set_up()
-                attempt = 0
+                pauses.reset()
                 await self._watch()
             except (FabricError, *VENDOR_ERRORS) as error:
                 self._counts.tell(
                     FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
-            pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
-            attempt += 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pauses.next())
 
     async def _set_up(self) -> None:
         while self._connection.client is None or not self.wanted:

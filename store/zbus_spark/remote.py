@@ -27,6 +27,7 @@ from zbus.mesh.request_client import Asker
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Span
+from zbus.util.backoff import Backoff
 
 CONNECT_S = 10.0
 AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
@@ -141,7 +142,7 @@ class RemoteLog:
 def _connect(url: str, name: str) -> Fabric:
     """A transport as a guest: with no log, hearing nothing but replies."""
     config = BusConfig(transport="zenoh", transports=(), mode="embedded", listen=(), connect=(), log=None, record="own")
-    deadline = time.monotonic() + CONNECT_S
+    deadline, pauses = time.monotonic() + CONNECT_S, Backoff(*RETRY_S)
     while True:
         try:
             fabric = open_fabric(config, url)
@@ -151,7 +152,7 @@ def _connect(url: str, name: str) -> Fabric:
         except FabricError as error:
             if time.monotonic() >= deadline:
                 raise FabricError(f"nothing was read: {name} cannot be reached ({error})") from error
-            time.sleep(RETRY_S[0])
+            time.sleep(pauses.next())
     if fabric.networked and not fabric.events_only:
         return fabric
     fabric.close()
@@ -160,13 +161,12 @@ def _connect(url: str, name: str) -> Fabric:
 
 async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: str) -> T:
     """The answer; asked for again while that may help, for some time after the first failure."""
-    loop, pause, deadline = asyncio.get_running_loop(), RETRY_S[0], None
+    loop, pauses, deadline = asyncio.get_running_loop(), Backoff(*RETRY_S), None
     while True:
         try:
             return await asking()
         except (RequestError, FabricError, EventInvalid) as error:
-            deadline = deadline or loop.time() + patience_s
+            deadline, pause = deadline or loop.time() + patience_s, pauses.next()
             if loop.time() + pause > deadline:
                 raise FabricError(f"{lost} ({error})") from error
         await asyncio.sleep(pause)
-        pause = min(RETRY_S[1], pause * 2)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -26,6 +24,8 @@ from zbus.mesh.link import Link
 from zbus.mesh.send_queue import SendQueue
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
+from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.provenance import Forward
 
 from .config import BridgeConfig
@@ -34,7 +34,6 @@ BRIDGE_STARTED = "BRIDGE_STARTED"
 BRIDGE_AWAY = "BRIDGE_AWAY"
 BRIDGE_LINKED = "BRIDGE_LINKED"
 RETRY_S = (0.5, 10.0)
-KEYS_KEPT_MAX = 10_000
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
     " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
@@ -68,18 +67,18 @@ class Bridge:
     ) -> None:
         path = os.fspath(log) if log is not None else None
         given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
-        self._set_up(BridgeConfig(between=between, keys=keys, **given))
+        self._set_up(BridgeConfig(between=between, keys=keys, **given), REAL)
 
     @classmethod
-    def of(cls, config: BridgeConfig) -> Bridge:
+    def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
         """The bridge of a configuration that is checked already."""
         bridge = cls.__new__(cls)
-        bridge._set_up(config)
+        bridge._set_up(config, runtime)
         return bridge
 
-    def _set_up(self, config: BridgeConfig) -> None:
-        self.config, self.name = config, config.title
-        self._bus = _TwoLinks(config)
+    def _set_up(self, config: BridgeConfig, runtime: Runtime) -> None:
+        self.config, self.name, self._time_ns = config, config.title, runtime.time_ns
+        self._bus = _TwoLinks(config, runtime)
         self._bus.forward = self._forward
         self._keys = KeySet(config.keys)
 
@@ -109,7 +108,7 @@ class Bridge:
             network = self._bus.network
             assert network is not None
             if not self.durable:  # only now: what came before the second side was there could not have crossed
-                await network.want(self._keys.expressions, time.time_ns(), record=False)
+                await network.want(self._keys.expressions, self._time_ns(), record=False)
         except BaseException:
             await self._bus.aclose()
             raise
@@ -161,7 +160,7 @@ class Bridge:
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = send_queue.forwarded_lag_ns if send_queue is not None else 0
         if oldest_ns is not None:
-            lag_ns = max(0, time.time_ns() - oldest_ns)
+            lag_ns = max(0, self._time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
@@ -177,19 +176,12 @@ class Bridge:
 
     def _forward(self, link: str) -> Forward:
         """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
-        keys, known = self._keys, dict[str, bool]()
+        keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
         def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent:
-                return None
-            crosses = known.get(event.key)
-            if crosses is None:
-                if len(known) >= KEYS_KEPT_MAX:
-                    known.clear()
-                crosses = known[event.key] = event.key in keys
-            if not crosses:
+            if foreign.link == link or link == silent or event.key not in keys:
                 return None
             return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
 
@@ -199,10 +191,11 @@ class Bridge:
 class _TwoLinks(Bus):
     """A node that starts although a side is away, if its log keeps what that side misses meanwhile."""
 
-    def __init__(self, config: BridgeConfig) -> None:
+    def __init__(self, config: BridgeConfig, runtime: Runtime) -> None:
         super().__init__(config.bus_config())
+        self._uniform, self._time_ns = runtime.uniform, runtime.time_ns
         self._names = dict(zip(config.urls, config.labels, strict=True))
-        self._trying: set[asyncio.Task[None]] = set()
+        self._trying: dict[asyncio.Task[None], None] = {}  # an ordered set
         self._left_noted = False
 
     async def start(self) -> None:
@@ -223,7 +216,7 @@ class _TwoLinks(Bus):
             if self.log is None:
                 raise
             record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
-            self._trying.add(asyncio.get_running_loop().create_task(self._keep_trying(url)))
+            self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def _note_left(self, log: Log) -> None:
         """Before anything arrives: what an earlier run left unsent."""
@@ -233,7 +226,7 @@ class _TwoLinks(Bus):
         for source, target in ((first, second), (second, first)):
             sent = self.network.sent(target)
             if sent < head:
-                oldest_ns = await self.run(_oldest_ns, log, sent)
+                oldest_ns = await self.run(_oldest_ns, log, sent, self._time_ns())
                 self.network.waiting[source].entered(head, head - sent, oldest_ns)
 
     async def aclose(self) -> None:
@@ -242,26 +235,33 @@ class _TwoLinks(Bus):
         await super().aclose()
 
     async def _keep_trying(self, url: str) -> None:
-        pause = RETRY_S[0]
+        pauses = Backoff(*RETRY_S, uniform=self._uniform)
+        pause = pauses.next()
         while True:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause)
             try:
                 await super().link(url)
                 record(BRIDGE_LINKED, transport=self._names[url])
                 return
             except FabricError as error:
-                pause = min(RETRY_S[1], pause * 2)
-                record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error), again_in_s=pause)
+                pause = pauses.next()
+                record(
+                    BRIDGE_AWAY,
+                    logging.WARNING,
+                    transport=self._names[url],
+                    reason=str(error),
+                    again_in_s=round(pause, 3),
+                )
 
     async def _give_up(self) -> None:
-        trying, self._trying = self._trying, set()
+        trying, self._trying = self._trying, {}
         for task in trying:
             task.cancel()
         if trying:
             await asyncio.wait(trying)
 
 
-def _oldest_ns(log: Log, after: int) -> int:
-    """When the first event after an offset was published, as far as the log still has it."""
+def _oldest_ns(log: Log, after: int, now_ns: int) -> int:
+    """When the first event after an offset was published; `now_ns` if the log no longer has it."""
     events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
-    return events[0].published_at if events else time.time_ns()
+    return events[0].published_at if events else now_ns

@@ -7,7 +7,6 @@ reply says its number and the last one how many there were: an answer is complet
 from __future__ import annotations
 
 import asyncio
-import secrets
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +15,7 @@ import msgspec
 
 from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.ports.fabric import Fabric
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.envelope import CANCEL
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
@@ -137,8 +137,13 @@ class _NotAsked(FabricError):
 class Asker:
     """Asks over the fabrics of a node. Lives on the loop."""
 
-    def __init__(self, fabrics: Callable[[], Sequence[Fabric]], run: Callable[..., asyncio.Future[object]]) -> None:
-        self._fabrics, self._run = fabrics, run
+    def __init__(
+        self,
+        fabrics: Callable[[], Sequence[Fabric]],
+        run: Callable[..., asyncio.Future[object]],
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._fabrics, self._run, self._randbits = fabrics, run, runtime.randbits
 
     async def ask(
         self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None, stream: bool = False
@@ -169,7 +174,7 @@ class Asker:
 
     async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
         answer = _Answer(key)
-        asked = Asked(secrets.randbits(62), body)
+        asked = Asked(self._randbits(62), body)
         asking = None
         try:
             total_s = STREAM_S if stream else timeout_s

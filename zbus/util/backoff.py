@@ -1,6 +1,6 @@
-"""Exponential backoff with jitter.
+"""Pauses between attempts: each twice as long as the one before, up to a limit, and jittered.
 
-It only computes pauses and never sleeps, so threads, event loops and a simulator can use the same class.
+After an outage, clients without jitter try again in step and overload what has just come back.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """The pauses between attempts: each is twice the previous one, up to `max_s`.
+    """The pauses of one caller. It never sleeps, so a thread, an event loop and a simulator use it alike.
 
-    A pause is shortened by a random part of up to `jitter`, so that nodes do not retry in step after an outage.
+    A pause is up to `jitter` (a share, 0 to 1) shorter than its full length, and never longer than `max_s`.
 
-    >>> backoff = Backoff(0.5, 2.0, jitter=0.0)
-    >>> [backoff.next() for _ in range(4)]
-    [0.5, 1.0, 2.0, 2.0]
+    >>> pauses = Backoff(0.1, 0.3, jitter=0)
+    >>> pauses.next(), pauses.next(), pauses.next(), pauses.reset(), pauses.next()
+    (0.1, 0.2, 0.3, None, 0.1)
     """
+
+    __slots__ = ("_first_s", "_jitter", "_max_s", "_pause_s", "_uniform")
 
     def __init__(
         self,
@@ -30,11 +32,11 @@ class Backoff:
         self._pause_s = first_s
 
     def next(self) -> float:
-        """Return the pause in seconds before the next attempt."""
-        pause_s = self._pause_s
-        self._pause_s = min(self._max_s, pause_s * 2)
+        """Return how many seconds to wait before the next attempt."""
+        pause_s = min(self._max_s, self._pause_s)
+        self._pause_s = pause_s * 2
         return pause_s * self._uniform(1.0 - self._jitter, 1.0)
 
     def reset(self) -> None:
-        """Start again with the first pause, after a successful attempt."""
+        """Start again with the shortest pause: an attempt succeeded."""
         self._pause_s = self._first_s

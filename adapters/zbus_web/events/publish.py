@@ -24,6 +24,7 @@ from zbus.headers import CONTENT_TYPE, JSON, TEXT
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.publish.publisher import EventPublisher
+from zbus.util.memo import Memo
 from zbus_web.access.authenticator import Access
 from zbus_web.http.http_errors import NOTHING_STORED, Refusal
 from zbus_web.http.settings import WebSettings
@@ -56,7 +57,7 @@ class Publishing:
 
     def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Access) -> None:
         self._bus, self._settings, self._access = bus, settings, access
-        self._publishers: dict[str, EventPublisher] = {}
+        self._publishers = Memo[str, EventPublisher](PUBLISHERS_MAX)
         self._once = Once(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +86,6 @@ class Publishing:
         if publisher is None:
             publisher = await bus.publisher(given.key)
             publisher = publishers.pop(given.key, publisher)
-            if len(publishers) >= PUBLISHERS_MAX:
-                del publishers[next(iter(publishers))]
         publishers[given.key] = publisher
         if bus.gate.shut:
             await bus.room(given.key)
