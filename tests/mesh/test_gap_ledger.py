@@ -137,6 +137,21 @@ def test_an_event_that_was_seen_meanwhile_is_not_reported(ledger: Holes, reporte
     assert reporter.open == []
 
 
+def test_buffered_events_that_follow_each_other_have_no_gap(ledger: Holes, reporter: Reporter) -> None:
+    held = [envelope(4, previous=1, key="shop/a"), envelope(5, previous=4, key="shop/a")]
+
+    ledger.report(held, {}, seen(a=1))
+
+    assert reporter.open == []
+
+
+def test_a_later_gap_is_reported_after_the_event_that_ended_the_one_before(ledger: Holes, reporter: Reporter) -> None:
+    ledger.report([envelope(4, previous=3, key="shop/a", sequence=14)], {}, seen(a=1))
+    ledger.report([envelope(9, previous=7, key="shop/a", sequence=19)], {}, seen(a=4))
+
+    assert reporter.open == [("shop/a", 7, -1, 14), ("shop/a", 7, 14, 19)]
+
+
 def test_a_gap_is_reported_once(ledger: Holes, reporter: Reporter) -> None:
     held = [envelope(4, previous=3, key="shop/a", sequence=14)]
     ledger.report(held, {}, seen(a=1))
