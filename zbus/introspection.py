@@ -157,9 +157,9 @@ def snapshot(node: Node) -> dict[str, Any]:
         found["links"] = {
             link.label: {
                 "fabric": link.fabric.name,
-                "sent": link.outbox.sent_events,
+                "sent": link.send_queue.sent_events,
                 "received": network.inbox.received.get(link.label, 0),
-                "waiting": link.outbox.waiting,
+                "waiting": link.send_queue.waiting,
             }
             for link in network.links
         }

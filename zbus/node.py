@@ -454,7 +454,7 @@ class Node:
     def _send_records(self, events: Sequence[Event]) -> None:
         self.dispatcher.unstored(events)
         if self.network is not None:
-            self.network.say(events)
+            self.network.announce(events)
 
     def _list_cursors(self) -> None:
         with suppress(ZbusError):  # readers of the file see the error; these numbers are only older then

@@ -152,6 +152,14 @@ class SqliteLog:
         """Everything up to this offset is gone for good; what was trimmed but is in the cold tier is not."""
         return self._history.low_water()
 
+    def follows(self, before: int, after: int) -> bool:
+        """Return whether `after` is the next offset. After an accepted loss offsets are skipped: False, so read."""
+        return after == before + 1
+
+    def count(self, after: int, until: int) -> int:
+        """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
+        return until - after
+
     def watch(self, moved: Callable[[int], None]) -> None:
         """Look at the head again and again, seldom while nothing happens: there is no socket to be told by."""
 

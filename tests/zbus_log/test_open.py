@@ -370,7 +370,7 @@ def test_identity_holds_across_an_accepted_loss(path: Path, tmp_path: Path) -> N
     assert again[0] > 8
 
 
-def test_how_far_the_outbox_was_is_known_after_a_restart(path: Path) -> None:
+def test_how_far_the_send_queue_was_is_known_after_a_restart(path: Path) -> None:
     with opened(path) as log:
         for sequence in range(10):
             append(log, [row(sequence)])

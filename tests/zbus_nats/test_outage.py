@@ -87,7 +87,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
     def came_up_to(number: int) -> bool:
         return number <= 0 or (bool(came.items) and int(came.items[-1] or 0) >= number)
 
-    def outbox() -> None:
+    def send_queue() -> None:
         """As the core does: what was not handed over, or may be lost, is sent again."""
         number = 0
         while number < total:
@@ -101,7 +101,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
                 wait_for(lambda: here.ready("load") and there.ready("load"))
                 number = max(0, number - 5_000)
 
-    sending = threading.Thread(target=outbox)
+    sending = threading.Thread(target=send_queue)
     sending.start()
     for _ in range(3):
         before = len(came.items)

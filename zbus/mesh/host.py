@@ -114,5 +114,5 @@ class Announces(Protocol):
     def endpoints(self) -> list[str]:
         """Where other nodes can reach this one."""
 
-    def say_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
+    def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Send frames that no log stores."""

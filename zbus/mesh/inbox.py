@@ -367,7 +367,7 @@ def _row(envelope: Envelope, link: str) -> Row:
 
 
 def _crossing(envelope: Envelope, link: str) -> Row:
-    """A row for the outboxes alone: no log keeps it, so its headers need not be encoded."""
+    """A row for the send queues only: no log keeps it, so its headers need not be encoded."""
     headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
     row = (
         envelope.publisher_id,

@@ -139,6 +139,18 @@ class Log(Protocol):
     def low_water(self) -> int:
         """Everything up to this offset was removed by retention."""
 
+    def follows(self, before: int, after: int) -> bool:
+        """Return whether `after` is the offset of the event directly after `before`. Does not block.
+
+        False if the log cannot tell without reading: offsets may have gaps.
+        """
+
+    def count(self, after: int, until: int) -> int:
+        """Return how many events were stored after offset `after` up to and including `until`, removed ones too.
+
+        Does not block; the most that it can be if the log cannot tell without reading.
+        """
+
     def narrow(self, span: Span) -> Span:
         """The same span with its times turned into offsets as far as they go, and an end: the head of now."""
 

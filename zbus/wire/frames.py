@@ -18,7 +18,7 @@ from .envelope import Fields, encode_run
 
 FRAME_EVENTS_MAX = 512
 FRAME_BYTES_MAX = 128 * 1024
-ENVELOPE_BYTES = 64  # about, besides key and payload
+ENVELOPE_BYTES = 64  # about, besides payload and headers
 KEYS_MAX = 100_000
 
 # A row of the log, with its headers encoded or not, and its offset.
@@ -33,8 +33,8 @@ class Frames:
     last: dict[str, int] = field(default_factory=dict)
     newest: dict[str, Newest] = field(default_factory=dict)
     events: int = 0
-    crossed: int = 0  # of other nodes' events, how many a bridge sends on
-    crossed_at: int = 0  # when the last of them was published
+    forwarded: int = 0  # of other nodes' events, how many a bridge sends on
+    forwarded_at: int = 0  # when the last of them was published
 
 
 class Framing:
@@ -63,13 +63,16 @@ class Framing:
                 if passed is None:
                     continue
                 via = passed
-                made.crossed, made.crossed_at = made.crossed + 1, published_at
+                made.forwarded, made.forwarded_at = made.forwarded + 1, published_at
             elif via:
                 via = ()
-            size += len(payload) + ENVELOPE_BYTES
+            event_bytes = len(payload) + ENVELOPE_BYTES
+            if encoded is not None:
+                event_bytes += len(encoded) if type(encoded) is bytes else sum(map(len, headers.values()))
+            size += event_bytes
             if key != run_key or len(run) >= FRAME_EVENTS_MAX or size > FRAME_BYTES_MAX:
                 self._finish(made, run_key, run, before)
-                run, size = [], len(payload) + ENVELOPE_BYTES
+                run, size = [], event_bytes
                 if key != run_key:
                     run_key, topic = key, key.rpartition("/")[2]
                     before = made.last.get(key) or self._last.get(key, self._floor)
