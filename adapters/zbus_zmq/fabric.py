@@ -34,9 +34,9 @@ from .carry.request_client import Asked, Asking
 from .carry.request_server import Answering
 from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
 from .find.lease import told_lease
-from .find.links import Links, watch_events
 from .io.curve import attach_doorman, open_keys, read_public
 from .io.io_thread import IoThread
+from .io.links import Links, watch_events
 from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from .address.raw_options import RawOptions
 from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
 from .carry.publishing import Publishing
-from .find.links import Links
 from .io.identities import Makers
 from .io.io_thread import IoThread
+from .io.links import Links
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 

@@ -11,14 +11,14 @@ import pytest
 import zmq
 
 from zbus.observe.counters import Counts
-from zbus_zmq.find.links import Links
+from zbus_zmq.io.links import Links
 
 # libzmq aborts the process where this goes wrong, so it has one of its own.
 DROP = """
 import sys, zmq
 from zbus.observe.counters import Counts
 from zbus_zmq.io.io_thread import IoThread
-from zbus_zmq.find.links import Links
+from zbus_zmq.io.links import Links
 
 kind = sys.argv[1]
 counts = Counts("test")
@@ -122,7 +122,7 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, counts = Clock(), Counts("test")
-    monkeypatch.setattr("zbus_zmq.find.links.time", clock)
+    monkeypatch.setattr("zbus_zmq.io.links.time", clock)
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         links = Links(clock, socket, None, counts)  # type: ignore[arg-type]
         links.want({"nonsense": None, "tcp://127.0.0.1:1": None})

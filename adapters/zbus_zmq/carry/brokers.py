@@ -8,9 +8,9 @@ import zmq
 
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_CONNECT_FAILED
-from zbus_zmq.find.links import Links, watch_events
 from zbus_zmq.io.curve import Keys
 from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.links import Links, watch_events
 
 Socket = zmq.Socket[bytes]
 

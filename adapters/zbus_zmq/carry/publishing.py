@@ -19,10 +19,11 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.address.topics import topic_of
-from zbus_zmq.find.subscribers import Subscribers
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.pacing import LAST, MORE, PacedSender, quick_send
 from zbus_zmq.io.stamps import stamps_of
+
+from .subscribers import Subscribers
 
 QUEUE_FRAMES_MAX = 8192
 QUEUE_BYTES_MAX = 64 << 20

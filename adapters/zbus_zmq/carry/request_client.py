@@ -19,8 +19,8 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus.ports.log import Heard
 from zbus_zmq.find.discovery import Node, Nodes
-from zbus_zmq.find.links import Links
 from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.links import Links
 
 BURST = 1000
 ASKED_MAX = 10_000

@@ -16,8 +16,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_CONNECT_FAILED, record
-from zbus_zmq.io.curve import Keys, is_public_key
-from zbus_zmq.io.io_thread import IoThread
+
+from .curve import Keys, is_public_key
+from .io_thread import IoThread
 
 PAUSE_S = (0.5, 30.0)
 EVENTS_BURST = 1000
