@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -32,8 +32,10 @@ from .carry.publishing import Publishing, stamped
 from .carry.receiving import Receiving
 from .carry.request_client import Asked, Asking
 from .carry.request_server import Answering
-from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
+from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes
+from .find.file_registry import FileRegistry
 from .find.lease import told_lease
+from .find.liveliness import LivelinessDiscovery
 from .io.curve import attach_doorman, open_keys, read_public
 from .io.io_thread import IoThread
 from .io.links import Links, watch_events
@@ -47,6 +49,12 @@ LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of i
 GRACE_S = 0.3  # how long after the start nobody is told that nobody answers
 RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
 
+# The ways to find nodes, by the value of the option `discovery`. The last argument is the application's Zenoh session.
+DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counts, Any], Discovery]] = {
+    "file": lambda options, counts, session: FileRegistry(options, counts),
+    "zenoh": LivelinessDiscovery,
+}
+
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Open the fabric of a `zmq://` URL. Blocks: call it off the loop."""
@@ -54,7 +62,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
         from zbus_dynamo.zmq_plane import open_fabric as open_dynamo  # another envelope, another discovery
 
         return open_dynamo(config, url)
-    return ZmqFabric(config, read_options(config, url), session)
+    return ZmqFabric(read_options(config, url), session)
 
 
 class ZmqFabric:
@@ -66,7 +74,7 @@ class ZmqFabric:
     dense = True
     endpoints: Sequence[str] = ()
 
-    def __init__(self, config: BusConfig, options: ZmqOptions, session: Any = None) -> None:
+    def __init__(self, options: ZmqOptions, session: Any = None) -> None:
         self.node = secrets.token_hex(NODE_ID_BYTES)
         self._options = options
         self._counts = Counts(self.name)
@@ -85,7 +93,7 @@ class ZmqFabric:
         self._io = IoThread("zbus-zmq", self._counts)
         try:
             self._io.call("open its sockets", self._open_sockets)
-            self._discovery = open_discovery(config, options, self._counts, session)
+            self._discovery = DISCOVERIES[options.discovery](options, self._counts, session)
             self._join(self._discovery)
         except BaseException:
             self.close()

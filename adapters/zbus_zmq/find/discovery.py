@@ -8,14 +8,9 @@ diagnostics and in records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from zbus.config import BusConfig
-    from zbus.observe.counters import Counts
-    from zbus_zmq.address.options import ZmqOptions
 
 NODE_ID_BYTES = 8
 
@@ -51,14 +46,3 @@ class Discovery(Protocol):
 
     def close(self) -> None:
         """Withdraw the announcement and end, in bounded time. Safe to call twice."""
-
-
-def open_discovery(config: BusConfig, options: ZmqOptions, counts: Counts, session: Any) -> Discovery:
-    """The discovery that the options ask for."""
-    if options.discovery == "zenoh":
-        from .liveliness import LivelinessDiscovery  # opens a session: only where it is asked for
-
-        return LivelinessDiscovery(options, counts, session)
-    from .file_registry import FileRegistry
-
-    return FileRegistry(options, counts)
