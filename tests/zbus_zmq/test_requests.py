@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from zmq_support import Replies, children, fabrics, raw_socket, until
 from zbus.config import BusConfig
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
+from zbus_zmq.carry.request_client import Asked, Asking
 from zbus_zmq.carry.request_server import BURST, Answering
 from zbus_zmq.fabric import open_fabric
 from zbus_zmq.find.discovery import Node
@@ -147,12 +148,72 @@ def test_an_asker_that_no_longer_listens_is_noticed_by_the_answerer(url: str) ->
         asking.close()
 
         def pour() -> None:
-            while True:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
                 questions[0].reply(b"x" * 1000)
 
         with pytest.raises(FabricError, match="not sent"):
             pour()
         assert replies.ends == 0
+
+
+class ClientSocket:
+    """Stands in for the asker's ROUTER: a test puts into `arrived` what the other node sends."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[list[bytes]] = deque()
+        self.sent: list[list[bytes]] = []
+
+    def set(self, *option: object) -> None: ...
+
+    def send_multipart(self, parts: list[bytes], flags: int) -> None:
+        self.sent.append(parts)
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        if not self.arrived:
+            raise zmq.Again
+        return self.arrived.popleft()
+
+
+def pending_request(counts: Counts) -> tuple[Asking, Asked, ClientSocket, list[Callable[[], None]], Replies]:
+    """A request that was sent to another node, without a network; what is posted to the I/O thread is collected."""
+    socket, posted, replies = ClientSocket(), list[Callable[[], None]](), Replies()
+    io = SimpleNamespace(post=posted.append, later=lambda *timer: None)
+    links = SimpleNamespace(connect=lambda *endpoint: True)
+    client = Asking(io, socket, links, "own", counts)  # type: ignore[arg-type]
+    client.hear_of({"ab": Node(node="ab", questions="tcp://127.0.0.1:1", answers=("svc/a",))})
+    request = Asked("svc/a", b"q", replies, time.monotonic() + 60, b"12345678")
+    client.ask(request)
+    return client, request, socket, posted, replies
+
+
+def reply(number: int) -> list[bytes]:
+    return [b"ab/0", b"R", b"12345678", number.to_bytes(8), b"x"]
+
+
+def test_replies_between_close_and_the_cancellation_do_not_prevent_it() -> None:
+    counts = Counts("test")
+    client, request, socket, posted, replies = pending_request(counts)
+
+    request.close()
+    socket.arrived.extend([reply(0), reply(1), reply(2)])  # read before the I/O thread gets to the cancellation
+    client.on_readable()
+    (cancel,) = posted
+    cancel()
+
+    assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
+    assert (replies.heard, replies.ends) == ([], 0)
+    assert counts.snapshot() == {}
+
+
+def test_a_node_whose_reply_is_out_of_order_is_told_that_nobody_reads_the_others() -> None:
+    client, _, socket, _, replies = pending_request(Counts("test"))
+
+    socket.arrived.append(reply(1))
+    client.on_readable()
+
+    assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
+    assert (replies.heard, replies.ends) == ([], 1)
 
 
 def test_one_that_replies_faster_than_it_is_sent_leaves_the_thread_to_others() -> None:

@@ -50,9 +50,9 @@ class Asked:
         self.cancel: Callable[[], None] = lambda: None
 
     def hear(self, data: bytes) -> None:
-        """A reply."""
+        """Pass on a reply. Replies that arrive after `close` are counted too, until the request is cancelled."""
+        self.replies += 1
         if not self._over:
-            self.replies += 1
             self._heard(data)
 
     def end(self) -> None:
@@ -124,7 +124,8 @@ class Asking:
                 self._end(asked)
             else:
                 self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", _node_of(parts[0]))
-                self._end(asked)
+                self._cancel(asked)  # or the other node would go on replying
+                asked.end()
 
     def happened(self, event: int, endpoint: str) -> None:
         """Something befell a connection."""
