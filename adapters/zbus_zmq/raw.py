@@ -33,7 +33,7 @@ from .address.raw_options import RawOptions
 from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
 from .carry.publishing import Publishing
-from .io.identities import Makers
+from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
 from .io.links import Links
 from .io.sockets import bind, make_socket
@@ -69,7 +69,7 @@ class RawFabric:
         """`kept`: a log has what is sent, so it can wait there until somebody subscribes."""
         self._options, self._counts = options, Counts(self.name)
         self._waits = kept and bool(options.bind or options.publish)  # else nobody can ever subscribe
-        self._makers = Makers()
+        self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
         self._known: dict[bytes, str | None] = {}
@@ -94,7 +94,7 @@ class RawFabric:
                 invalid.append(key)
                 continue
             for event in events:
-                if self._makers.made(event.publisher_id):
+                if self._identities.allocated(event.publisher_id):
                     own += 1
                 elif not self._topic(event.key):
                     unnamed.append(event.key)
@@ -218,7 +218,7 @@ class RawFabric:
                 continue
             key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
-                publisher, sequence = self._makers.next(parts[0])
+                publisher, sequence = self._identities.next(parts[0])
                 self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
 
     def _judge(self, topic: bytes, frame: zmq.Frame) -> str | None:

@@ -61,25 +61,25 @@ def test_a_connection_dropped_while_a_message_waits_costs_neither_the_message_no
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True alive\n", "")
 
 
-# A node that cannot be reached is dropped, and the next question is for the same one: it is connected to again at once.
+# A node that cannot be reached is dropped, and the next request is for the same one: it is connected to again at once.
 AGAIN = """
 import sys
 from pathlib import Path
 from zbus.config import BusConfig
-from zbus_zmq.carry.request_client import Asked
+from zbus_zmq.carry.request_client import PendingRequest
 from zbus_zmq.find.discovery import Node
 from zbus_zmq.fabric import open_fabric
 
 fabric = open_fabric(BusConfig(), "zmq://?registry=" + sys.argv[1])
-asking = fabric._asking
+client = fabric._client
 
 def again():
     ended = []
-    mine = Node(node="f" * 16, questions="tcp://127.0.0.1:9", answers=("a/b",))
+    mine = Node(node="f" * 16, requests="tcp://127.0.0.1:9", serves=("a/b",))
     for number in range(300):
-        asking.hear_of({mine.node: mine})
-        asking.ask(Asked("a/b", b"", ended.append, 1e12, number.to_bytes(8)))
-        asking.hear_of({})
+        client.set_nodes({mine.node: mine})
+        client.send(PendingRequest("a/b", b"", ended.append, 1e12, number.to_bytes(8)))
+        client.set_nodes({})
     return len(ended)
 
 print(fabric._io.call("ask again", again, 60.0))

@@ -15,13 +15,14 @@ import msgspec
 NODE_ID_BYTES = 8
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+# The names on the wire are those of the first version.
+class Node(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "questions", "serves": "answers"}):
     """What others must know of a node to talk to it."""
 
     node: str  # 16 hexadecimal digits, new for each incarnation
     publish: str | None = None  # where its events are; None where they go through brokers
-    questions: str = ""  # where it takes questions
-    answers: tuple[str, ...] = ()  # the keys that it answers for
+    requests: str = ""  # where it receives requests
+    serves: tuple[str, ...] = ()  # the keys that it serves
     curve_key: str | None = None  # its public key, in Z85; None for a node that does not encrypt
 
 
