@@ -22,13 +22,12 @@ from .address.topics import MARK, node_of
 from .io.curve import attach_authenticator, open_keys
 from .io.io_thread import IoThread
 from .io.pacing import LAST, MORE, PacedSender, quick_send
+from .io.receive import BURST_MESSAGES, NOBLOCK, received
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 
-BURST_MESSAGES = 1000
 RETRY_S = 0.002
 SUBSCRIPTIONS_MAX = 1_000_000
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 @dataclass
@@ -145,11 +144,7 @@ class Broker:
         self._io.on_readable(self._in, self._forward)
 
     def _subscribe(self) -> None:
-        for _ in range(BURST_MESSAGES):
-            try:
-                parts = self._out.recv_multipart(NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for parts in received(self._out):
             message = parts[0].bytes
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX

@@ -27,7 +27,6 @@ from zbus.observe.records import FABRIC_ERROR, record
 from zbus.ports.log import Asking, Heard, Question, Receive
 
 from .address.options import ZmqOptions, read_options
-from .carry.brokers import Brokers, note_event
 from .carry.publishing import Publishing, stamped
 from .carry.receiving import Receiving
 from .carry.request_client import ID_BYTES, PendingRequest, RequestClient
@@ -38,7 +37,7 @@ from .find.lease import told_lease
 from .find.liveliness import LivelinessDiscovery
 from .io.curve import attach_authenticator, open_keys, read_public
 from .io.io_thread import IoThread
-from .io.links import Links, watch_events
+from .io.links import Links
 from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ class ZmqFabric:
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
         self._nodes: Nodes = {}
-        self._brokers: Brokers | None = None
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
@@ -153,7 +151,7 @@ class ZmqFabric:
             "publish": self._publish_endpoint,
             "requests": self._request_endpoint,
             "connections": self._subscriptions.made,
-            "brokers_connected": len(self._brokers.connected) if self._brokers is not None else 0,
+            "brokers_connected": len(self._brokers.connected) if self._options.brokered else 0,
             **self._publishing.diagnostics(),
             "discovery": self._discovery.diagnostics() if self._discovery is not None else {},
             "counts": self._counts.snapshot(),
@@ -196,15 +194,15 @@ class ZmqFabric:
         self._publishing = Publishing(io, xpub, self.node, options, counts, shape=shape)
         self._receiving = Receiving(io, sub, self.node, counts, brokers=len(options.xpub) if brokered else 0)
         self._server = RequestServer(io, router, counts)
-        self._client = RequestClient(io, client, Links(io, client, keys, counts), self.node, counts)
+        links = Links(io, client, keys, counts)
+        self._client = RequestClient(io, client, links, self.node, counts)
+        links.on_event = self._client.connection_changed
         self._subscriptions = Links(io, sub, keys, counts)
         self._publish_endpoint = None if brokered else bind(xpub, options.bind, options)
         self.endpoints = () if self._publish_endpoint is None else (self._publish_endpoint,)
         self._request_endpoint = bind(router, any_port(options.bind), options)
         if brokered:
             self._connect_brokers(xpub)
-        watch_events(io, client, self._client.connection_changed)
-        watch_events(io, sub, lambda event, endpoint: note_event(event, endpoint, counts))
         for socket, handler in (
             (xpub, self._publishing.on_readable),
             (sub, self._receiving.on_readable),
@@ -215,9 +213,12 @@ class ZmqFabric:
         io.at_end(self._end)
 
     def _connect_brokers(self, xpub: zmq.Socket[bytes]) -> None:
-        self._brokers = Brokers(self._io, xpub, self._keys, self._counts)
-        self._brokers.linked = self._broker_linked
-        self._brokers.connect(self._options.xsub, self._broker_key)
+        self._publishing.set_linked(False)
+        # Messages that wait for a broker that is away would arrive out of order with those through other brokers.
+        xpub.set(zmq.IMMEDIATE, 1)
+        self._brokers = Links(self._io, xpub, self._keys, self._counts)
+        self._brokers.on_linked = self._broker_linked
+        self._brokers.want(dict.fromkeys(self._options.xsub, self._broker_key))
         self._subscriptions.want(dict.fromkeys(self._options.xpub, self._broker_key))
 
     def _end(self) -> None:

@@ -32,10 +32,12 @@ from .address.options import from_url, validated
 from .address.raw_options import RawOptions
 from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
+from .carry.capacity import Capacity
 from .carry.publishing import Publishing
 from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
 from .io.links import Links
+from .io.receive import received
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 
@@ -43,10 +45,8 @@ if TYPE_CHECKING:
     from zbus.config import BusConfig
     from zbus.ports.log import Fabric
 
-BURST_MESSAGES = 1000
 TOPICS_MAX = 100_000
 JOINING_S = 0.1  # a program that connects subscribes to one topic after the other
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
@@ -158,10 +158,9 @@ class RawFabric:
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
         self._publishing = Publishing(
-            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, unlinked="nobody subscribes"
+            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, capacity=Capacity("nobody subscribes")
         )
         self._publishing.set_linked(not self._waits)
-        self._publishing.expect((), 0.0)
         self._incoming = Links(io, self._in, None, self._counts)
         self._incoming.want(dict.fromkeys(options.connect))
         self._outgoing = Links(io, out, None, self._counts)
@@ -205,11 +204,7 @@ class RawFabric:
             self._in.set(zmq.UNSUBSCRIBE, prefix)
 
     def _take(self) -> None:
-        for _ in range(BURST_MESSAGES):
-            try:
-                frames = self._in.recv_multipart(NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frames in received(self._in):
             parts = [frame.bytes for frame in frames]
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)

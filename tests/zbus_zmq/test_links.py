@@ -111,6 +111,12 @@ class Clock:
     def read(self, socket: object) -> None:
         """Nothing waits."""
 
+    def on_readable(self, socket: object, handler: Callable[[], None]) -> None:
+        """Nothing arrives."""
+
+    def forget(self, socket: object) -> None:
+        """Nothing is watched."""
+
     def run(self, timers: int) -> None:
         for _ in range(timers):
             self._timers.sort(key=lambda timer: timer[0])
@@ -137,3 +143,4 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
         assert len(clock.delays) == 12, "what is no longer wanted is not tried again"
         links.want({"nonsense": None})
         assert clock.delays[12:] == [0.5]
+        links.close()

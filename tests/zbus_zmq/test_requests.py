@@ -169,10 +169,10 @@ class ClientSocket:
     def send_multipart(self, parts: list[bytes], flags: int) -> None:
         self.sent.append(parts)
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
+    def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
         if not self.arrived:
             raise zmq.Again
-        return self.arrived.popleft()
+        return [zmq.Frame(part) for part in self.arrived.popleft()]
 
 
 def pending_request(

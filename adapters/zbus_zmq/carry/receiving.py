@@ -20,15 +20,14 @@ from zbus.ports.log import Receive
 from zbus_zmq.address.topics import MARK, key_of, mark_of, node_of, prefix_of, widest
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.pacing import PROBE
+from zbus_zmq.io.receive import BURST_MESSAGES, NOBLOCK
 from zbus_zmq.io.source import source_of
 from zbus_zmq.io.stamps import SENDER_BYTES, STAMP_BYTES, Stamps
 
-BURST_MESSAGES = 1000
 TOPICS_MAX = 10_000
 SENDERS_MAX = 10_000
 PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
 NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 class Receiving:

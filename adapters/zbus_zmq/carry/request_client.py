@@ -21,8 +21,8 @@ from zbus.ports.log import Heard
 from zbus_zmq.find.discovery import Node, Nodes
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
+from zbus_zmq.io.receive import received
 
-BURST = 1000
 PENDING_MAX = 10_000
 ID_BYTES = 8
 TICK_S = 0.05
@@ -107,11 +107,8 @@ class RequestClient:
 
     def on_readable(self) -> None:
         """Receive replies, up to a bound."""
-        for _ in range(BURST):
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for frames in received(self._socket):
+            parts = [frame.bytes for frame in frames]
             request = self._pending.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
                 self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", _node_of(parts[0]))

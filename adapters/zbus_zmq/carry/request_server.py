@@ -22,9 +22,10 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.log import Question
 from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
 
-BURST = 1000  # messages received or sent before other sockets have their turn
+BURST = 1000  # replies sent before other sockets have their turn
 QUEUE_REPLIES_MAX = 256
 QUEUE_BYTES_MAX = 16 << 20
 BLOCKED_S = 30.0  # after which a client that receives nothing is given up
@@ -54,11 +55,7 @@ class RequestServer:
 
     def on_readable(self) -> None:
         """Receive requests and cancellations, up to a bound."""
-        for _ in range(BURST):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frames in received(self._socket):
             route, *parts = [frame.bytes for frame in frames]
             if len(parts) == 4 and parts[0] == b"Q" and len(parts[1]) == ID_BYTES:
                 self._take(frames[-1], route, parts[1], parts[2], parts[3])

@@ -20,8 +20,9 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus_zmq.address.options import ZmqOptions
 
+from .receive import received
+
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_BURST = 100
 Socket = zmq.Socket[bytes]
 
 
@@ -120,11 +121,8 @@ class ZapAuthenticator:
 
     def on_readable(self) -> None:
         """Accept peers whose key is allowed, and reject all others."""
-        for _ in range(ZAP_BURST):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for frames in received(self.socket):
+            parts = [frame.bytes for frame in frames]
             if len(parts) < 4:
                 continue
             route, empty, version, request, *rest = parts

@@ -1,7 +1,8 @@
-"""Connections that should be there, and those that are: one socket, many endpoints.
+"""The connections of one socket: the endpoints that it should be connected to, and those that it is connected to.
 
-libzmq connects again by itself, for ever. What it refuses at once (an endpoint that is none, a key that is not
-allowed) stays wanted and is tried again after a pause that grows to a limit. What is no longer wanted is disconnected.
+libzmq reconnects by itself, forever. An endpoint that it refuses immediately (a malformed one, or one whose key is not
+allowed) stays wanted and is tried again after a pause that grows to a limit. An endpoint that is no longer wanted is
+disconnected. Whether a connection is established is known only from the events of the socket's monitor.
 """
 
 from __future__ import annotations
@@ -22,19 +23,35 @@ from .io_thread import IoThread
 
 PAUSE_S = (0.5, 30.0)
 EVENTS_BURST = 1000
+REFUSED = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 Wanted = Mapping[str, str | None]  # endpoint -> the public key of its node, in Z85
 Socket = zmq.Socket[bytes]
 
 
 class Links:
-    """The connections of one socket, on its thread."""
+    """The connections of one socket, on its thread. `connected` and `made` may be read on any thread."""
 
-    def __init__(self, io: IoThread, socket: Socket, keys: Keys | None, counts: Counts) -> None:
-        self._io, self._socket, self._keys, self._counts = io, socket, keys, counts
+    def __init__(
+        self, io: IoThread, socket: Socket, keys: Keys | None, counts: Counts, schemes: tuple[str, ...] = ("tcp://",)
+    ) -> None:
+        self.connected: frozenset[str] = frozenset()
+        self.on_event: Callable[[int, str], None] = lambda event, endpoint: None
+        self.on_linked: Callable[[bool], None] = lambda linked: None  # the first is connected, or the last one is gone
+        self._io, self._socket, self._keys, self._counts, self._schemes = io, socket, keys, counts, schemes
         self._wanted: Wanted = {}
         self._made: dict[str, str | None] = {}
         self._failed: dict[str, tuple[float, float]] = {}  # endpoint -> when to try again, the pause after that
+        self._monitor = socket.get_monitor_socket(EVENTS)
+        io.on_readable(self._monitor, self._read_events)
 
     @property
     def made(self) -> int:
@@ -60,7 +77,7 @@ class Links:
                 self._io.later(pause, self.retry)
 
     def connect(self, endpoint: str, key: str | None, route: bytes | None = None) -> bool:
-        """Connect now; whether libzmq took it."""
+        """Connect now; return whether libzmq accepted the endpoint."""
         if self._keys is not None:
             if key is None or not is_public_key(key) or not self._keys.permits(key.encode()):
                 self._counts.tell(FABRIC_CONNECT_FAILED, "peer_key_refused", endpoint)
@@ -70,7 +87,7 @@ class Links:
             self._counts.tell(FABRIC_CONNECT_FAILED, "peer_needs_curve", endpoint)
             return False
         try:
-            if not endpoint.startswith("tcp://"):
+            if not endpoint.startswith(self._schemes):
                 raise zmq.ZMQError(errno.EPROTONOSUPPORT)
             if route is not None:
                 self._socket.set(zmq.CONNECT_ROUTING_ID, route)
@@ -94,20 +111,32 @@ class Links:
             self._socket.disconnect(endpoint)
         except zmq.ZMQError as error:  # libzmq let go of it already
             record("DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
+        self._set_connected(self.connected - {endpoint})  # libzmq reports no event for it
 
+    def close(self) -> None:
+        """Connect to nothing more and stop watching, before the socket is closed."""
+        self._wanted = {}
+        self._io.forget(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
 
-def watch_events(
-    io: IoThread, socket: Socket, happened: Callable[[int, str], None], events: int = zmq.EVENT_ALL
-) -> None:
-    """Call `happened` with each event of a socket's connections and its endpoint, on the I/O thread."""
-    monitor = socket.get_monitor_socket(events)
-
-    def on_readable() -> None:
+    def _read_events(self) -> None:
         for _ in range(EVENTS_BURST):
             try:
-                event = recv_monitor_message(monitor, zmq.NOBLOCK)
+                found = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             except zmq.Again:
                 return
-            happened(int(event["event"]), event["endpoint"].decode("utf-8", "replace"))
+            event, endpoint = int(found["event"]), found["endpoint"].decode("utf-8", "replace")
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._set_connected(self.connected | {endpoint})
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._counts.note("disconnected")
+                self._set_connected(self.connected - {endpoint})
+            elif event in REFUSED:
+                self._counts.tell(FABRIC_CONNECT_FAILED, "handshake_refused", endpoint)
+            self.on_event(event, endpoint)
 
-    io.on_readable(monitor, on_readable)
+    def _set_connected(self, connected: frozenset[str]) -> None:
+        before, self.connected = bool(self.connected), connected
+        if bool(connected) != before:
+            self.on_linked(not before)
