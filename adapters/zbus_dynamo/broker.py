@@ -17,6 +17,7 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.log import Receive
+from zbus.util.window import Window
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.carry.publishing import Publishing
 from zbus_zmq.io.io_thread import IoThread
@@ -28,8 +29,7 @@ from .frames import ID_BYTES, pack, split, unpack
 from .refusal import NotDynamo, code_of
 from .scopes import Place, place_of_key, place_of_subject, prefixes
 from .settings import ZmqSettings
-from .translate import Outgoing, incoming
-from .window import Window
+from .translate import SEEN_MAX, Identity, Outgoing, identity_of, incoming
 
 HOLD_S = 0.3  # after connecting, until the broker has sent its subscriptions
 OWN_MAX = 100_000
@@ -61,18 +61,15 @@ class Brokered:
         self._prefixes: set[bytes] = set()
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
-        self._own: dict[int, None] = {}
+        self._own: Window[int] = Window(OWN_MAX)  # the publishers of this process
         self._own_lock = threading.Lock()
-        self._window = Window() if len(settings.xpub) > 1 else None
+        self._seen = Window[Identity](SEEN_MAX) if len(settings.xpub) > 1 else None
 
     def send(self, events: Sequence[Outgoing]) -> None:
         """Queue events; wait for capacity and for a broker. Any thread."""
         with self._own_lock:
             for event in events:
-                self._own.pop(event.publisher_id, None)
-                self._own[event.publisher_id] = None
-                if len(self._own) > OWN_MAX:
-                    self._own.pop(next(iter(self._own)))
+                self._own.add(event.publisher_id)
         self._publishing.send(
             [(event.place.key, pack(event.publisher_id, event.sequence, event.body)) for event in events]
         )
@@ -136,9 +133,9 @@ class Brokered:
         except UnicodeDecodeError as error:
             raise NotDynamo("subject", "a subject that is not UTF-8") from error
         frame = incoming(envelope, place, self._wanted, self._payload_bytes_max)
-        if frame is None or self._window is None:
+        if frame is None or self._seen is None:
             return frame
-        return frame if self._window.first(envelope.publisher_id, envelope.sequence, place.key) else None
+        return None if self._seen.seen(identity_of(envelope, place)) else frame
 
 
 def _topic_of(key: str) -> bytes:

@@ -26,6 +26,7 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
 from zbus.ports.log import Asking, Heard, Question, Receive
+from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
 from .address.options import from_url, validated
@@ -72,7 +73,7 @@ class RawFabric:
         self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
-        self._known: dict[bytes, str | None] = {}
+        self._known: Memo[bytes, str | None] = Memo(TOPICS_MAX)
         self._prefixes: set[bytes] = set()
         self.endpoint: str | None = None
         self._io = IoThread("zbus-zmq-raw", self._counts)
@@ -222,8 +223,6 @@ class RawFabric:
         if key is None:
             self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))
             return None
-        if len(self._known) >= TOPICS_MAX:
-            self._known.clear()
         found = self._known[topic] = key if self._keys is not None and key in self._keys else None
         return found
 

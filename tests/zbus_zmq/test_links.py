@@ -134,7 +134,8 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
         links.want({"nonsense": None, "tcp://127.0.0.1:1": None})
         clock.run(11)
 
-        assert clock.delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0, 30.0, 30.0]
+        full = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[30.0] * 6]
+        assert all(pause / 2 <= delay <= pause for delay, pause in zip(clock.delays, full, strict=True))
         assert counts.snapshot() == {"connect_failed": 12}
         assert links.made == 1  # nobody listens there: libzmq tries again by itself
 
@@ -142,5 +143,5 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
         clock.run(1)
         assert len(clock.delays) == 12, "what is no longer wanted is not tried again"
         links.want({"nonsense": None})
-        assert clock.delays[12:] == [0.5]
+        assert [delay <= 0.5 for delay in clock.delays[12:]] == [True]
         links.close()

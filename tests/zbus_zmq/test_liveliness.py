@@ -140,7 +140,7 @@ def test_a_session_that_cannot_be_opened_is_tried_again_after_pauses_that_grow(
         discovery.close()
     pauses = [after - at for at, after in itertools.pairwise(tried)]
 
-    assert all(pause >= 0.99 * 0.1 * 2**turn for turn, pause in enumerate(pauses))
+    assert all(pause >= 0.99 * 0.05 * 2**turn for turn, pause in enumerate(pauses))
     assert "no" in discovery.diagnostics()["problem"]
     assert time.monotonic() - before < 3.0  # in the middle of a pause
 

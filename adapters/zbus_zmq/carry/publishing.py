@@ -15,6 +15,7 @@ import zmq
 
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
+from zbus.util.memo import Memo
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.address.topics import topic_of
 from zbus_zmq.io.io_thread import IoThread
@@ -69,7 +70,7 @@ class Publishing:
         self._posted = self._held = False
         self._expected: frozenset[str] = frozenset()
         self._round = 0
-        self._topics: dict[str, bytes] = {}
+        self._topics: Memo[str, bytes] = Memo(TOPICS_MAX, topic_of)
 
     # any thread
 
@@ -177,7 +178,7 @@ class Publishing:
         send, topics, shape = self._send, self._topics, self._shape
         for index in range(at, len(batch)):
             key, frame = batch[index]
-            topic = topics.get(key) or self._topic(key)
+            topic = topics[key]
             if len(frame) > self._frame_bytes_max:
                 self._counts.tell(EVENT_DROPPED, "frame_too_large", key)
                 continue
@@ -191,12 +192,6 @@ class Publishing:
                 if not self._pacer.refused(parts):
                     return index
         return len(batch)
-
-    def _topic(self, key: str) -> bytes:
-        if len(self._topics) >= TOPICS_MAX:
-            self._topics.clear()
-        topic = self._topics[key] = self._topic_of(key)
-        return topic
 
     def _check_settled(self) -> None:
         if not self._capacity.settled and self._capacity.linked and self._expected <= self._subscribers.nodes:

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_CONNECT_FAILED, record
+from zbus.util.backoff import Backoff
 
 from .curve import Keys, is_public_key
 from .io_thread import IoThread
@@ -49,7 +50,7 @@ class Links:
         self._io, self._socket, self._keys, self._counts, self._schemes = io, socket, keys, counts, schemes
         self._wanted: Wanted = {}
         self._made: dict[str, str | None] = {}
-        self._failed: dict[str, tuple[float, float]] = {}  # endpoint -> when to try again, the pause after that
+        self._failed: dict[str, tuple[float, Backoff]] = {}  # endpoint -> when to try again, the pauses after that
         self._monitor = socket.get_monitor_socket(EVENTS)
         io.on_readable(self._monitor, self._read_events)
 
@@ -64,17 +65,18 @@ class Links:
         for endpoint, key in list(self._made.items()):
             if endpoint not in endpoints or endpoints[endpoint] != key:
                 self.drop(endpoint)
-        self._failed = {endpoint: pause for endpoint, pause in self._failed.items() if endpoint in endpoints}
+        self._failed = {endpoint: failed for endpoint, failed in self._failed.items() if endpoint in endpoints}
         self.retry()
 
     def retry(self) -> None:
         """Try what is wanted and not there."""
         now = time.monotonic()
         for endpoint, key in self._wanted.items():
-            due, pause = self._failed.get(endpoint, (0.0, PAUSE_S[0]))
+            due, backoff = self._failed.get(endpoint) or (0.0, Backoff(*PAUSE_S))
             if endpoint not in self._made and now >= due and not self.connect(endpoint, key):
-                self._failed[endpoint] = now + pause, min(PAUSE_S[1], pause * 2)
-                self._io.later(pause, self.retry)
+                pause_s = backoff.next()
+                self._failed[endpoint] = now + pause_s, backoff
+                self._io.later(pause_s, self.retry)
 
     def connect(self, endpoint: str, key: str | None, route: bytes | None = None) -> bool:
         """Connect now; return whether libzmq accepted the endpoint."""
