@@ -1,11 +1,12 @@
-"""Broker mode: everybody connects to brokers, and the topic frame is the whole subject.
+"""Broker mode: every process connects to the brokers, and the topic frame is the whole subject.
 
-With several brokers side by side every event goes through all of them, and all but the first copy is dropped.
-A broker also sends our own events back to us; those are dropped too.
+With several brokers, every event goes through all of them, and all copies but the first are dropped. A broker also
+returns this process's own events; those are dropped too.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,77 +17,71 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
+from zbus.util.window import Window
+from zbus_zmq.carry.capacity import Capacity
+from zbus_zmq.carry.publishing import Publishing
+from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.links import Links
+from zbus_zmq.io.receive import received
+from zbus_zmq.io.sockets import make_socket
 
-from .frames import ID_BYTES, pack, unpack
-from .link import Link
+from .frames import ID_BYTES, pack, split, unpack
 from .refusal import NotDynamo, code_of
-from .scopes import Place, place_of_subject, prefixes
-from .sender import Sender
+from .scopes import Place, place_of_key, place_of_subject, prefixes
 from .settings import ZmqSettings
-from .sockets import make_socket, received
-from .translate import Outgoing, incoming
-from .window import Window
-from .zmq_loop import ZmqLoop
+from .translate import SEEN_MAX, Identity, Outgoing, identity_of, incoming
 
-HOLD_S = 0.3  # after connecting, for the broker to tell who listens
-AGAIN_S = 0.002
+HOLD_S = 0.3  # after connecting, until the broker has sent its subscriptions
 OWN_MAX = 100_000
 SOURCE_BYTES_MAX = 150
+SCHEMES = ("tcp://", "ipc://")
 
 
 class Brokered:
-    """A `Side` of the loop: one socket towards the publishers' side of all brokers, one towards the other."""
+    """One socket to each side of the brokers. On the I/O thread, except where a method says otherwise."""
 
-    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._loop, self._counts, self._settings = loop, counts, settings
+    def __init__(
+        self, io: IoThread, counts: Counts, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
+    ) -> None:
+        self._io, self._counts, self._settings = io, counts, settings
         self._payload_bytes_max = payload_bytes_max
-        self._sender = Sender(loop, counts, "zmq broker")
-        self._sent = Link(loop, self._sender.socket)
-        self._socket: Any = make_socket(loop.context, zmq.SUB, 2 * payload_bytes_max + 64 * 1024)
-        self._heard = Link(loop, self._socket)
-        loop.watch(self._socket, self._receive_all)
-        for endpoint in settings.xsub:
-            self._sender.socket.connect(endpoint)
-        for endpoint in settings.xpub:
-            self._socket.connect(endpoint)
+        options = settings.socket_options(payload_bytes_max)
+        xpub = make_socket(io.context, zmq.XPUB, options, None, server=False)
+        xpub.set(zmq.IMMEDIATE, 1)  # events do not wait for a broker that is away: the others carry them
+        self._socket = make_socket(io.context, zmq.SUB, options, None, server=False)
+        self._publishing = Publishing(io, xpub, "", options, counts, topic_of=_topic_of, shape=split, capacity=capacity)
+        self._publishing.set_linked(False)
+        self._sending = Links(io, xpub, None, counts, SCHEMES)
+        self._sending.on_linked = self._on_linked
+        self._receiving = Links(io, self._socket, None, counts, SCHEMES)
+        io.on_readable(xpub, self._publishing.on_readable)
+        io.on_readable(self._socket, self._receive_all)
+        self._sending.want(dict.fromkeys(settings.xsub))
+        self._receiving.want(dict.fromkeys(settings.xpub))
         self._prefixes: set[bytes] = set()
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
-        self._own: dict[int, None] = {}
-        self._window = Window() if len(settings.xpub) > 1 else None
+        self._own: Window[int] = Window(OWN_MAX)  # the publishers of this process
+        self._own_lock = threading.Lock()
+        self._seen = Window[Identity](SEEN_MAX) if len(settings.xpub) > 1 else None
 
-    @property
-    def connected(self) -> bool:
-        """Whether some broker takes our events."""
-        return self._sent.up > 0
+    def send(self, events: Sequence[Outgoing]) -> None:
+        """Queue events; wait for capacity and for a broker. Any thread."""
+        with self._own_lock:
+            for event in events:
+                self._own.add(event.publisher_id)
+        self._publishing.send(
+            [(event.place.key, pack(event.publisher_id, event.sequence, event.body)) for event in events]
+        )
 
     @property
     def linked(self) -> bool:
-        """Whether some broker brings events."""
-        return self._heard.up > 0
-
-    def take(self, events: Sequence[Outgoing]) -> None:
-        """Queue events."""
-        for place, publisher_id, sequence, body in events:
-            self._own.pop(publisher_id, None)
-            self._own[publisher_id] = None
-            if len(self._own) > OWN_MAX:
-                self._own.pop(next(iter(self._own)))
-            self._sender.queue.append((pack(place.subject.encode(), publisher_id, sequence, body), len(body)))
-
-    def flush(self, now: float) -> tuple[int, int, float]:
-        """Send, while there is a broker that had the time to tell who listens."""
-        since = self._sent.since
-        if not self._sender.queue or since is None:
-            return 0, 0, now + 60.0
-        if now < since + HOLD_S:
-            return 0, 0, since + HOLD_S
-        events, size = self._sender.flush(now)
-        return events, size, now + (AGAIN_S if self._sender.queue else 60.0)
+        """Whether a broker is connected that events can arrive from. Any thread."""
+        return bool(self._receiving.connected)
 
     def wanted(self, place: Place) -> bool:
-        """Whether a broker is there and somebody behind it listens to this place."""
-        return self.connected and self._sender.wanted(place.subject.encode())
+        """Return whether a broker is connected and has a subscriber for this place. Any thread."""
+        return self._publishing.wants(place.key)
 
     def listen(self, wanted: KeySet | None, receive: Receive) -> None:
         """Receive these keys from now on."""
@@ -98,27 +93,29 @@ class Brokered:
             self._socket.unsubscribe(prefix)
         self._prefixes = needed
 
-    def close(self) -> None:
-        """Close every socket."""
-        self._sent.close()
-        self._heard.close()
-        self._sender.close()
-        self._loop.unwatch(self._socket)
-        self._socket.close(0)
+    def hurry(self) -> None:
+        """Do nothing: no event is held here."""
 
     def closed(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: no record has to be removed."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """Which brokers, and whether one of them is there."""
+        """Return the brokers, and how many of them are connected. Any thread."""
         return {
             "brokers": {"xsub": list(self._settings.xsub), "xpub": list(self._settings.xpub)},
-            "connected_xsub": self._sent.up,
-            "connected_xpub": self._heard.up,
+            "connected_xsub": len(self._sending.connected),
+            "connected_xpub": len(self._receiving.connected),
         }
 
+    def _on_linked(self, linked: bool) -> None:
+        if linked:
+            self._io.later(HOLD_S, lambda: self._publishing.set_linked(bool(self._sending.connected)))
+        else:
+            self._publishing.set_linked(False)
+
     def _receive_all(self) -> None:
-        for message in received(self._socket):
+        for frames in received(self._socket):
+            message = [frame.bytes for frame in frames]
             try:
                 frame = self._accept(message)
             except EventInvalid as error:
@@ -136,12 +133,16 @@ class Brokered:
         except UnicodeDecodeError as error:
             raise NotDynamo("subject", "a subject that is not UTF-8") from error
         frame = incoming(envelope, place, self._wanted, self._payload_bytes_max)
-        if frame is None or self._window is None:
+        if frame is None or self._seen is None:
             return frame
-        return frame if self._window.first(envelope.publisher_id, envelope.sequence, place.key) else None
+        return None if self._seen.seen(identity_of(envelope, place)) else frame
+
+
+def _topic_of(key: str) -> bytes:
+    return place_of_key(key).subject.encode()
 
 
 def _source(message: Sequence[bytes]) -> str:
-    """Who sent a message, as far as it says: a broker does not."""
+    """Return the sender of a message as far as the message names it: a broker hides the connection."""
     subject = message[0][:SOURCE_BYTES_MAX].decode(errors="replace")
     return f"{subject} of {message[1].hex()}" if len(message) > 1 and len(message[1]) == ID_BYTES else subject

@@ -1,95 +1,74 @@
 """Direct mode: publishers listen, and subscribers find them through discovery.
 
-A publisher registers itself with its first event. Its record goes when the fabric closes, or when there are so many
-that the one silent longest has to make room.
+A publisher registers itself with its first event. Its record is removed when the fabric closes, or when there are too
+many publishers and this one has been silent longest.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from zbus.errors import FabricError
+from zbus.errors import FabricError, KeyInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
 from zbus.ports.fabric import Receive
+from zbus_zmq.address.options import ZmqOptions
+from zbus_zmq.carry.capacity import Capacity
+from zbus_zmq.io.io_thread import IoThread
 
 from .filestore import FileStore
 from .frames import pack
-from .lanes import Lane, Publisher
-from .records import Channel
+from .lanes import HOLD_MAX_S, HOLD_S, Lane, Publisher
+from .records import Channel, file_name
 from .registry import Registry
 from .scopes import Place
 from .settings import ZmqSettings
 from .sources import Sources
 from .translate import Outgoing
-from .zmq_loop import ZmqLoop
 
-AGAIN_S = 0.002  # when a subscriber is full
-RETRY_S = 1.0  # when no socket could be had
+RETRY_S = 1.0  # after a socket could not be made
 LANES_MAX = 256
 PUBLISHERS_MAX = 1000
+FILE_NAME_MAX = 255
 RETIRED = "FABRIC_PUBLISHER_RETIRED"
+_LONGEST_ID = "f" * 16
 
 
 class Direct:
-    """A `Side` of the loop: lanes for what is sent, sources for what is received."""
+    """Lanes for outgoing events, sources for incoming ones. On the I/O thread, except where a method says otherwise."""
 
-    connected = True  # there is nobody in between
-
-    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._loop, self._counts, self._settings = loop, counts, settings
-        self._sources = Sources(loop, counts, payload_bytes_max)
+    def __init__(
+        self, io: IoThread, counts: Counts, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
+    ) -> None:
+        self._io, self._counts, self._capacity = io, counts, capacity
+        self._options: ZmqOptions = settings.socket_options(payload_bytes_max)
+        self._sources = Sources(io, counts, self._options, payload_bytes_max)
         self.lanes: list[Lane] = []
-        self.publishers: dict[tuple[Place, int], Publisher] = {}  # the longest unused one first
+        self.publishers: dict[tuple[Place, int], Publisher] = {}  # the one that has been silent longest first
         self._waiting: set[Publisher] = set()
         self._refused: tuple[float, FabricError] | None = None  # no new socket until then, and why
-        self._given_up: list[int] = []  # the sizes of events that will never leave
+        self._closing = False
         self._registry = Registry(FileStore(settings.store), counts, self._found)
 
-    def take(self, events: Sequence[Outgoing]) -> None:
-        """Queue events with their publishers, which register themselves at their first one."""
-        for place, publisher_id, sequence, body in events:
-            try:
-                publisher = self.publishers.pop((place, publisher_id), None) or self._join(place, publisher_id)
-            except FabricError as error:  # as when the process has too many files open
-                self._counts.tell(EVENT_DROPPED, "dropped_no_socket", place.key, detail=str(error)[:500])
-                self._given_up.append(len(body))
-                continue
-            self.publishers[place, publisher_id] = publisher
-            message = (pack(publisher.topic, publisher_id, sequence, body), len(body))
-            if publisher.held is not None:
-                publisher.held.append(message)
-            else:
-                publisher.lane.sender.queue.append(message)
-
-    def flush(self, now: float) -> tuple[int, int, float]:
-        """Let go of what waited for its publisher to be found, and send."""
-        events, size = len(self._given_up), sum(self._given_up)
-        self._given_up.clear()
-        again_at = now + 60.0
-        for publisher in list(self._waiting):
-            found_at = publisher.found_at(now, self._loop.ending)
-            if found_at <= now:
-                self._release(publisher)
-            again_at = min(again_at, max(found_at, now))
-        for lane in self.lanes:
-            sent = lane.sender.flush(now)
-            events, size = events + sent[0], size + sent[1]
-            if lane.sender.queue:
-                again_at = min(again_at, now + AGAIN_S)
-        return events, size, min(again_at, self._sources.tidy(now))
+    def send(self, events: Sequence[Outgoing]) -> None:
+        """Hand events to their publishers; wait for capacity. Any thread."""
+        fitting = [event for event in events if self._fits(event)]
+        packed = [(event, pack(event.publisher_id, event.sequence, event.body)) for event in fitting]
+        self._capacity.reserve(len(packed), sum(len(frame) for _, frame in packed))
+        self._io.post(lambda: self._take(packed))
 
     def wanted(self, place: Place) -> bool:
-        """Whether somebody listens to a publisher of this place; True while there is none to listen to."""
+        """Return whether a publisher of this place has a subscriber; True if it has no publisher yet. Any thread."""
         found = [each for (at, _), each in list(self.publishers.items()) if at == place]
-        return not found or any(each.lane.sender.wanted(each.topic) for each in found)
+        return not found or any(each.lane.publishing.wants(place.key) for each in found)
 
     @property
     def linked(self) -> bool:
-        """Whether all publishers that we listen to are connected."""
+        """Whether all publishers that are listened to are connected. Any thread."""
         return self._sources.linked
 
     def listen(self, wanted: KeySet | None, receive: Receive) -> None:
@@ -97,7 +76,7 @@ class Direct:
         self._sources.listen(wanted, receive)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Who we are to others, and whom we listen to."""
+        """Return this process's endpoints and publishers, and those that it listens to. Any thread."""
         return {
             "listening": [lane.endpoint for lane in list(self.lanes)],
             "publishers": len(self.publishers),
@@ -105,18 +84,36 @@ class Direct:
             **self._registry.diagnostics(),
         }
 
-    def close(self) -> None:
-        """Close every socket."""
-        for lane in self.lanes:
-            lane.sender.close()
-        self._sources.close()
+    def hurry(self) -> None:
+        """Hold events no longer than necessary, because the fabric closes."""
+        self._closing = True
+        self._release_found()
 
     def closed(self) -> None:
-        """Take our records back: not earlier, or subscribers would leave before they have everything."""
+        """Remove this process's records, now that its sockets are closed. Any thread.
+
+        Not earlier, or subscribers would disconnect before they have received everything.
+        """
         self._registry.close()
 
+    def _take(self, events: Sequence[tuple[Outgoing, bytes]]) -> None:
+        ready: dict[Lane, list[tuple[str, bytes]]] = {}
+        for event, packed in events:
+            known = event.place, event.publisher_id
+            try:
+                publisher = self.publishers.pop(known, None) or self._join(*known)
+            except FabricError as error:  # such as too many open files
+                self._counts.tell(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
+                self._capacity.release(1, len(packed))
+                continue
+            self.publishers[known] = publisher
+            batch = publisher.held if publisher.held is not None else ready.setdefault(publisher.lane, [])
+            batch.append((event.place.key, packed))
+        for lane, batch in ready.items():
+            lane.publishing.queue(batch)
+
     def _found(self, channels: dict[str, Channel]) -> None:  # on the registry's thread
-        self._loop.post(lambda: self._sources.found(channels))
+        self._io.post(lambda: self._sources.found(channels))
 
     def _join(self, place: Place, publisher_id: int) -> Publisher:
         if len(self.publishers) >= PUBLISHERS_MAX:
@@ -125,13 +122,24 @@ class Direct:
         publisher = Publisher(Channel(place, publisher_id, lane.endpoint), lane)
         lane.publishers[place.topic] = publisher
         self._waiting.add(publisher)
-
-        def registered() -> None:  # on the registry's thread
-            publisher.registered_at = time.monotonic()
-            self._loop.post(lambda: None)
-
-        self._registry.register(publisher.channel, registered)
+        self._registry.register(publisher.channel, lambda: self._io.post(lambda: self._registered(publisher)))
         return publisher
+
+    def _registered(self, publisher: Publisher) -> None:
+        publisher.registered_at = time.monotonic()
+        self._io.later(HOLD_S, self._release_found)
+        self._io.later(HOLD_MAX_S, self._release_found)
+
+    def _release_found(self) -> None:
+        now = time.monotonic()
+        for publisher in [each for each in self._waiting if each.is_found(now, self._closing)]:
+            self._release(publisher)
+
+    def _release(self, publisher: Publisher) -> None:
+        self._waiting.discard(publisher)
+        held, publisher.held = publisher.held, None
+        if held:
+            publisher.lane.publishing.queue(held)
 
     def _lane_without(self, topic: str) -> Lane:
         for lane in self.lanes:
@@ -148,22 +156,28 @@ class Direct:
         if self._refused is not None and time.monotonic() < self._refused[0]:
             raise self._refused[1]
         try:
-            self.lanes.append(Lane(self._loop, self._counts, self._settings))
+            self.lanes.append(Lane(self._io, self._counts, self._options, self._capacity, self._release_found))
         except FabricError as error:
             self._refused = time.monotonic() + RETRY_S, error
             raise
         return self.lanes[-1]
 
     def _retire(self, known: tuple[Place, int]) -> None:
-        """Forget the publisher that was silent longest. It registers again when it is not."""
+        """Forget the publisher that has been silent longest. It registers again with its next event."""
         publisher = self.publishers.pop(known)
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)
         self._counts.tell(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
 
-    def _release(self, publisher: Publisher) -> None:
-        self._waiting.discard(publisher)
-        if publisher.held is not None:
-            publisher.lane.sender.queue.extend(publisher.held)
-            publisher.held = None
+    def _fits(self, event: Outgoing) -> bool:
+        if _record_fits(event.place):
+            return True
+        reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
+        self._counts.tell(EVENT_DROPPED, "refused_key", event.place.key, detail=reason[:500])
+        return False
+
+
+@lru_cache(maxsize=16_384)
+def _record_fits(place: Place) -> bool:
+    return len(file_name(f"{place.path}/{_LONGEST_ID}")) <= FILE_NAME_MAX

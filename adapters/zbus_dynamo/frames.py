@@ -17,10 +17,26 @@ HEADER_BYTES = 5
 ID_BYTES = 8
 
 
-def pack(topic: bytes, publisher_id: int, sequence: int, body: bytes) -> list[bytes]:
-    """The frames of an encoded envelope. `topic` is the bare topic, or with a broker the whole subject."""
-    header = bytes([VERSION]) + len(body).to_bytes(4)
-    return [topic, publisher_id.to_bytes(ID_BYTES), sequence.to_bytes(ID_BYTES), header + body]
+def pack(publisher_id: int, sequence: int, body: bytes) -> bytes:
+    """Return all frames of an encoded envelope but the topic, in one piece. `split` makes a message of them."""
+    return b"".join(
+        (
+            publisher_id.to_bytes(ID_BYTES),
+            sequence.to_bytes(ID_BYTES),
+            bytes([VERSION]),
+            len(body).to_bytes(4),
+            body,
+        )
+    )
+
+
+def split(topic: bytes, packed: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the frames of a message. `topic` is the bare topic, or the whole subject if a broker is in between.
+
+    >>> [len(frame) for frame in split(b"t", pack(1, 2, b"body"))]
+    [1, 8, 8, 9]
+    """
+    return topic, packed[:ID_BYTES], packed[ID_BYTES : 2 * ID_BYTES], packed[2 * ID_BYTES :]
 
 
 def unpack(frames: Sequence[bytes]) -> tuple[bytes, Envelope]:

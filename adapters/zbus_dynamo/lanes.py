@@ -1,57 +1,75 @@
-"""The publishers of this process as others see them, and the sockets that they share.
+"""The publishers of this process as other processes see them, and the sockets that they share.
 
-All of them share one socket as far as the wire allows. It does not allow two of the same topic: a message names its
-topic but not its scope, and Dynamo's subscribers take everything of the topic that a socket offers for events of the
-one publisher whose record led there. So a second publisher of a topic gets a second socket, a *lane*.
+All publishers share one socket as far as the wire allows. Two publishers of the same topic cannot: a message names its
+topic but not its scope, and a subscriber of Dynamo attributes every message of the topic on a socket to the one
+publisher whose record led there. So a second publisher of a topic gets a second socket, called a *lane*.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 
 import zmq
 
+from zbus.errors import FabricError
 from zbus.observe.counters import Counts
+from zbus_zmq.address.options import ZmqOptions
+from zbus_zmq.carry.capacity import Capacity
+from zbus_zmq.carry.publishing import Publishing
+from zbus_zmq.io.failures import zmq_errors
+from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.sockets import bind, make_socket
 
+from .frames import split
 from .records import Channel
-from .sender import Sender
-from .settings import ZmqSettings
-from .sockets import zmq_errors
-from .zmq_loop import ZmqLoop
+from .scopes import place_of_key
 
-# A new publisher's first events wait for subscribers to see its record and to connect: so long in any case, and
-# so long where nobody does.
+# The first events of a new publisher wait until subscribers have read its record and connected: HOLD_S in any case, and
+# up to HOLD_MAX_S while there is no subscriber.
 HOLD_S, HOLD_MAX_S = 0.3, 2.0
 
 
 class Lane:
-    """One listening socket, with at most one publisher of each topic."""
+    """One listening socket, with at most one publisher of each topic. `publishing` sends what is queued on it."""
 
-    def __init__(self, loop: ZmqLoop, counts: Counts, settings: ZmqSettings) -> None:
-        with zmq_errors("make a socket"):
-            self.sender = Sender(loop, counts, "zmq")
+    def __init__(
+        self, io: IoThread, counts: Counts, options: ZmqOptions, capacity: Capacity, subscribed: Callable[[], None]
+    ) -> None:
+        """`subscribed` is called on the I/O thread after subscriptions have changed."""
         self.publishers: dict[str, Publisher] = {}  # by topic
-        with zmq_errors(f"listen on {settings.host}"):
-            try:
-                self.sender.socket.bind(f"tcp://{settings.host}:0")
-            except zmq.ZMQError:
-                self.sender.close()
-                raise
-        port = self.sender.socket.last_endpoint.decode().rpartition(":")[2]
-        self.endpoint = f"tcp://{settings.advertise}:{port}"
+        with zmq_errors("make a socket"):
+            socket = make_socket(io.context, zmq.XPUB, options, None, server=True)
+        try:
+            self.endpoint = bind(socket, options.bind, options)
+        except FabricError:
+            socket.close(0)
+            raise
+        self.publishing = Publishing(
+            io, socket, "", options, counts, topic_of=_topic_of, shape=split, capacity=capacity
+        )
+
+        def on_readable() -> None:
+            self.publishing.on_readable()
+            subscribed()
+
+        io.on_readable(socket, on_readable)
 
 
 class Publisher:
-    """One publisher of this process, as others see it."""
+    """One publisher of this process, as other processes see it."""
 
     def __init__(self, channel: Channel, lane: Lane) -> None:
         self.channel, self.lane = channel, lane
-        self.topic = channel.place.topic.encode()
         self.registered_at: float | None = None
-        self.held: deque[tuple[list[bytes], int]] | None = deque()
+        self.held: list[tuple[str, bytes]] | None = []  # None once its events need not wait any more
 
-    def found_at(self, now: float, hurry: bool) -> float:
-        """When its events need to wait no longer, as far as can be said now."""
+    def is_found(self, now: float, hurry: bool) -> bool:
+        """Return whether the subscribers of this publisher have had enough time to connect."""
         if self.registered_at is None:
-            return now + 60.0
-        return self.registered_at + (HOLD_S if hurry or self.lane.sender.wanted(self.topic) else HOLD_MAX_S)
+            return False
+        subscribed = self.lane.publishing.wants(self.channel.place.key)
+        return now >= self.registered_at + (HOLD_S if hurry or subscribed else HOLD_MAX_S)
+
+
+def _topic_of(key: str) -> bytes:
+    return place_of_key(key).topic.encode()

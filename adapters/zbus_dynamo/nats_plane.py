@@ -12,14 +12,14 @@ from zbus.errors import EventInvalid, FabricLacks
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+from zbus.util.window import Window
 from zbus_nats.connection import Connection, Phase, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
 from .refusal import code_of
 from .scopes import check_expressions, place_of_key, place_of_subject, subjects
-from .translate import incoming, outgoing
-from .window import Window
+from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
@@ -50,7 +50,7 @@ class DynamoNats:
         self._sids: dict[str, int] = {}  # by subject
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
-        self._window: Window | None = None  # while one set of subscriptions takes over from another
+        self._seen: Window[Identity] | None = None  # while one set of subscriptions takes over from another
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Hand over events. What this wire cannot carry is left out, counted and reported."""
@@ -74,9 +74,9 @@ class DynamoNats:
 
         def phase(now: Phase) -> None:  # on the connection's thread, as is the sink
             if now is Phase.BOTH_BEGIN:
-                self._wanted, self._receive, self._window = wanted, receive, Window()
+                self._wanted, self._receive, self._seen = wanted, receive, Window(SEEN_MAX)
             elif now is Phase.DONE:
-                self._window = None
+                self._seen = None
 
         added = [Subscribed(subject, "", self._heard) for subject in new]
         sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], phase)
@@ -122,8 +122,8 @@ class DynamoNats:
             source = subject.decode(errors="replace")
             self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source, detail=str(error)[:500])
             return
-        window = self._window
-        if frame is not None and (window is None or window.first(found.publisher_id, found.sequence, place.key)):
+        seen = self._seen
+        if frame is not None and (seen is None or not seen.seen(identity_of(found, place))):
             receive(frame, None)
 
 

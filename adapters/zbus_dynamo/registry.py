@@ -14,6 +14,7 @@ from collections.abc import Callable
 from zbus.errors import EventInvalid, FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
+from zbus.util.backoff import Backoff
 
 from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
 from .records import Channel, read, record_key, write
@@ -71,21 +72,22 @@ class Registry:
             self._wake.notify()
 
     def _run(self) -> None:
-        pause = POLL_S
+        backoff = Backoff(2 * POLL_S, RETRY_MAX_S)
         while not self._ended:
+            retry_s = None
             try:
                 self._write_ordered()
                 self._look()
                 if time.monotonic() >= self._touch_at:
                     self._touch_at = time.monotonic() + TOUCH_S
                     self._keep_alive()
-                pause = POLL_S
+                backoff.reset()
             except Exception as error:  # whatever lies in the store, the watch goes on
                 self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
-                pause = min(RETRY_MAX_S, pause * 2)
+                retry_s = backoff.next()
             with self._wake:
-                if not self._ended and not (self._orders and pause == POLL_S):
-                    self._wake.wait(pause)
+                if not self._ended and (retry_s is not None or not self._orders):
+                    self._wake.wait(retry_s or POLL_S)
 
     def _write_ordered(self) -> None:
         while self._orders:

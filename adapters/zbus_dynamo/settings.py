@@ -1,4 +1,4 @@
-"""Where ZMQ publishers listen and what they tell of it, from the URL, `options` and Dynamo's environment.
+"""Where ZMQ publishers listen and which address they advertise, from the URL, `options` and Dynamo's environment.
 
 zmq                                      loopback, the store that Dynamo uses
 zmq://0.0.0.0?advertise=10.1.2.3         every interface; others connect to the address advertised
@@ -13,8 +13,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from zbus.errors import ConfigInvalid
+from zbus_zmq.address.options import BROKER_VARIABLE, ZmqOptions, from_url, read_broker_variable
 
 from .filestore import default_root
 
@@ -23,6 +25,8 @@ _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104  recognised in order to ref
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]|\*")
 _BROKER = re.compile(r"(tcp|ipc)://\S+")
 _KNOWN = ("advertise", "store", "xsub", "xpub")
+HIGH_WATER = 100_000  # as Dynamo has it
+MESSAGE_SLACK_BYTES = 64 * 1024
 
 
 class ZmqSettings(NamedTuple):
@@ -34,23 +38,30 @@ class ZmqSettings(NamedTuple):
     xsub: tuple[str, ...] = ()
     xpub: tuple[str, ...] = ()
 
+    def socket_options(self, payload_bytes_max: int) -> ZmqOptions:
+        """Return the options of the sockets."""
+        message_bytes_max = min(2 * payload_bytes_max + MESSAGE_SLACK_BYTES, (1 << 31) - 1)
+        options = ZmqOptions(hwm=HIGH_WATER, max_message_bytes=message_bytes_max)
+        if self.xsub:
+            return options
+        listening = {"bind": f"tcp://{self.host}:*", "advertise": f"tcp://{self.advertise}:{{port}}"}
+        return options.model_copy(update=listening)
+
 
 def zmq_settings(url: str, options: Mapping[str, str]) -> ZmqSettings:
-    """What a URL asks for; `ConfigInvalid` with the reason where it makes no sense."""
-    host, _, query = url.partition("://")[2].partition("?")
-    given = {name: value for name, value in options.items() if name in _KNOWN}
-    for part in filter(None, query.split("&")):
-        name, _, value = part.partition("=")
-        if name not in _KNOWN:
-            raise ConfigInvalid("transport", f"there is no {name!r} for zmq on the dynamo wire: {', '.join(_KNOWN)}")
-        given[name] = value
+    """Return the settings of a URL. Raises `ConfigInvalid` if they are malformed or contradict each other."""
+    host = urlsplit(url if "://" in url else "").netloc
+    named = from_url(url)
+    for name in named.keys() - set(_KNOWN):
+        raise ConfigInvalid("transport", f"there is no {name!r} for zmq on the dynamo wire: {', '.join(_KNOWN)}")
+    given = {name: value for name, value in options.items() if name in _KNOWN} | named
     store = Path(given["store"]) if given.get("store") else default_root()
     xsub, xpub = _split(given.get("xsub", "")), _split(given.get("xpub", ""))
     if not (xsub or xpub) and not host:
         xsub, xpub = _from_environment()
     if xsub or xpub or host == "broker":
         return ZmqSettings("", "", store, *_checked(xsub, xpub))
-    host = host.rstrip("/") or LOOPBACK
+    host = host or LOOPBACK
     if not _HOST.fullmatch(host):
         raise ConfigInvalid(
             "transport", "zmq on the dynamo wire takes a host without a port: publishers get a free one"
@@ -58,20 +69,20 @@ def zmq_settings(url: str, options: Mapping[str, str]) -> ZmqSettings:
     advertise = given.get("advertise") or host
     if advertise in _EVERYWHERE or not _HOST.fullmatch(advertise):
         raise ConfigInvalid("transport", "listening on every interface needs the address for others: ?advertise=HOST")
-    return ZmqSettings("*" if host in _EVERYWHERE[:2] else host, advertise, store)
+    if host in _EVERYWHERE:
+        host = "[::]" if "[" in advertise else "*"
+    return ZmqSettings(host, advertise, store)
 
 
 def _from_environment() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`DYN_ZMQ_BROKER_URL`, written `xsub=a;b , xpub=c;d`."""
-    given = os.environ.get("DYN_ZMQ_BROKER_URL")
+    """Return the brokers of `DYN_ZMQ_BROKER_URL`, which is written `xsub=a;b , xpub=c;d`."""
+    given = os.environ.get(BROKER_VARIABLE)
     if not given:
         if os.environ.get("DYN_ZMQ_BROKER_ENABLED", "").strip().lower() in ("1", "true", "yes", "on"):
             reason = "DYN_ZMQ_BROKER_ENABLED is not followed: name the brokers in DYN_ZMQ_BROKER_URL"
             raise ConfigInvalid("transport", reason)
         return (), ()
-    parts = dict(part.strip().partition("=")[::2] for part in given.split(","))
-    if set(parts) != {"xsub", "xpub"}:
-        raise ConfigInvalid("transport", "DYN_ZMQ_BROKER_URL is written like 'xsub=tcp://a:1 , xpub=tcp://a:2'")
+    parts = read_broker_variable(given)
     return _checked(_split(parts["xsub"]), _split(parts["xpub"]))
 
 

@@ -1,14 +1,13 @@
-"""The publishers of other processes that this one listens to: one connection for each endpoint.
+"""The publishers of other processes that this one listens to: one socket for each endpoint.
 
-A message says its topic and its publisher but not its scope, so it is known by the endpoint that it came
-from and the records that led there. A record that disappears is honoured a moment longer, for what is on its way.
+A message names its topic and its publisher but not its scope, so its key follows from the endpoint that it came from
+and the records that led there. A record that disappears is kept a moment longer, for messages that are still in flight.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import zmq
 
@@ -17,33 +16,52 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
+from zbus_zmq.address.options import ZmqOptions
+from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.links import Links
+from zbus_zmq.io.receive import received
+from zbus_zmq.io.sockets import make_socket
 
 from .frames import unpack
-from .link import Link
 from .records import Channel
 from .refusal import NotDynamo, code_of
 from .scopes import Place
-from .sockets import make_socket, received
 from .translate import incoming
-from .zmq_loop import ZmqLoop
 
 DRAIN_S = 1.0
-RETRY_S = 1.0
-MESSAGE_SLACK_BYTES = 64 * 1024
+RETRY_S = 1.0  # after a socket could not be made
 
-Topics = dict[bytes, dict[int, Place]]  # who publishes a topic, and in which scope
+Topics = dict[bytes, dict[int, Place]]  # topic -> its publishers, and the scope of each
 
 
 class Source:
-    """A connection to one endpoint."""
+    """A socket that is connected to one endpoint."""
 
-    def __init__(self, loop: ZmqLoop, endpoint: str, message_bytes_max: int) -> None:
-        self.endpoint, self.topics = endpoint, Topics()
-        self.socket: Any = make_socket(loop.context, zmq.SUB, message_bytes_max)
-        self.link = Link(loop, self.socket)
+    def __init__(self, io: IoThread, endpoint: str, options: ZmqOptions, counts: Counts) -> None:
+        self.endpoint, self.topics, self._io = endpoint, Topics(), io
+        self.socket = make_socket(io.context, zmq.SUB, options, None, server=False)
+        try:
+            self._links = Links(io, self.socket, None, counts)
+        except zmq.ZMQError:
+            self.socket.close(0)
+            raise
+        self._links.want({endpoint: None})
+
+    @property
+    def connected(self) -> bool:
+        """Whether the endpoint is connected."""
+        return bool(self._links.connected)
+
+    def subscribe(self, topics: Topics) -> None:
+        """Subscribe to these topics and to no others."""
+        for topic in topics.keys() - self.topics.keys():
+            self.socket.subscribe(topic)
+        for topic in self.topics.keys() - topics.keys():
+            self.socket.unsubscribe(topic)
+        self.topics = topics
 
     def place(self, topic: bytes, publisher_id: int) -> Place | None:
-        """Where a message belongs; None for a topic that only begins like one of ours."""
+        """Return where a message belongs, or None for a topic that only starts like one that is subscribed to."""
         places = self.topics.get(topic)
         if places is None:
             return None
@@ -55,24 +73,31 @@ class Source:
             raise NotDynamo("publisher_unknown", text)
         return found
 
+    def close(self) -> None:
+        """Close the socket."""
+        self._io.forget(self.socket)
+        self._links.close()
+        self.socket.close(0)
+
 
 class Sources:
-    """Connects, subscribes, receives, and lets go of the dead. On the loop's thread, but for `linked`."""
+    """Connects, subscribes and receives. On the I/O thread; `linked` and `connections` may be called on any thread."""
 
-    def __init__(self, loop: ZmqLoop, counts: Counts, payload_bytes_max: int) -> None:
-        self._loop, self._counts, self._payload_bytes_max = loop, counts, payload_bytes_max
+    def __init__(self, io: IoThread, counts: Counts, options: ZmqOptions, payload_bytes_max: int) -> None:
+        self._io, self._counts, self._options, self._payload_bytes_max = io, counts, options, payload_bytes_max
         self._channels: dict[str, Channel] = {}
-        self._gone: dict[str, float] = {}
+        self._gone: dict[str, float] = {}  # records that have disappeared, and when to forget each
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
-        self._again_at: float | None = None  # when to try what failed
+        self._retrying = False
         self.by_endpoint: dict[str, Source] = {}
 
     def found(self, channels: Mapping[str, Channel]) -> None:
-        """These are the records that there are now."""
-        now = time.monotonic()
-        for name in self._channels.keys() - channels.keys():
-            self._gone.setdefault(name, now + DRAIN_S)
+        """Take over the records that exist now."""
+        gone = self._channels.keys() - channels.keys() - self._gone.keys()
+        if gone:
+            self._gone.update(dict.fromkeys(gone, time.monotonic() + DRAIN_S))
+            self._io.later(DRAIN_S, self._forget_gone)
         self._channels.update(channels)
         for name in channels:
             self._gone.pop(name, None)
@@ -85,28 +110,25 @@ class Sources:
 
     @property
     def linked(self) -> bool:
-        """Whether every endpoint that we listen to is connected."""
+        """Whether every endpoint that is listened to is connected."""
         return all(self.connections().values())
 
     def connections(self) -> dict[str, bool]:
-        """Every endpoint that we listen to, and whether it is connected."""
-        return {source.endpoint: source.link.up > 0 for source in list(self.by_endpoint.values())}
+        """Return every endpoint that is listened to, and whether it is connected."""
+        return {source.endpoint: source.connected for source in list(self.by_endpoint.values())}
 
-    def tidy(self, now: float) -> float:
-        """Let go of what disappeared a while ago; returns when to look again."""
-        gone = [name for name, at in self._gone.items() if at <= now]
-        for name in gone:
+    def _forget_gone(self) -> None:
+        now = time.monotonic()
+        due = [name for name, at in self._gone.items() if at <= now]
+        for name in due:
             del self._gone[name]
             self._channels.pop(name, None)
-        if gone or (self._again_at is not None and self._again_at <= now):
-            self._again_at = None
+        if due:
             self._arrange()
-        return min(self._again_at or now + 60.0, *self._gone.values(), now + 60.0)
 
-    def close(self) -> None:
-        """Close every connection."""
-        for endpoint in list(self.by_endpoint):
-            self._drop(endpoint)
+    def _retry(self) -> None:
+        self._retrying = False
+        self._arrange()
 
     def _arrange(self) -> None:
         needed: dict[str, Topics] = {}
@@ -116,44 +138,30 @@ class Sources:
                 topics = needed.setdefault(endpoint, {})
                 topics.setdefault(place.topic.encode(), {})[channel.publisher_id] = place
         for endpoint in self.by_endpoint.keys() - needed.keys():
-            self._drop(endpoint)
+            self.by_endpoint.pop(endpoint).close()
         for endpoint, topics in needed.items():
             try:
-                self._connect(endpoint, topics)
-            except zmq.ZMQError as error:
-                self._drop(endpoint)
-                self._again_at = time.monotonic() + RETRY_S
+                source = self.by_endpoint.get(endpoint) or self._open(endpoint)
+            except zmq.ZMQError as error:  # such as too many open files
+                if not self._retrying:
+                    self._retrying = True
+                    self._io.later(RETRY_S, self._retry)
                 self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
+                continue
+            source.subscribe(topics)
 
-    def _connect(self, endpoint: str, topics: Topics) -> None:
-        source = self.by_endpoint.get(endpoint) or self._new(endpoint)
-        for topic in topics.keys() - source.topics.keys():
-            source.socket.subscribe(topic)
-        for topic in source.topics.keys() - topics.keys():
-            source.socket.unsubscribe(topic)
-        source.topics = topics
-
-    def _new(self, endpoint: str) -> Source:
-        """ZMQ itself tries again for ever where nobody answers."""
-        source = Source(self._loop, endpoint, 2 * self._payload_bytes_max + MESSAGE_SLACK_BYTES)
-        self.by_endpoint[endpoint] = source
-        self._loop.watch(source.socket, lambda: self._heard(source))
-        source.socket.connect(endpoint)
+    def _open(self, endpoint: str) -> Source:
+        source = self.by_endpoint[endpoint] = Source(self._io, endpoint, self._options, self._counts)
+        self._io.on_readable(source.socket, lambda: self._receive_from(source))
         return source
 
-    def _drop(self, endpoint: str) -> None:
-        source = self.by_endpoint.pop(endpoint)
-        self._loop.unwatch(source.socket)
-        source.link.close()
-        source.socket.close(0)
-
-    def _heard(self, source: Source) -> None:
+    def _receive_from(self, source: Source) -> None:
         wanted, receive = self._wanted, self._receive
         assert wanted is not None
         assert receive is not None
-        for message in received(source.socket):
+        for frames in received(source.socket):
             try:
-                topic, envelope = unpack(message)
+                topic, envelope = unpack([frame.bytes for frame in frames])
                 place = source.place(topic, envelope.publisher_id)
                 if place is None:
                     continue

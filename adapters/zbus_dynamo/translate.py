@@ -21,6 +21,9 @@ from .refusal import NotDynamo
 from .scopes import Place, place_of_key
 
 EVENT_CHANGED = "EVENT_CHANGED"
+SEEN_MAX = 100_000  # events that a receiver remembers, if each may arrive more than once
+
+Identity = tuple[int, int, str]
 
 
 class Outgoing(NamedTuple):
@@ -46,6 +49,14 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Ou
                 counts.tell(EVENT_CHANGED, "headers_left_out", key, detail="the dynamo wire carries none; sent without")
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
             yield Outgoing(place, event.publisher_id, event.sequence, body)
+
+
+def identity_of(found: Envelope, place: Place) -> Identity:
+    """Return the identity of an event: publisher, sequence and key.
+
+    The key belongs to it, because processes of an older Dynamo gave all of their publishers one id.
+    """
+    return found.publisher_id, found.sequence, place.key
 
 
 def incoming(found: Envelope, place: Place, wanted: KeySet, payload_bytes_max: int) -> bytes | None:

@@ -1,28 +1,29 @@
 """Dynamo's event plane over ZMQ as a `Fabric`: direct from process to process, or through brokers.
 
-The core hands over frames of zbus and gets such frames; on the sockets there is nothing but Dynamo's wire.
+The core exchanges zbus frames with this module; the sockets carry only Dynamo's wire. The I/O thread, the sockets,
+their connections and the queues are those of the ZMQ adapter.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import EventInvalid, FabricError, FabricLacks, KeyInvalid
+import zmq
+
+from zbus.errors import EventInvalid, FabricLacks
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
+from zbus_zmq.carry.capacity import Capacity
+from zbus_zmq.io.io_thread import IoThread
 
 from .broker import Brokered
 from .direct import Direct
-from .records import file_name
-from .scopes import Place, check_expressions, place_of_key
+from .scopes import check_expressions, place_of_key
 from .settings import ZmqSettings, zmq_settings
-from .sockets import zmq_errors
-from .translate import Outgoing, outgoing
-from .zmq_loop import ZmqLoop
+from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made
-BROKER_S = 2.0  # how long send() waits for a broker
-FILE_NAME_MAX = 255
-_LONGEST_ID = "f" * 16
+FLUSH_S = 2.0  # how long close() waits until the queued events have been sent
+CLOSE_S = 5.0  # how long close() waits for the sockets after that
+SOCKETS_MAX = 16_384  # one for each endpoint that is listened to, and one for its events
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoZmq:
-    """Open what the URL asks for. Nothing listens before the first event is sent."""
+    """Open the fabric of a URL. No socket listens before the first event is sent."""
     return DynamoZmq(zmq_settings(url, config.options_for("zmq")), config.payload_bytes_max)
 
 
@@ -47,86 +48,75 @@ class DynamoZmq:
     networked = True
     events_only = True
     dense = True
-    trust = "none"  # those that it speaks to know nothing of nodes
+    trust = "none"  # its peers know nothing of nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._settings = settings
         self._counts = Counts(self.name)
-        self._loop = ZmqLoop()
-        self._side: Direct | Brokered
-        kind = Brokered if settings.xsub else Direct
+        self._capacity = Capacity(f"no broker is connected at {', '.join(settings.xsub)}")
+        self._closed = False
+        self._io = IoThread("zbus-dynamo", self._counts)
+        self._io.context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        kind: type[Direct] | type[Brokered] = Brokered if settings.xsub else Direct
         try:
-            with zmq_errors("open its sockets"):
-                self._side = kind(self._loop, self._counts, settings, payload_bytes_max)
-        except FabricError:
-            self._loop.context.destroy(0)
-            self._loop.close()
+            self._side: Direct | Brokered = self._io.call(
+                "open its sockets", lambda: kind(self._io, self._counts, settings, payload_bytes_max, self._capacity)
+            )
+        except BaseException:
+            self._io.close(CLOSE_S)
             raise
-        self._loop.start(self._side)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Hand over events. What this wire cannot carry is left out, counted and reported."""
-        if not self._side.connected:
-            self._await_broker()
-        self._loop.hand_over([event for event in outgoing(frames, self._counts) if self._fits(event)])
+        """Hand over events. Whatever this wire cannot carry is left out, counted and reported."""
+        self._side.send(list(outgoing(frames, self._counts)))
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive what these match. Those that match nothing on this wire are named, the others are in force."""
+        """Receive the events that these expressions match. Raises `FabricLacks` if one of them can match nothing here.
+
+        The other expressions are active even then.
+        """
         wanted = KeySet(expressions) if expressions else None
-        self._loop.wait_for(lambda: self._side.listen(wanted, receive))
+        self._io.call("subscribe", lambda: self._side.listen(wanted, receive))
         deadline = time.monotonic() + LINK_S
         while wanted is not None and not self._side.linked and time.monotonic() < deadline:
             time.sleep(0.005)
         check_expressions(NAME, expressions)
 
     def ready(self, key: str) -> bool:
-        """Whether somebody subscribed to `key`, as far as this end can tell."""
+        """Return whether `key` has a subscriber, as far as this end can tell."""
         try:
             return self._side.wanted(place_of_key(key))
         except EventInvalid:
             return True  # waiting would not help: it is refused when it is sent
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
-        """Not on this wire."""
+        """Raise `FabricLacks`: this wire has no requests."""
         if keys:
             raise FabricLacks(NAME, "answering questions on the dynamo wire")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Not on this wire."""
+        """Raise `FabricLacks`: this wire has no requests."""
         raise FabricLacks(NAME, "asking questions on the dynamo wire")
 
     def check(self, key: str) -> None:
-        """Scope and topic: two to four segments."""
+        """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""
         place_of_key(key)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What there is, and what went wrong."""
-        found = {"fabric": self.name, "networked": True, "queued_events": self._loop.queued}
+        """Return the endpoints, the connections, the queue and the counters."""
+        found = {"fabric": self.name, "networked": True, "queued_events": self._capacity.messages}
         return found | self._side.diagnostics() | {"counts": self._counts.snapshot()}
 
     def close(self) -> None:
-        """Send what is left, close, and take our records back, in bounded time. Safe to call twice."""
-        self._loop.close()
-
-    def _await_broker(self) -> None:
-        deadline = time.monotonic() + BROKER_S
-        while not self._side.connected:
-            if time.monotonic() > deadline:
-                raise FabricError(f"no broker answers at {', '.join(self._settings.xsub)}; nothing was sent")
-            time.sleep(0.01)
-
-    def _fits(self, event: Outgoing) -> bool:
-        if self._settings.xsub or _record_fits(event.place):
-            return True
-        reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
-        self._counts.tell(EVENT_DROPPED, "refused_key", event.place.key, detail=reason[:500])
-        return False
-
-
-@lru_cache(maxsize=16_384)
-def _record_fits(place: Place) -> bool:
-    return len(file_name(f"{place.path}/{_LONGEST_ID}")) <= FILE_NAME_MAX
+        """Send the queued events, close the sockets and remove our records, in bounded time. Safe to call twice."""
+        self._capacity.close()
+        if not self._closed:
+            self._closed = True
+            self._io.post(self._side.hurry)
+            if not self._capacity.wait_empty(FLUSH_S):
+                self._counts.tell(EVENT_DROPPED, "closed_before_sent", self.name, self._capacity.messages)
+        self._io.close(CLOSE_S)
+        self._side.closed()
 
 
 if TYPE_CHECKING:

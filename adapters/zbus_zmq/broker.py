@@ -19,21 +19,20 @@ from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 from .address.options import ZmqOptions
 from .address.topics import MARK, node_of
-from .io.curve import attach_doorman, open_keys
+from .io.curve import attach_authenticator, open_keys
 from .io.io_thread import IoThread
 from .io.pacing import LAST, MORE, PacedSender, quick_send
+from .io.receive import BURST_MESSAGES, NOBLOCK, received
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 
-BURST_MESSAGES = 1000
 RETRY_S = 0.002
 SUBSCRIPTIONS_MAX = 1_000_000
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 @dataclass
-class Passed:
-    """What went through since the last report."""
+class BrokerStats:
+    """Messages and bytes that were forwarded."""
 
     messages: int = 0
     size: int = 0
@@ -46,7 +45,7 @@ class Broker:
         self._counts = Counts("zmq broker")
         self._keys = open_keys(options, self._counts)
         self._options = options
-        self._passed, self._total = Passed(), Passed()
+        self._recent, self._total = BrokerStats(), BrokerStats()  # recent: since the last report
         self._since = time.monotonic()
         self._subscriptions: set[bytes] = set()
         self._held: list[bytes] | None = None
@@ -68,7 +67,7 @@ class Broker:
     def _open(self, xsub: str, xpub: str) -> None:
         context = self._io.context
         if self._keys is not None:
-            attach_doorman(context, self._keys, self._counts, self._io.on_readable)
+            attach_authenticator(context, self._keys, self._counts, self._io.on_readable)
         self._in = make_socket(context, zmq.XSUB, self._options, self._keys, server=True)
         self._out = make_socket(context, zmq.XPUB, self._options, self._keys, server=True)
         self._pacer = PacedSender(self._io, self._out, self._options.stall_s, self._counts, b"", self._marks)
@@ -81,23 +80,23 @@ class Broker:
 
     def _report(self) -> dict[str, Any]:
         now = time.monotonic()
-        passed, self._passed = self._passed, Passed()
+        recent, self._recent = self._recent, BrokerStats()
         elapsed, self._since = max(now - self._since, 1e-9), now
-        self._total.messages += passed.messages
-        self._total.size += passed.size
+        self._total.messages += recent.messages
+        self._total.size += recent.size
         marks = sum(each[:1] == bytes([MARK]) for each in self._subscriptions)
         return {
             "subscriptions": len(self._subscriptions) - marks,
             "nodes": marks,  # each says by a mark that it is there
-            "messages_per_s": round(passed.messages / elapsed, 1),
-            "bytes_per_s": round(passed.size / elapsed, 1),
+            "messages_per_s": round(recent.messages / elapsed, 1),
+            "bytes_per_s": round(recent.size / elapsed, 1),
             "messages": self._total.messages,
             "bytes": self._total.size,
             "counts": self._counts.snapshot(),
         }
 
     def _forward(self) -> None:
-        recv, send, passed = self._recv, self._send, self._passed
+        recv, send, stats = self._recv, self._send, self._recent
         try:
             for _ in range(BURST_MESSAGES):
                 last = recv(NOBLOCK, False)
@@ -113,8 +112,8 @@ class Broker:
                     if not self._pacer.refused(parts):
                         self._hold(parts)
                         return
-                passed.messages += 1
-                passed.size += sum(map(len, parts))
+                stats.messages += 1
+                stats.size += sum(map(len, parts))
                 if self._pacer.stuck:
                     self._pacer.moved(1)
         except zmq.Again:
@@ -140,16 +139,12 @@ class Broker:
                 return
         self._held = None
         self._pacer.moved(1)
-        self._passed.messages += 1
-        self._passed.size += sum(map(len, parts))
+        self._recent.messages += 1
+        self._recent.size += sum(map(len, parts))
         self._io.on_readable(self._in, self._forward)
 
     def _subscribe(self) -> None:
-        for _ in range(BURST_MESSAGES):
-            try:
-                parts = self._out.recv_multipart(NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for parts in received(self._out):
             message = parts[0].bytes
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX

@@ -1,8 +1,9 @@
-"""ZMQ as the fabric: every node publishes on one socket of its own, or through brokers, and answers on another.
+"""ZMQ as the fabric: every node publishes on one socket of its own, or through brokers, and serves requests on
+another.
 
 A fabric has one I/O thread, one context and a constant number of sockets: an XPUB for what the process publishes, a SUB
-for what it receives from all others, a ROUTER for questions to us and one for questions that we ask. Nodes find each
-other by discovery. In broker mode events go through brokers; questions still go directly.
+for what it receives from all others, a ROUTER for requests to this node and one for requests to others. Nodes find each
+other by discovery. In broker mode events go through brokers; requests still go directly.
 
 What can be lost: libzmq keeps what is in flight in memory, so a connection that breaks loses that. A subscriber that is
 stuck misses messages after `stall_s`, counted. The layer above notices gaps and fetches them from the publisher's log.
@@ -15,7 +16,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -23,20 +24,20 @@ import zmq
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.fabric import Asking as AskingPort
-from zbus.ports.fabric import Heard, Question, Receive
+from zbus.ports.fabric import Asking, Heard, Question, Receive
 
 from .address.options import ZmqOptions, read_options
-from .carry.brokers import Brokers, note_event
 from .carry.publishing import Publishing, stamped
 from .carry.receiving import Receiving
-from .carry.request_client import Asked, Asking
-from .carry.request_server import Answering
-from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes, open_discovery
+from .carry.request_client import ID_BYTES, PendingRequest, RequestClient
+from .carry.request_server import RequestServer
+from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes
+from .find.file_registry import FileRegistry
 from .find.lease import told_lease
-from .find.links import Links, watch_events
-from .io.curve import attach_doorman, open_keys, read_public
+from .find.liveliness import LivelinessDiscovery
+from .io.curve import attach_authenticator, open_keys, read_public
 from .io.io_thread import IoThread
+from .io.links import Links
 from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:
@@ -44,8 +45,14 @@ if TYPE_CHECKING:
     from zbus.ports.fabric import Fabric
 
 LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
-GRACE_S = 0.3  # how long after the start nobody is told that nobody answers
+GRACE_S = 0.3  # after the start, a request waits this long for a node that serves its key
 RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
+
+# The ways to find nodes, by the value of the option `discovery`. The last argument is the application's Zenoh session.
+DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counts, Any], Discovery]] = {
+    "file": lambda options, counts, session: FileRegistry(options, counts),
+    "zenoh": LivelinessDiscovery,
+}
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
@@ -54,7 +61,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
         from zbus_dynamo.zmq_plane import open_fabric as open_dynamo  # another envelope, another discovery
 
         return open_dynamo(config, url)
-    return ZmqFabric(config, read_options(config, url), session)
+    return ZmqFabric(read_options(config, url), session)
 
 
 class ZmqFabric:
@@ -66,26 +73,25 @@ class ZmqFabric:
     dense = True
     endpoints: Sequence[str] = ()
 
-    def __init__(self, config: BusConfig, options: ZmqOptions, session: Any = None) -> None:
+    def __init__(self, options: ZmqOptions, session: Any = None) -> None:
         self.node = secrets.token_hex(NODE_ID_BYTES)
         self._options = options
         self._counts = Counts(self.name)
         self._keys = open_keys(options, self._counts)
         self.trust = "curve" if self._keys is not None else "none"
         self._broker_key = read_public(options.broker_key, "broker_key").decode() if options.broker_key else None
-        self._answers: tuple[str, ...] = ()
-        self._answers_lock = threading.Lock()
+        self._served: tuple[str, ...] = ()
+        self._served_lock = threading.Lock()
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
         self._nodes: Nodes = {}
-        self._brokers: Brokers | None = None
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
         self._io = IoThread("zbus-zmq", self._counts)
         try:
             self._io.call("open its sockets", self._open_sockets)
-            self._discovery = open_discovery(config, options, self._counts, session)
+            self._discovery = DISCOVERIES[options.discovery](options, self._counts, session)
             self._join(self._discovery)
         except BaseException:
             self.close()
@@ -113,26 +119,26 @@ class ZmqFabric:
         """Every legal key can be carried."""
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
-        """Answer for these keys, and say so to the others."""
-        with self._answers_lock:
-            self._check_open("answer questions")
-            self._answering.answer(keys, asked)
-            self._answers = tuple(keys)
+        """Serve requests for these keys, and announce it to the other nodes."""
+        with self._served_lock:
+            self._check_open("serve requests")
+            self._server.serve(keys, asked)
+            self._served = tuple(keys)
             self._announce()
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> AskingPort:
-        """Ask one of the nodes that answer for `key`, looking again before it is said that there is none."""
-        self._check_open("ask a question")
-        asked = Asked(key, payload, heard, time.monotonic() + timeout_s, os.urandom(8))
+    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+        """Send a request to one of the nodes that serve `key`; if none is known, read discovery again first."""
+        self._check_open("send a request")
+        request = PendingRequest(key, payload, heard, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
         nodes = self._nodes
-        if not any(key in node.answers for node in nodes.values() if node.node != self.node):
+        if not any(key in node.serves for node in nodes.values() if node.node != self.node):
             nodes = self._look()
-        grace = min(self._opened_at + GRACE_S, asked.deadline)
-        while time.monotonic() < grace and not any(key in node.answers for node in nodes.values()):
+        grace = min(self._opened_at + GRACE_S, request.deadline)
+        while time.monotonic() < grace and not any(key in node.serves for node in nodes.values()):
             time.sleep(GRACE_S / 10)  # this caller's thread alone
             nodes = self._look()
-        self._io.post(lambda: self._ask(asked, nodes))
-        return asked
+        self._io.post(lambda: self._send_request(request, nodes))
+        return request
 
     def diagnostics(self) -> dict[str, Any]:
         """The node, its endpoints, what waits, and everything that was counted."""
@@ -143,9 +149,9 @@ class ZmqFabric:
             "mode": "broker" if self._options.brokered else "direct",
             "encrypted": self._keys is not None,
             "publish": self._publish_endpoint,
-            "questions": self._questions_endpoint,
+            "requests": self._request_endpoint,
             "connections": self._subscriptions.made,
-            "brokers_connected": len(self._brokers.connected) if self._brokers is not None else 0,
+            "brokers_connected": len(self._brokers.connected) if self._options.brokered else 0,
             **self._publishing.diagnostics(),
             "discovery": self._discovery.diagnostics() if self._discovery is not None else {},
             "counts": self._counts.snapshot(),
@@ -178,44 +184,47 @@ class ZmqFabric:
     def _open_sockets(self) -> None:
         io, options, keys, counts = self._io, self._options, self._keys, self._counts
         if keys is not None:
-            attach_doorman(io.context, keys, counts, io.on_readable)
+            attach_authenticator(io.context, keys, counts, io.on_readable)
         brokered = options.brokered
         xpub = make_socket(io.context, zmq.XPUB, options, keys, server=not brokered)
         sub = make_socket(io.context, zmq.SUB, options, keys, server=False)
         router = make_socket(io.context, zmq.ROUTER, options, keys, server=True)
-        asker = make_socket(io.context, zmq.ROUTER, options, keys, server=False)
+        client = make_socket(io.context, zmq.ROUTER, options, keys, server=False)
         shape = stamped(self.node) if brokered else None
         self._publishing = Publishing(io, xpub, self.node, options, counts, shape=shape)
         self._receiving = Receiving(io, sub, self.node, counts, brokers=len(options.xpub) if brokered else 0)
-        self._answering = Answering(io, router, counts)
-        self._asking = Asking(io, asker, Links(io, asker, keys, counts), self.node, counts)
+        self._server = RequestServer(io, router, counts)
+        links = Links(io, client, keys, counts)
+        self._client = RequestClient(io, client, links, self.node, counts)
+        links.on_event = self._client.connection_changed
         self._subscriptions = Links(io, sub, keys, counts)
         self._publish_endpoint = None if brokered else bind(xpub, options.bind, options)
         self.endpoints = () if self._publish_endpoint is None else (self._publish_endpoint,)
-        self._questions_endpoint = bind(router, any_port(options.bind), options)
+        self._request_endpoint = bind(router, any_port(options.bind), options)
         if brokered:
             self._connect_brokers(xpub)
-        watch_events(io, asker, self._asking.happened)
-        watch_events(io, sub, lambda event, endpoint: note_event(event, endpoint, counts))
         for socket, handler in (
             (xpub, self._publishing.on_readable),
             (sub, self._receiving.on_readable),
-            (router, self._answering.on_readable),
-            (asker, self._asking.on_readable),
+            (router, self._server.on_readable),
+            (client, self._client.on_readable),
         ):
             io.on_readable(socket, handler)
         io.at_end(self._end)
 
     def _connect_brokers(self, xpub: zmq.Socket[bytes]) -> None:
-        self._brokers = Brokers(self._io, xpub, self._keys, self._counts)
-        self._brokers.linked = self._broker_linked
-        self._brokers.connect(self._options.xsub, self._broker_key)
+        self._publishing.set_linked(False)
+        # Messages that wait for a broker that is away would arrive out of order with those through other brokers.
+        xpub.set(zmq.IMMEDIATE, 1)
+        self._brokers = Links(self._io, xpub, self._keys, self._counts)
+        self._brokers.on_linked = self._broker_linked
+        self._brokers.want(dict.fromkeys(self._options.xsub, self._broker_key))
         self._subscriptions.want(dict.fromkeys(self._options.xpub, self._broker_key))
 
     def _end(self) -> None:
         self._publishing.drain(self._options.linger_s)
-        self._asking.end_all()
-        self._answering.end_all()
+        self._client.end_all()
+        self._server.end_all()
 
     # discovery
 
@@ -232,8 +241,8 @@ class ZmqFabric:
                 Node(
                     node=self.node,
                     publish=self._publish_endpoint,
-                    questions=self._questions_endpoint,
-                    answers=self._answers,
+                    requests=self._request_endpoint,
+                    serves=self._served,
                     curve_key=self._keys.public.decode() if self._keys is not None else None,
                 )
             )
@@ -256,11 +265,11 @@ class ZmqFabric:
                     if node.publish is not None and node.node != self.node
                 }
             )
-        self._asking.hear_of(nodes)
+        self._client.set_nodes(nodes)
 
-    def _ask(self, asked: Asked, nodes: Nodes) -> None:
+    def _send_request(self, request: PendingRequest, nodes: Nodes) -> None:
         self._found(nodes)
-        self._asking.ask(asked)
+        self._client.send(request)
 
     def _expect(self, within_s: float) -> None:
         self._publishing.expect(self._nodes.keys() - {self.node}, within_s)

@@ -26,16 +26,19 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
 from zbus.ports.fabric import Asking, Heard, Question, Receive
+from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
 from .address.options import from_url, validated
 from .address.raw_options import RawOptions
 from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
+from .carry.capacity import Capacity
 from .carry.publishing import Publishing
-from .find.links import Links
-from .io.identities import Makers
+from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
+from .io.links import Links
+from .io.receive import received
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 
@@ -43,10 +46,8 @@ if TYPE_CHECKING:
     from zbus.config import BusConfig
     from zbus.ports.fabric import Fabric
 
-BURST_MESSAGES = 1000
 TOPICS_MAX = 100_000
 JOINING_S = 0.1  # a program that connects subscribes to one topic after the other
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
@@ -69,10 +70,10 @@ class RawFabric:
         """`kept`: a log has what is sent, so it can wait there until somebody subscribes."""
         self._options, self._counts = options, Counts(self.name)
         self._waits = kept and bool(options.bind or options.publish)  # else nobody can ever subscribe
-        self._makers = Makers()
+        self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
-        self._known: dict[bytes, str | None] = {}
+        self._known: Memo[bytes, str | None] = Memo(TOPICS_MAX)
         self._prefixes: set[bytes] = set()
         self.endpoint: str | None = None
         self._io = IoThread("zbus-zmq-raw", self._counts)
@@ -94,7 +95,7 @@ class RawFabric:
                 invalid.append(key)
                 continue
             for event in events:
-                if self._makers.made(event.publisher_id):
+                if self._identities.allocated(event.publisher_id):
                     own += 1
                 elif not self._topic(event.key):
                     unnamed.append(event.key)
@@ -158,10 +159,9 @@ class RawFabric:
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
         self._publishing = Publishing(
-            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, unlinked="nobody subscribes"
+            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, capacity=Capacity("nobody subscribes")
         )
         self._publishing.set_linked(not self._waits)
-        self._publishing.expect((), 0.0)
         self._incoming = Links(io, self._in, None, self._counts)
         self._incoming.want(dict.fromkeys(options.connect))
         self._outgoing = Links(io, out, None, self._counts)
@@ -205,11 +205,7 @@ class RawFabric:
             self._in.set(zmq.UNSUBSCRIBE, prefix)
 
     def _take(self) -> None:
-        for _ in range(BURST_MESSAGES):
-            try:
-                frames = self._in.recv_multipart(NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frames in received(self._in):
             parts = [frame.bytes for frame in frames]
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
@@ -218,7 +214,7 @@ class RawFabric:
                 continue
             key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
-                publisher, sequence = self._makers.next(parts[0])
+                publisher, sequence = self._identities.next(parts[0])
                 self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
 
     def _judge(self, topic: bytes, frame: zmq.Frame) -> str | None:
@@ -227,8 +223,6 @@ class RawFabric:
         if key is None:
             self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))
             return None
-        if len(self._known) >= TOPICS_MAX:
-            self._known.clear()
         found = self._known[topic] = key if self._keys is not None and key in self._keys else None
         return found
 

@@ -207,9 +207,9 @@ def test_without_any_broker_a_fabric_opens_waits_and_closes_in_time(tmp_path: Pa
     assert time.monotonic() - before < 5.0
 
 
-def test_questions_go_directly_though_events_go_through_the_broker(tmp_path: Path) -> None:
+def test_requests_go_directly_though_events_go_through_the_broker(tmp_path: Path) -> None:
     with broker_process() as (process, ready), fabrics(url_of(tmp_path, ready)) as (one, other):
-        other.answer(["svc/x"], lambda question: (question.reply(b"yes"), question.close()))  # type: ignore[func-returns-value]
+        other.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         process.kill()
         replies = Replies()
         one.ask("svc/x", b"", replies, 5.0)

@@ -58,11 +58,11 @@ def opened(*urls: str) -> Iterator[list[Any]]:
             each.close()
 
 
-def test_nodes_that_know_each_other_exchange_events_and_questions(yard: Yard) -> None:
+def test_nodes_that_know_each_other_exchange_events_and_requests(yard: Yard) -> None:
     collector, replies = Collector(), Replies()
     with opened(*[yard.url(yard.keys(name)) for name in ("one", "other", "third")]) as (one, other, third):
         other.listen(["a/**"], collector)
-        third.answer(["svc/x"], lambda question: (question.reply(b"yes"), question.close()))  # type: ignore[func-returns-value]
+        third.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         assert until(lambda: one.ready("a/b"))
         one.send([("a/b", b"secret")])
         one.ask("svc/x", b"", replies, 5.0)

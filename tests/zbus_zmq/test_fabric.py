@@ -124,7 +124,7 @@ def test_a_node_that_does_not_respond_delays_the_first_frames_only_briefly(url: 
     from zbus_zmq.find.discovery import Node
     from zbus_zmq.find.lease import encode_lease, take_lease
 
-    ghost = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", questions="tcp://127.0.0.1:1")
+    ghost = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", requests="tcp://127.0.0.1:1")
     (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))
     fabric = open_fabric(BusConfig(), url)
     try:
@@ -195,7 +195,7 @@ def test_a_closed_fabric_refuses_and_closing_twice_is_safe_and_quick(url: str) -
         with pytest.raises(FabricError):
             other.listen(["a"], Collector())
         with pytest.raises(FabricError):
-            other.answer(["a"], lambda question: None)
+            other.answer(["a"], lambda request: None)
         with pytest.raises(FabricError):
             other.ask("a", b"", lambda reply: None, 1.0)
         assert not other.ready("a")

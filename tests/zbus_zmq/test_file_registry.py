@@ -37,7 +37,7 @@ def registry(folder: Path, **options: Any) -> Iterator[FileRegistry]:
 
 
 def node(name: str, *answers: str) -> Node:
-    return Node(node=name, publish=f"tcp://127.0.0.1:{len(name)}", questions="tcp://127.0.0.1:2", answers=answers)
+    return Node(node=name, publish=f"tcp://127.0.0.1:{len(name)}", requests="tcp://127.0.0.1:2", serves=answers)
 
 
 class Watch:
@@ -60,7 +60,7 @@ def test_a_node_is_seen_by_others_when_it_is_announced_and_not_after_it_closes(t
             assert here.look() == {"aa": node("aa")}
             assert until(watch.sees("aa"))
             there.announce(node("aa", "svc/x"))
-            assert until(lambda: watch.nodes[-1]["aa"].answers == ("svc/x",))
+            assert until(lambda: watch.nodes[-1]["aa"].serves == ("svc/x",))
         assert until(watch.sees())
     assert list(tmp_path.iterdir()) == []
 
@@ -178,7 +178,7 @@ made = FileRegistry(read_options(BusConfig(), f"zmq://?registry={folder}"), coun
 print("ready", flush=True)
 sys.stdin.readline()
 for turn in range(200):
-    made.announce(Node(node=name, questions=f"tcp://127.0.0.1:{turn + 1}", answers=("svc/x",) * (turn % 7)))
+    made.announce(Node(node=name, requests=f"tcp://127.0.0.1:{turn + 1}", serves=("svc/x",) * (turn % 7)))
     made.look()
 print(f"done {sorted(made.look())} {counts.snapshot()}", flush=True)
 sys.stdin.read()
@@ -201,7 +201,7 @@ def test_processes_that_announce_themselves_at_once_and_again_and_again_are_all_
             here.look()
 
         assert here.look().keys() == set(names)
-        assert {each.questions for each in here.look().values()} == {"tcp://127.0.0.1:200"}
+        assert {each.requests for each in here.look().values()} == {"tcp://127.0.0.1:200"}
         assert until(watch.sees(*names))
         assert here._counts.snapshot() == {}, "a file was seen that was not whole"
         last = [child.wait_for("done") for child in joining]

@@ -46,7 +46,7 @@ def rogue_publisher(rogues: Rogues, folder: Path, name: str = "cd" * 8) -> Any:
     socket = rogues.socket(zmq.XPUB)
     socket.bind("tcp://127.0.0.1:*")
     endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-    node = Node(node=name, publish=endpoint, questions="tcp://127.0.0.1:1")
+    node = Node(node=name, publish=endpoint, requests="tcp://127.0.0.1:1")
     (folder / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
     while True:
         assert socket.poll(10_000)
@@ -143,13 +143,13 @@ def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
             publisher.send_multipart([b"rubbish"])
             publisher.send_multipart([b"rubbish"])
         assert until(lambda: here.diagnostics()["counts"].get("topic") == 4)
-        subscribers, askers = ([rogues.socket(kind) for _ in range(2)] for kind in (zmq.XSUB, zmq.DEALER))
-        for kind, each in [*(("publish", each) for each in subscribers), *(("questions", each) for each in askers)]:
+        subscribers, clients = ([rogues.socket(kind) for _ in range(2)] for kind in (zmq.XSUB, zmq.DEALER))
+        for kind, each in [*(("publish", each) for each in subscribers), *(("requests", each) for each in clients)]:
             each.connect(here.diagnostics()[kind])
             for _ in range(2):
                 each.send(b"\x07rubbish")
         assert until(lambda: here.diagnostics()["counts"].get("subscription_invalid") == 4)
-        assert until(lambda: here.diagnostics()["counts"].get("question_invalid") == 4)
+        assert until(lambda: here.diagnostics()["counts"].get("request_invalid") == 4)
 
     told = [each.getMessage() for each in caplog.records if "FABRIC_INPUT_REFUSED" in each.getMessage()]
     assert sorted("topic" in each for each in told) == [False] * 4 + [True] * 2
@@ -178,7 +178,7 @@ def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Ro
 def test_an_announcement_with_an_endpoint_that_is_none_is_counted_and_tried_again(tmp_path: Path) -> None:
     collector = Collector()
     for number, endpoint in enumerate(["nonsense", "ipc:///tmp/x", "tcp://", "tcp://127.0.0.1:99999", ""]):
-        node = Node(node=f"{number:016x}", publish=endpoint, questions=endpoint, answers=("svc/a",))
+        node = Node(node=f"{number:016x}", publish=endpoint, requests=endpoint, serves=("svc/a",))
         (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
     from zbus.config import BusConfig
     from zbus_zmq.fabric import open_fabric

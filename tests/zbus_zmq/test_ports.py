@@ -29,7 +29,7 @@ def ports() -> tuple[int, int]:
 
 def test_a_node_listens_on_loopback_and_on_ports_that_the_system_gives(tmp_path: Path) -> None:
     with fabrics(f"zmq://?registry={tmp_path}") as (one, other):
-        endpoints = [each.diagnostics()[name] for each in (one, other) for name in ("publish", "questions")]
+        endpoints = [each.diagnostics()[name] for each in (one, other) for name in ("publish", "requests")]
 
     assert all(each.startswith("tcp://127.0.0.1:") for each in endpoints)
     assert len({port_of(each) for each in endpoints}) == 4
@@ -51,7 +51,7 @@ def test_ports_of_a_range_are_free_again_when_a_node_closes(tmp_path: Path, port
     url = f"zmq://?registry={tmp_path}&ports={ports[0]}-{ports[1]}"
     for _ in range(3):
         with fabrics(url) as made:
-            used = {port_of(each.diagnostics()[name]) for each in made for name in ("publish", "questions")}
+            used = {port_of(each.diagnostics()[name]) for each in made for name in ("publish", "requests")}
         assert used == set(range(ports[0], ports[1] + 1))
 
 
@@ -98,7 +98,7 @@ def test_ports_come_from_the_port_server_where_there_is_one(
     monkeypatch.setenv("PORTSERVER_ADDRESS", port_server)
     fabric = open_fabric(BusConfig(), f"zmq://?registry={tmp_path}")
     try:
-        used = {port_of(fabric.diagnostics()[name]) for name in ("publish", "questions")}
+        used = {port_of(fabric.diagnostics()[name]) for name in ("publish", "requests")}
     finally:
         fabric.close()
 

@@ -17,7 +17,7 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, FabricLacks, KeyInvalid
 from zbus.event import Event
 from zbus.wire.envelope import encode, join, unpack
-from zbus_zmq.io.identities import Makers
+from zbus_zmq.io.identities import IdentityAllocator
 from zbus_zmq.raw import open_fabric
 
 
@@ -245,14 +245,14 @@ def test_a_socket_that_only_receives_keeps_nothing_waiting(legacy: Legacy) -> No
         fabric.close()
 
 
-def test_questions_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy: Legacy) -> None:
+def test_requests_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy: Legacy) -> None:
     with opened(f"zmq+raw://?connect={legacy.endpoint}&bind=tcp://127.0.0.1:*") as fabric:
         assert fabric.events_only
         with pytest.raises(FabricLacks, match=r"zmq\+raw"):
             fabric.ask("a", b"", lambda reply: None, 1.0)
         with pytest.raises(FabricLacks, match=r"zmq\+raw"):
-            fabric.answer(["a"], lambda question: None)
-        fabric.answer([], lambda question: None)
+            fabric.answer(["a"], lambda request: None)
+        fabric.answer([], lambda request: None)
     with pytest.raises(FabricError):
         fabric.send([("a", encode(Event(7, 0, 1, "a", b"x")))])
     fabric.close()
@@ -270,14 +270,14 @@ def test_topics_that_were_forgotten_get_a_new_publisher_and_are_still_known_as_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zbus_zmq.io.identities.TOPICS_MAX", 3)
-    makers = Makers()
-    first = [makers.next(topic) for topic in (b"a", b"b", b"c", b"a")]
-    makers.next(b"d")  # one too many
-    again = makers.next(b"a")
+    identities = IdentityAllocator()
+    first = [identities.next(topic) for topic in (b"a", b"b", b"c", b"a")]
+    identities.next(b"d")  # one too many
+    again = identities.next(b"a")
 
     assert [sequence for _, sequence in first] == [0, 0, 0, 1]
     assert again[1] == 0
     assert again[0] != first[0][0]
-    assert makers.made(first[0][0])
-    assert makers.made(again[0])
-    assert not makers.made(12345)
+    assert identities.allocated(first[0][0])
+    assert identities.allocated(again[0])
+    assert not identities.allocated(12345)

@@ -1,10 +1,10 @@
-"""Questions and their replies over ROUTER sockets."""
+"""Requests and their replies over ROUTER sockets."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,8 @@ from zmq_support import Replies, children, fabrics, raw_socket, until
 from zbus.config import BusConfig
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
-from zbus_zmq.carry.request_server import BURST, Answering
+from zbus_zmq.carry.request_client import PendingRequest, RequestClient
+from zbus_zmq.carry.request_server import BURST, RequestServer
 from zbus_zmq.fabric import open_fabric
 from zbus_zmq.find.discovery import Node
 from zbus_zmq.find.lease import encode_lease, take_lease
@@ -33,11 +34,11 @@ def url(tmp_path: Path) -> str:
 def answering(*replies: bytes) -> Callable[[Any], None]:
     """Answers on a thread of its own, as a node does."""
 
-    def asked(question: Any) -> None:
+    def asked(request: Any) -> None:
         def run() -> None:
             for reply in replies:
-                question.reply(reply + question.payload)
-            question.close()
+                request.reply(reply + request.payload)
+            request.close()
 
         threading.Thread(target=run).start()
 
@@ -54,7 +55,7 @@ def test_replies_come_in_order_and_end(url: str) -> None:
         assert replies.ends == 1
 
 
-def test_nobody_answers_for_the_key_is_heard_at_once(url: str) -> None:
+def test_a_request_for_a_key_that_no_node_serves_ends_at_once(url: str) -> None:
     with fabrics(url) as (one, other):
         other.answer(["svc/a"], answering(b"x"))
         replies = Replies()
@@ -62,10 +63,10 @@ def test_nobody_answers_for_the_key_is_heard_at_once(url: str) -> None:
         one.ask("svc/b", b"q", replies, 10.0)
 
         assert replies.wait() == []
-        assert time.monotonic() - before < 5.0  # not after the time that the question had
+        assert time.monotonic() - before < 5.0  # not after the time that the request had
 
 
-def test_answers_are_found_as_soon_as_answer_has_returned(url: str) -> None:
+def test_a_node_is_found_as_soon_as_answer_has_returned(url: str) -> None:
     with fabrics(url) as (one, other):
         for number in range(10):
             other.answer([f"svc/{number}"], answering(b"x"))
@@ -78,7 +79,7 @@ def test_answers_are_found_as_soon_as_answer_has_returned(url: str) -> None:
         assert replies.wait() == []
 
 
-def test_a_node_that_has_just_opened_finds_those_who_answer(url: str) -> None:
+def test_a_node_that_has_just_opened_finds_the_nodes_that_serve_a_key(url: str) -> None:
     with fabrics(url, 1) as (one,):
         one.answer(["svc/a"], answering(b"x"))
         fresh = open_fabric(BusConfig(), url)
@@ -90,7 +91,7 @@ def test_a_node_that_has_just_opened_finds_those_who_answer(url: str) -> None:
             fresh.close()
 
 
-def test_a_node_may_ask_itself_where_nobody_else_answers(url: str) -> None:
+def test_a_node_sends_a_request_to_itself_if_no_other_node_serves_the_key(url: str) -> None:
     with fabrics(url) as (one, other):
         one.answer(["svc/a"], answering(b"own "))
         replies = Replies()
@@ -103,32 +104,32 @@ def test_a_node_may_ask_itself_where_nobody_else_answers(url: str) -> None:
         assert replies.wait() == [b"other q"]
 
 
-def test_questions_are_spread_over_those_who_answer(url: str) -> None:
-    with fabrics(url, 3) as (asker, *answerers):
-        for number, each in enumerate(answerers):
+def test_requests_are_spread_over_the_nodes_that_serve_the_key(url: str) -> None:
+    with fabrics(url, 3) as (client, *servers):
+        for number, each in enumerate(servers):
             each.answer(["svc/a"], answering(b"%d" % number))
         counted: Counter[bytes] = Counter()
         for _ in range(40):
             replies = Replies()
-            asker.ask("svc/a", b"", replies, 5.0)
+            client.ask("svc/a", b"", replies, 5.0)
             counted.update(replies.wait())
 
     assert counted.keys() == {b"0", b"1"}
     assert counted.total() == 40
 
 
-def test_a_question_that_takes_too_long_ends_and_the_answerer_is_told(url: str) -> None:
-    questions: list[Any] = []
+def test_a_request_that_takes_too_long_ends_and_its_server_is_notified(url: str) -> None:
+    requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], questions.append)
+        other.answer(["svc/a"], requests.append)
         replies = Replies()
         one.ask("svc/a", b"", replies, 0.3)
         assert replies.wait(5) == []
-        assert len(questions) == 1
+        assert len(requests) == 1
 
         def refused() -> bool:
             try:
-                questions[0].reply(b"late")
+                requests[0].reply(b"late")
             except FabricError:
                 return True
             return False
@@ -136,52 +137,114 @@ def test_a_question_that_takes_too_long_ends_and_the_answerer_is_told(url: str) 
         assert until(refused, 5)
 
 
-def test_an_asker_that_no_longer_listens_is_noticed_by_the_answerer(url: str) -> None:
-    questions: list[Any] = []
+def test_a_client_that_no_longer_listens_is_noticed_by_the_server(url: str) -> None:
+    requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], questions.append)
+        other.answer(["svc/a"], requests.append)
         replies = Replies()
         asking = one.ask("svc/a", b"", replies, 30.0)
-        assert until(lambda: questions)
+        assert until(lambda: requests)
         asking.close()
         asking.close()
 
         def pour() -> None:
-            while True:
-                questions[0].reply(b"x" * 1000)
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                requests[0].reply(b"x" * 1000)
 
         with pytest.raises(FabricError, match="not sent"):
             pour()
         assert replies.ends == 0
 
 
-def test_one_that_replies_faster_than_it_is_sent_leaves_the_thread_to_others() -> None:
-    questions: list[Any] = []
+class ClientSocket:
+    """Stands in for the client's ROUTER: a test puts into `arrived` what the other node sends."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[list[bytes]] = deque()
+        self.sent: list[list[bytes]] = []
+
+    def set(self, *option: object) -> None: ...
+
+    def send_multipart(self, parts: list[bytes], flags: int) -> None:
+        self.sent.append(parts)
+
+    def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
+        if not self.arrived:
+            raise zmq.Again
+        return [zmq.Frame(part) for part in self.arrived.popleft()]
+
+
+def pending_request(
+    counts: Counts,
+) -> tuple[RequestClient, PendingRequest, ClientSocket, list[Callable[[], None]], Replies]:
+    """A request that was sent to another node, without a network; what is posted to the I/O thread is collected."""
+    socket, posted, replies = ClientSocket(), list[Callable[[], None]](), Replies()
+    io = SimpleNamespace(post=posted.append, later=lambda *timer: None)
+    links = SimpleNamespace(connect=lambda *endpoint: True)
+    client = RequestClient(io, socket, links, "own", counts)  # type: ignore[arg-type]
+    client.set_nodes({"ab": Node(node="ab", requests="tcp://127.0.0.1:1", serves=("svc/a",))})
+    request = PendingRequest("svc/a", b"q", replies, time.monotonic() + 60, b"12345678")
+    client.send(request)
+    return client, request, socket, posted, replies
+
+
+def reply(number: int) -> list[bytes]:
+    return [b"ab/0", b"R", b"12345678", number.to_bytes(8), b"x"]
+
+
+def test_replies_between_close_and_the_cancellation_do_not_prevent_it() -> None:
+    counts = Counts("test")
+    client, request, socket, posted, replies = pending_request(counts)
+
+    request.close()
+    socket.arrived.extend([reply(0), reply(1), reply(2)])  # read before the I/O thread gets to the cancellation
+    client.on_readable()
+    (cancel,) = posted
+    cancel()
+
+    assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
+    assert (replies.heard, replies.ends) == ([], 0)
+    assert counts.snapshot() == {}
+
+
+def test_a_request_is_cancelled_if_a_reply_is_out_of_order() -> None:
+    client, _, socket, _, replies = pending_request(Counts("test"))
+
+    socket.arrived.append(reply(1))
+    client.on_readable()
+
+    assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
+    assert (replies.heard, replies.ends) == ([], 1)
+
+
+def test_a_handler_that_replies_faster_than_the_socket_sends_leaves_the_thread_to_others() -> None:
+    requests: list[Any] = []
     posted: list[Callable[[], None]] = []
     sent: list[list[bytes]] = []
 
     def send(parts: list[bytes], flags: int) -> None:
         sent.append(parts)
         if len(sent) < 10_000:
-            questions[0].reply(b"more")  # there is always one more
+            requests[0].reply(b"more")  # there is always one more
 
     socket = SimpleNamespace(set=lambda *option: None, send_multipart=send)
-    answering = Answering(SimpleNamespace(post=posted.append), socket, Counts("test"))  # type: ignore[arg-type]
-    answering.answer(["svc/a"], questions.append)
-    answering._take(zmq.Frame(), b"asker", b"12345678", b"svc/a", b"")
-    questions[0].reply(b"first")
+    server = RequestServer(SimpleNamespace(post=posted.append), socket, Counts("test"))  # type: ignore[arg-type]
+    server.serve(["svc/a"], requests.append)
+    server._take(zmq.Frame(), b"client", b"12345678", b"svc/a", b"")
+    requests[0].reply(b"first")
 
     (flush,) = posted
     flush()
 
     assert len(sent) <= BURST
-    assert len(posted) == 2, "it goes on later, and was not asked to for each reply"
-    answering.end((b"asker", b"12345678"))
+    assert len(posted) == 2, "it continues later, and was not woken for each reply"
+    server.end((b"client", b"12345678"))
     with pytest.raises(FabricError, match="no longer listens"):
-        questions[0].reply(b"x")
+        requests[0].reply(b"x")
 
 
-def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -> None:
+def test_a_request_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -> None:
     code = (
         "import sys, zbus_zmq.fabric as f; from zbus.config import BusConfig;"
         f"x = f.open_fabric(BusConfig(), {url!r});"
@@ -202,58 +265,58 @@ def test_a_question_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) -
         assert time.monotonic() - before < 5.0
 
 
-def test_a_question_ends_when_its_connection_breaks_and_is_not_asked_of_another(tmp_path: Path, url: str) -> None:
+def test_a_request_ends_when_its_connection_breaks_and_is_not_sent_to_another(tmp_path: Path, url: str) -> None:
     asked: list[Any] = []
     context: zmq.Context[Any] = zmq.Context()
-    answerer = raw_socket(context, zmq.ROUTER)
-    answerer.bind("tcp://127.0.0.1:*")
-    endpoint = answerer.get_string(zmq.LAST_ENDPOINT)
-    node = Node(node="ab" * 8, questions=endpoint, answers=("svc/a",))
+    server = raw_socket(context, zmq.ROUTER)
+    server.bind("tcp://127.0.0.1:*")
+    endpoint = server.get_string(zmq.LAST_ENDPOINT)
+    node = Node(node="ab" * 8, requests=endpoint, serves=("svc/a",))
     try:
         with fabrics(url) as (one, other):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
             replies = Replies()
             one.ask("svc/a", b"q", replies, 60.0)
-            route, kind, ident, key, payload = answerer.recv_multipart()
+            route, kind, ident, key, payload = server.recv_multipart()
             assert (kind, key, payload) == (b"Q", b"svc/a", b"q")
-            answerer.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
+            server.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
             assert until(lambda: replies.heard == [b"first"])
             other.answer(["svc/a"], asked.append)
-            assert until(lambda: any(each.answers for node, each in one._nodes.items() if node == other.node))
-            answerer.close()
+            assert until(lambda: any(each.serves for node, each in one._nodes.items() if node == other.node))
+            server.close()
 
             assert replies.wait(10) == [b"first"]
             assert asked == []  # it may have been handled already
     finally:
-        answerer.close()
+        server.close()
         context.term()
 
 
-def test_a_reply_that_is_missing_ends_the_question_and_is_counted(tmp_path: Path, url: str) -> None:
+def test_a_reply_that_is_missing_ends_the_request_and_is_counted(tmp_path: Path, url: str) -> None:
     context: zmq.Context[Any] = zmq.Context()
-    answerer = raw_socket(context, zmq.ROUTER)
-    answerer.bind("tcp://127.0.0.1:*")
-    node = Node(node="ab" * 8, questions=answerer.get_string(zmq.LAST_ENDPOINT), answers=("svc/a",))
+    server = raw_socket(context, zmq.ROUTER)
+    server.bind("tcp://127.0.0.1:*")
+    node = Node(node="ab" * 8, requests=server.get_string(zmq.LAST_ENDPOINT), serves=("svc/a",))
     try:
         with fabrics(url, 1) as (one,):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
             replies = Replies()
             one.ask("svc/a", b"q", replies, 60.0)
-            route, _, ident, _, _ = answerer.recv_multipart()
+            route, _, ident, _, _ = server.recv_multipart()
             for number in (0, 2):
-                answerer.send_multipart([route, b"R", ident, number.to_bytes(8), b"%d" % number])
-            answerer.send_multipart([route, b"nonsense"])
+                server.send_multipart([route, b"R", ident, number.to_bytes(8), b"%d" % number])
+            server.send_multipart([route, b"nonsense"])
 
             assert replies.wait(10) == [b"0"]
             assert until(lambda: "reply_invalid" in one.diagnostics()["counts"])
             assert one.diagnostics()["counts"]["reply_out_of_order"] == 1
     finally:
-        answerer.close()
+        server.close()
         context.term()
 
 
-def test_a_dead_answerer_is_passed_over_for_a_live_one(tmp_path: Path, url: str) -> None:
-    ghost = Node(node="ab" * 8, questions="tcp://127.0.0.1:1", answers=("svc/a",))
+def test_a_dead_server_is_skipped_for_a_live_one(tmp_path: Path, url: str) -> None:
+    ghost = Node(node="ab" * 8, requests="tcp://127.0.0.1:1", serves=("svc/a",))
     with fabrics(url) as (one, other):
         other.answer(["svc/a"], answering(b"alive"))
         (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))
@@ -263,7 +326,7 @@ def test_a_dead_answerer_is_passed_over_for_a_live_one(tmp_path: Path, url: str)
             assert replies.wait() == [b"alive"]
 
 
-def test_a_slow_asker_holds_up_its_own_replies_alone(tmp_path: Path) -> None:
+def test_a_slow_client_delays_only_its_own_replies(tmp_path: Path) -> None:
     url = f"zmq://?registry={tmp_path}&hwm=10"
     release = threading.Event()
     slow_heard: list[bytes | None] = []
@@ -272,11 +335,11 @@ def test_a_slow_asker_holds_up_its_own_replies_alone(tmp_path: Path) -> None:
         release.wait(20)
         slow_heard.append(reply)
 
-    with fabrics(url, 3) as (answerer, slow_asker, quick_asker):
-        answerer.answer(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
-        slow_asker.ask("svc/a", b"", slow, 30.0)
+    with fabrics(url, 3) as (server, slow_client, quick_client):
+        server.answer(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
+        slow_client.ask("svc/a", b"", slow, 30.0)
         replies = Replies()
-        quick_asker.ask("svc/a", b"", replies, 30.0)
+        quick_client.ask("svc/a", b"", replies, 30.0)
         quick = replies.wait()
         release.set()
         assert until(lambda: slow_heard and slow_heard[-1] is None)
@@ -285,18 +348,18 @@ def test_a_slow_asker_holds_up_its_own_replies_alone(tmp_path: Path) -> None:
     assert len(slow_heard) == 601
 
 
-def test_questions_under_way_end_when_a_fabric_closes(url: str) -> None:
-    questions: list[Any] = []
+def test_requests_in_flight_end_when_a_fabric_closes(url: str) -> None:
+    requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], questions.append)
+        other.answer(["svc/a"], requests.append)
         replies = Replies()
         one.ask("svc/a", b"", replies, 60.0)
-        assert until(lambda: questions)
+        assert until(lambda: requests)
         one.close()
         assert replies.wait(5) == []
         other.close()
         with pytest.raises(FabricError):
-            questions[0].reply(b"late")
+            requests[0].reply(b"late")
 
 
 PARTS = st.sampled_from([b"Q", b"C", b"R", b"E", b"N", b"", b"12345678", b"svc/a", b"\xff\xfe"]) | st.binary(
@@ -304,12 +367,12 @@ PARTS = st.sampled_from([b"Q", b"C", b"R", b"E", b"N", b"", b"12345678", b"svc/a
 )
 
 
-def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(url: str) -> None:
+def test_whatever_is_sent_to_the_socket_for_requests_the_next_one_is_answered(url: str) -> None:
     context: zmq.Context[Any] = zmq.Context()
     with fabrics(url) as (one, other):
         other.answer(["svc/a"], answering(b"x"))
         rogue = raw_socket(context, zmq.DEALER)
-        rogue.connect(other.diagnostics()["questions"])
+        rogue.connect(other.diagnostics()["requests"])
 
         @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(PARTS, min_size=1, max_size=6))
@@ -319,7 +382,7 @@ def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(u
         try:
             send()
             rogue.send_multipart([b"nonsense"])
-            assert until(lambda: other.diagnostics()["counts"].get("question_invalid", 0) > 0)
+            assert until(lambda: other.diagnostics()["counts"].get("request_invalid", 0) > 0)
             replies = Replies()
             one.ask("svc/a", b"", replies, 10.0)
             assert replies.wait() == [b"x"]
@@ -328,12 +391,12 @@ def test_whatever_is_sent_to_the_socket_for_questions_the_next_one_is_answered(u
             context.term()
 
 
-def test_whatever_an_answerer_replies_the_question_ends_and_the_next_one_hears_its_own(tmp_path: Path) -> None:
-    """The answerer is a bare socket with a lease of its own, which sends rubbish about the question that it got."""
+def test_whatever_a_server_replies_the_request_ends_and_the_next_one_gets_its_own(tmp_path: Path) -> None:
+    """The server is a bare socket with a lease of its own, which sends rubbish about the request that it got."""
     context: zmq.Context[Any] = zmq.Context()
     rogue = raw_socket(context, zmq.ROUTER, RCVTIMEO=20_000)
     rogue.bind("tcp://127.0.0.1:*")
-    mine = Node(node="cd" * 8, questions=rogue.get_string(zmq.LAST_ENDPOINT), answers=("svc/rogue",))
+    mine = Node(node="cd" * 8, requests=rogue.get_string(zmq.LAST_ENDPOINT), serves=("svc/rogue",))
     (tmp_path / f"{mine.node}.json").write_bytes(encode_lease(take_lease("default", mine, 3600)))
     part = st.sampled_from([b"", b"R", b"E", b"N", b"C", b"id", bytes(8), (1).to_bytes(8), b"12345678"]) | st.binary(
         max_size=10
@@ -346,13 +409,13 @@ def test_whatever_an_answerer_replies_the_question_ends_and_the_next_one_hears_i
         def answered(messages: list[list[bytes]]) -> None:
             rubbish, proper = Replies(), Replies()
             here.ask("svc/rogue", b"", rubbish, 10.0)
-            route, _, ident, *_ = question(rogue)
+            route, _, ident, *_ = next_request(rogue)
             for message in messages:
                 rogue.send_multipart([route, *[ident if each == b"id" else each for each in message]])
             rogue.send_multipart([route, b"E", ident, bytes(7) + b"\x63"])  # which cannot be right
             rubbish.wait()
             here.ask("svc/rogue", b"", proper, 10.0)
-            route, _, ident, *_ = question(rogue)
+            route, _, ident, *_ = next_request(rogue)
             rogue.send_multipart([route, b"R", ident, bytes(8), b"yes"])
             rogue.send_multipart([route, b"E", ident, (1).to_bytes(8)])
 
@@ -370,8 +433,8 @@ def test_whatever_an_answerer_replies_the_question_ends_and_the_next_one_hears_i
             context.term()
 
 
-def question(rogue: Any) -> list[bytes]:
-    """The next question; an asker may also say that it no longer listens."""
+def next_request(rogue: Any) -> list[bytes]:
+    """The next request; a client may also cancel one."""
     while (parts := rogue.recv_multipart())[1] != b"Q":
         pass
     return list(parts)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import base64
 import json
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zbus_zmq.find.discovery import Node
 from zbus_zmq.find.tokens import assemble, tails_of
 
-NODE = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", questions="tcp://127.0.0.1:2", answers=("svc/a", "svc/ü"))
+NODE = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", requests="tcp://127.0.0.1:2", serves=("svc/a", "svc/ü"))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.dictionaries(st.sampled_from([*Node.__struct_fields__, "more"]), JSON, max_size=6)
+FIELDS = st.dictionaries(st.sampled_from([*Node.__struct_encode_fields__, "more"]), JSON, max_size=6)
 
 
 def packed(data: bytes) -> str:
@@ -49,7 +50,7 @@ def test_the_tokens_of_a_node_make_the_same_node_again() -> None:
     found, invalid = assemble(NODE.node, without_name(NODE))
 
     assert found is not None
-    assert (set(found.answers), found.publish, invalid) == ({"svc/a", "svc/ü"}, NODE.publish, 0)
+    assert (set(found.serves), found.publish, invalid) == ({"svc/a", "svc/ü"}, NODE.publish, 0)
 
 
 @given(st.sets(TAILS, max_size=6))
@@ -61,7 +62,7 @@ def test_no_tokens_at_all_crash_the_reader_and_what_comes_out_is_a_node_that_can
     assert 0 <= invalid <= len(tails)
     if found is not None:
         assert found.node == NODE.node
-        assert all(isinstance(each, str) for each in (*found.answers, found.questions, found.publish or ""))
+        assert all(isinstance(each, str) for each in (*found.serves, found.requests, found.publish or ""))
         assert assemble(NODE.node, without_name(found))[1] == 0
 
 
@@ -70,5 +71,17 @@ def test_rubbish_beside_the_tokens_of_a_node_takes_nothing_from_it(tails: set[st
     found, _ = assemble(NODE.node, tails | without_name(NODE))
 
     assert found is not None
-    assert (found.publish, found.questions) == (NODE.publish, NODE.questions)
-    assert set(NODE.answers) <= set(found.answers)
+    assert (found.publish, found.requests) == (NODE.publish, NODE.requests)
+    assert set(NODE.serves) <= set(found.serves)
+
+
+def test_a_node_keeps_the_field_names_of_the_first_version_on_the_wire() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(NODE))
+
+    assert found == {
+        "node": "ab" * 8,
+        "publish": "tcp://127.0.0.1:1",
+        "questions": "tcp://127.0.0.1:2",
+        "answers": ["svc/a", "svc/ü"],
+        "curve_key": None,
+    }

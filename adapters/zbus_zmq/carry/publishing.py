@@ -1,8 +1,7 @@
-"""What this node publishes: one bounded queue and one XPUB socket, however many publishers the process has.
+"""Publishing: one queue and one XPUB socket, however many publishers the process has.
 
-`send` appends and wakes the I/O thread once per burst; it waits while the queue is full, and never for ever. The socket
-hears who subscribes to what, so `wants` can tell, and the first messages wait a moment for the nodes that were there
-before us.
+`send` appends and wakes the I/O thread once per burst; it waits for capacity, but never forever. The socket receives
+subscriptions, so `wants` can tell, and the first messages wait a moment for the nodes that were there before.
 """
 
 from __future__ import annotations
@@ -14,23 +13,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
-from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
+from zbus.util.memo import Memo
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.address.topics import topic_of
-from zbus_zmq.find.subscribers import Subscribers
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.pacing import LAST, MORE, PacedSender, quick_send
 from zbus_zmq.io.stamps import stamps_of
 
-QUEUE_FRAMES_MAX = 8192
-QUEUE_BYTES_MAX = 64 << 20
-QUEUE_FULL_S = 10.0  # a queue that has not moved for so long is an error
+from .capacity import Capacity
+from .subscribers import Subscribers
+
 BURST_FRAMES = 1000  # sent in one go before others have their turn
 RETRY_S = 0.002
 TOPICS_MAX = 100_000
-LINK_S = 1.0  # how long a send waits for a broker, or for whoever else must be there
 
 Batch = Sequence[tuple[str, bytes]]
 Shape = Callable[[bytes, bytes], Sequence[bytes]]  # the parts of a message, from its topic and its frame
@@ -43,7 +40,7 @@ def stamped(node: str) -> Shape:
 
 
 class Publishing:
-    """The way out. `send`, `wants` and `diagnostics` on any thread, the rest on the I/O thread."""
+    """The way out. `send`, `queue`, `wants` and `diagnostics` on any thread, the rest on the I/O thread."""
 
     def __init__(
         self,
@@ -55,37 +52,37 @@ class Publishing:
         *,
         topic_of: Callable[[str], bytes] = topic_of,
         shape: Shape | None = None,
-        unlinked: str = "no broker is connected",
+        capacity: Capacity | None = None,
     ) -> None:
-        """`unlinked`: what is wrong while there is nobody to send to (see `set_linked`)."""
-        self._topic_of, self._shape, self._unlinked = topic_of, shape, unlinked
+        """`capacity` may be shared by several sockets."""
+        self._topic_of, self._shape = topic_of, shape
+        self._capacity = capacity if capacity is not None else Capacity()
         self._io, self._counts = io, counts
         self._frame_bytes_max = options.max_message_bytes
         self._send = quick_send(socket)
         self._subscribers = Subscribers(socket, node, counts)
         self._pacer = PacedSender(io, socket, options.stall_s, counts, node.encode(), self._subscribers.marks)
         self._subscribers.seen = self._pacer.released
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._queue: deque[Batch] = deque()
         self._taken: deque[Batch] = deque()  # out of the queue by the I/O thread, not all sent yet
-        self._frames = self._bytes = self._at = 0
-        self._posted = self._held = self._closed = False
-        self._linked = not options.brokered
-        self._settled = False
+        self._at = 0
+        self._posted = self._held = False
         self._expected: frozenset[str] = frozenset()
         self._round = 0
-        self._topics: dict[str, bytes] = {}
+        self._topics: Memo[str, bytes] = Memo(TOPICS_MAX, topic_of)
 
     # any thread
 
     def send(self, frames: Batch) -> None:
-        """Queue frames in order, all of them or none."""
-        size = sum(len(frame) for _, frame in frames)
-        with self._changed:
-            self._wait_for_room(len(frames), size)
+        """Queue frames in order, all of them or none. Waits for capacity."""
+        self._capacity.reserve(len(frames), sum(len(frame) for _, frame in frames))
+        self.queue(frames)
+
+    def queue(self, frames: Batch) -> None:
+        """Queue frames whose capacity is already reserved. Never waits."""
+        with self._lock:
             self._queue.append(frames)
-            self._frames += len(frames)
-            self._bytes += size
             if self._posted:
                 return
             self._posted = True
@@ -93,7 +90,7 @@ class Publishing:
 
     def wants(self, key: str) -> bool:
         """Whether somebody subscribes to something that may be this key."""
-        return self._linked and self._subscribers.wants(self._topic_of(key))
+        return self._capacity.linked and self._subscribers.wants(self._topic_of(key))
 
     @property
     def subscribed(self) -> bool:
@@ -101,38 +98,33 @@ class Publishing:
         return bool(self._subscribers.wanted)
 
     def close(self) -> None:
-        """Refuse what comes from now on, and whoever waits."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Let every `send` fail from now on, including those that wait."""
+        self._capacity.close()
 
     def diagnostics(self) -> dict[str, int]:
         """How much waits, and for whom."""
-        with self._changed:
-            return {
-                "queued_frames": self._frames,
-                "queued_bytes": self._bytes,
-                "subscriptions": len(self._subscribers.wanted),
-                "nodes_connected": len(self._subscribers.nodes),
-                "nodes_stuck": len(self._pacer.stuck),
-            }
+        return {
+            "queued_frames": self._capacity.messages,
+            "queued_bytes": self._capacity.bytes,
+            "subscriptions": len(self._subscribers.wanted),
+            "nodes_connected": len(self._subscribers.nodes),
+            "nodes_stuck": len(self._pacer.stuck),
+        }
 
     # the I/O thread
 
     def expect(self, nodes: Iterable[str], within_s: float) -> None:
         """Let sends wait until these nodes have subscribed to us, or for a while."""
-        with self._changed:
-            self._round += 1
-            turn = self._round
-            self._expected, self._settled = frozenset(nodes), False
+        self._round += 1
+        turn = self._round
+        self._expected = frozenset(nodes)
+        self._capacity.set_settled(False)
         self._io.later(within_s, lambda: self._settle(turn))
         self._check_settled()
 
     def set_linked(self, linked: bool) -> None:
-        """Somebody to send to is there, such as a broker, or nobody is: sends then wait a moment, and fail."""
-        with self._changed:
-            self._linked = linked
-            self._changed.notify_all()
+        """Say whether there is something to send to, such as a broker. If not, sends wait a moment, then fail."""
+        self._capacity.set_linked(linked)
         self._check_settled()
 
     def on_readable(self) -> None:
@@ -147,31 +139,11 @@ class Publishing:
             self._flush()
             if self._held:
                 time.sleep(RETRY_S)  # nobody else needs this thread any more
-        if self._frames:
-            self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._frames)
-
-    def _wait_for_room(self, frames: int, size: int) -> None:
-        """With the lock held: until there is room and somebody to send to, or raise."""
-        deadline = time.monotonic() + QUEUE_FULL_S
-        link_deadline = time.monotonic() + LINK_S
-        while True:
-            now = time.monotonic()
-            if self._closed:
-                raise FabricError("the fabric is closed")
-            if not self._linked:
-                if now >= link_deadline:
-                    raise FabricError(f"{self._unlinked}; nothing was sent")
-                self._changed.wait(link_deadline - now)
-                continue
-            room = self._frames + frames <= QUEUE_FRAMES_MAX and self._bytes + size <= QUEUE_BYTES_MAX
-            if (room or not self._frames) and self._settled:
-                return
-            if now >= deadline:
-                raise FabricError(f"the queue has been full for {QUEUE_FULL_S:g} s; nothing was sent")
-            self._changed.wait(min(deadline - now, 1.0))
+        if self._capacity.messages:
+            self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
 
     def _flush(self) -> None:
-        with self._changed:
+        with self._lock:
             self._posted = False
             self._taken.extend(self._queue)
             self._queue.clear()
@@ -189,15 +161,13 @@ class Publishing:
             self._at = 0
             done += len(batch)
             size += sum(len(frame) for _, frame in batch)
-        with self._changed:
-            self._frames -= done
-            self._bytes -= size
-            self._changed.notify_all()
+        if done:
+            self._capacity.release(done, size)
         if self._taken:
             self._again(RETRY_S if self._held else 0.0)
 
     def _again(self, delay_s: float) -> None:
-        with self._changed:
+        with self._lock:
             if self._posted:
                 return
             self._posted = True
@@ -208,7 +178,7 @@ class Publishing:
         send, topics, shape = self._send, self._topics, self._shape
         for index in range(at, len(batch)):
             key, frame = batch[index]
-            topic = topics.get(key) or self._topic(key)
+            topic = topics[key]
             if len(frame) > self._frame_bytes_max:
                 self._counts.tell(EVENT_DROPPED, "frame_too_large", key)
                 continue
@@ -223,18 +193,10 @@ class Publishing:
                     return index
         return len(batch)
 
-    def _topic(self, key: str) -> bytes:
-        if len(self._topics) >= TOPICS_MAX:
-            self._topics.clear()
-        topic = self._topics[key] = self._topic_of(key)
-        return topic
-
     def _check_settled(self) -> None:
-        if not self._settled and self._linked and self._expected <= self._subscribers.nodes:
+        if not self._capacity.settled and self._capacity.linked and self._expected <= self._subscribers.nodes:
             self._settle(self._round)
 
     def _settle(self, turn: int) -> None:
-        with self._changed:
-            if turn == self._round:
-                self._settled = True
-                self._changed.notify_all()
+        if turn == self._round:
+            self._capacity.set_settled(True)

@@ -17,18 +17,19 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
+from zbus.util.memo import Memo
+from zbus.util.window import Window
 from zbus_zmq.address.topics import MARK, key_of, mark_of, node_of, prefix_of, widest
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.pacing import PROBE
+from zbus_zmq.io.receive import BURST_MESSAGES, NOBLOCK
 from zbus_zmq.io.source import source_of
-from zbus_zmq.io.stamps import SENDER_BYTES, STAMP_BYTES, Stamps
+from zbus_zmq.io.stamps import SEEN_MAX, SENDER_BYTES, STAMP_BYTES
 
-BURST_MESSAGES = 1000
 TOPICS_MAX = 10_000
 SENDERS_MAX = 10_000
 PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
 NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
-NOBLOCK = int(zmq.NOBLOCK)
 
 
 class Receiving:
@@ -39,13 +40,13 @@ class Receiving:
         self._io, self._socket, self._node, self._counts = io, socket, node, counts
         self._recv: Callable[[int, bool], zmq.Frame] = socket.recv  # type: ignore[assignment]  # copy=False
         self._stamped, self._own = brokers > 0, bytes.fromhex(node)
-        self._seen = Stamps() if brokers > 1 else None  # one brings nothing twice
+        self._seen = Window[bytes](SEEN_MAX) if brokers > 1 else None  # one broker brings nothing twice
         self._receive: Receive | None = None
         self._keys: KeySet | None = None
-        self._known: dict[bytes, bool] = {}
+        self._known: Memo[bytes, bool] = Memo(TOPICS_MAX)
         self._prefixes: set[bytes] = set()
         self._turn = 0
-        self._acknowledged: dict[str, int] = {}  # by publishing node, the last turn that it knows of
+        self._acknowledged: Memo[str, int] = Memo(SENDERS_MAX)  # by publishing node, the last turn that it knows of
         self._news = threading.Condition()
         socket.set(zmq.SUBSCRIBE, mark_of(node, 0))
 
@@ -143,8 +144,6 @@ class Receiving:
         if key is None:
             self._refuse("topic", head)
             return
-        if len(self._known) >= TOPICS_MAX:
-            self._known.clear()
         wanted = self._known[topic] = self._keys is not None and key in self._keys
         if len(parts) != (2 if self._stamped else 1):
             self._refuse("frame_count", head)
@@ -163,8 +162,6 @@ class Receiving:
             self._renew_mark()  # somebody asks whether we receive again
         publisher = parts[0].decode("ascii", "replace")
         with self._news:
-            if len(self._acknowledged) >= SENDERS_MAX:
-                self._acknowledged.clear()
             self._acknowledged[publisher] = max(found[1], self._acknowledged.get(publisher, -1))
             self._news.notify_all()
 
@@ -172,7 +169,7 @@ class Receiving:
         """Whether a message is neither ours nor one that another broker has brought."""
         if stamp[:SENDER_BYTES] == self._own:
             return False
-        if self._seen is None or self._seen.first(stamp):
+        if self._seen is None or not self._seen.seen(stamp):
             return True
         self._counts.note("duplicate")
         return False

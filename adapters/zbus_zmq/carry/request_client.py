@@ -1,8 +1,8 @@
-"""Questions that we ask: one ROUTER socket connected to the nodes that were asked.
+"""Requests to other nodes: one ROUTER socket that is connected to the nodes it has sent requests to.
 
-A question goes to one of the nodes that say they answer for its key, chosen at random; to ourselves only where there is
-nobody else. Its replies arrive in order and numbered. It ends, always: with the answerer's end, when the answerer is
-gone, or when its time is over. A node that cannot be connected to is passed over for the next one.
+A request goes to one of the nodes that serve its key, chosen at random, and to this node only if no other node serves
+the key. Replies arrive in order and are numbered. Every request ends: with the server's end marker, when the server is
+gone, or when its time is over. A node that cannot be connected to is skipped for the next one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Heard
 from zbus_zmq.find.discovery import Node, Nodes
-from zbus_zmq.find.links import Links
 from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.links import Links
+from zbus_zmq.io.receive import received
 
-BURST = 1000
-ASKED_MAX = 10_000
+PENDING_MAX = 10_000
 ID_BYTES = 8
 TICK_S = 0.05
-NOBODY_THERE = (
+UNREACHABLE = (
     zmq.EVENT_CONNECT_RETRIED,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -35,157 +35,157 @@ NOBODY_THERE = (
 Socket = zmq.Socket[bytes]
 
 
-class Asked:
-    """One question under way."""
+class PendingRequest:
+    """One request in flight."""
 
-    def __init__(self, key: str, payload: bytes, heard: Heard, deadline: float, ident: bytes) -> None:
+    def __init__(self, key: str, payload: bytes, on_reply: Heard, deadline: float, ident: bytes) -> None:
         self.key, self.payload, self.deadline, self.ident = key, payload, deadline, ident
-        self._heard = heard
+        self._on_reply = on_reply
         self._lock = threading.Lock()
         self._over = False
-        self.node: Node | None = None
+        self.node: Node | None = None  # that it was sent to
         self.route = b""  # to that node
         self.tried: set[str] = set()
         self.replies = 0
         self.cancel: Callable[[], None] = lambda: None
 
-    def hear(self, data: bytes) -> None:
-        """A reply."""
+    def take_reply(self, data: bytes) -> None:
+        """Pass on a reply. Replies that arrive after `close` are counted too, until the request is cancelled."""
+        self.replies += 1
         if not self._over:
-            self.replies += 1
-            self._heard(data)
+            self._on_reply(data)
 
     def end(self) -> None:
-        """No more will come. Once."""
+        """Report that no more replies will come. Only the first call has an effect."""
         with self._lock:
             over, self._over = self._over, True
         if not over:
-            self._heard(None)
+            self._on_reply(None)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop passing on replies, and cancel the request."""
         with self._lock:
             over, self._over = self._over, True
         if not over:
             self.cancel()
 
 
-class Asking:
-    """The asking end, on the I/O thread; `ask` and `hear_of` are posted to it."""
+class RequestClient:
+    """Sends requests and receives their replies, on the I/O thread."""
 
     def __init__(self, io: IoThread, socket: Socket, links: Links, own: str, counts: Counts) -> None:
         self._io, self._socket, self._links, self._own, self._counts = io, socket, links, own, counts
-        self._open: dict[bytes, Asked] = {}
+        self._pending: dict[bytes, PendingRequest] = {}
         self._nodes: Nodes = {}
         self._connected: dict[str, str] = {}  # endpoint -> node
-        self._routes: dict[str, bytes] = {}  # endpoint -> what the socket knows it by
+        self._routes: dict[str, bytes] = {}  # endpoint -> the socket's name for it
         self._serial = itertools.count()
         self._ticking = False
         socket.set(zmq.ROUTER_MANDATORY, 1)
 
-    def hear_of(self, nodes: Nodes) -> None:
-        """The nodes that live now: questions to any other are over."""
+    def set_nodes(self, nodes: Nodes) -> None:
+        """Take over the live nodes: requests to any other node end."""
         self._nodes = nodes
-        for asked in [each for each in self._open.values() if each.node is not None and each.node.node not in nodes]:
-            self._end(asked)
+        for request in [each for each in self._pending.values() if each.node is not None]:
+            if request.node is not None and request.node.node not in nodes:
+                self._end(request)
         for endpoint in [endpoint for endpoint, node in self._connected.items() if node not in nodes]:
             self._disconnect(endpoint)
 
-    def ask(self, asked: Asked) -> None:
-        """Ask one of those who answer for the key, or end at once."""
-        if len(self._open) >= ASKED_MAX:
-            self._counts.tell(EVENT_DROPPED, "too_many_questions", asked.key)
-            asked.end()
+    def send(self, request: PendingRequest) -> None:
+        """Send a request to one of the nodes that serve its key, or end it immediately."""
+        if len(self._pending) >= PENDING_MAX:
+            self._counts.tell(EVENT_DROPPED, "too_many_requests", request.key)
+            request.end()
             return
-        self._open[asked.ident] = asked
-        asked.cancel = lambda: self._io.post(lambda: self._cancel(asked))
+        self._pending[request.ident] = request
+        request.cancel = lambda: self._io.post(lambda: self._cancel(request))
         if not self._ticking:
             self._ticking = True
             self._io.later(TICK_S, self._tick)
-        self._try_next(asked)
+        self._try_next(request)
 
     def on_readable(self) -> None:
-        """Take replies."""
-        for _ in range(BURST):
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            asked = self._open.get(parts[2]) if len(parts) >= 3 else None
+        """Receive replies, up to a bound."""
+        for frames in received(self._socket):
+            parts = [frame.bytes for frame in frames]
+            request = self._pending.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
                 self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", _node_of(parts[0]))
-            elif asked is None or asked.node is None or asked.route != parts[0]:
+            elif request is None or request.node is None or request.route != parts[0]:
                 self._counts.note("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
-                self._try_next(asked)
-            elif parts[1] == b"R" and len(parts) == 5 and int.from_bytes(parts[3]) == asked.replies:
-                asked.hear(parts[4])
-            elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == asked.replies:
-                self._end(asked)
+                self._try_next(request)
+            elif parts[1] == b"R" and len(parts) == 5 and int.from_bytes(parts[3]) == request.replies:
+                request.take_reply(parts[4])
+            elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == request.replies:
+                self._end(request)
             else:
                 self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", _node_of(parts[0]))
-                self._end(asked)
+                self._cancel(request)  # or the other node would keep replying
+                request.end()
 
-    def happened(self, event: int, endpoint: str) -> None:
-        """Something befell a connection."""
+    def connection_changed(self, event: int, endpoint: str) -> None:
+        """React to an event of libzmq about one connection."""
         node = self._connected.get(endpoint)
         if node is None:
             return
         if event == zmq.EVENT_DISCONNECTED:
-            for asked in self._asked_of(node):
-                self._end(asked)
-        elif event in NOBODY_THERE:
-            # The question was not delivered, and must not be later, so another may take it.
+            for request in self._sent_to(node):
+                self._end(request)
+        elif event in UNREACHABLE:
+            # The request was not delivered, and must not be delivered later, so another node may serve it.
             self._disconnect(endpoint)
-            for asked in self._asked_of(node):
-                self._try_next(asked)
+            for request in self._sent_to(node):
+                self._try_next(request)
 
     def end_all(self) -> None:
-        """The fabric closes."""
-        for asked in list(self._open.values()):
-            self._end(asked)
+        """End every request, because the fabric closes."""
+        for request in list(self._pending.values()):
+            self._end(request)
 
-    def _asked_of(self, node: str) -> list[Asked]:
-        return [each for each in self._open.values() if each.node is not None and each.node.node == node]
+    def _sent_to(self, node: str) -> list[PendingRequest]:
+        return [each for each in self._pending.values() if each.node is not None and each.node.node == node]
 
-    def _try_next(self, asked: Asked) -> None:
-        found = [node for node in self._nodes.values() if asked.key in node.answers and node.node not in asked.tried]
+    def _try_next(self, request: PendingRequest) -> None:
+        serving = [node for node in self._nodes.values() if request.key in node.serves]
+        found = [node for node in serving if node.node not in request.tried]
         others = [node for node in found if node.node != self._own]
         for node in random.sample(others, len(others)) or found:
-            asked.tried.add(node.node)
-            if self._send(asked, node):
+            request.tried.add(node.node)
+            if self._send_to(request, node):
                 return
-        self._end(asked)
+        self._end(request)
 
-    def _send(self, asked: Asked, node: Node) -> bool:
-        if self._connected.get(node.questions) != node.node:
-            self._disconnect(node.questions)  # another node had that port before
-            # A new one each time: a connection that was dropped goes on for a moment, and libzmq aborts the process
-            # when a second one is to be known by the same bytes.
+    def _send_to(self, request: PendingRequest, node: Node) -> bool:
+        if self._connected.get(node.requests) != node.node:
+            self._disconnect(node.requests)  # another node had that port before
+            # A new name each time: a connection that was dropped lives on for a moment, and libzmq aborts the process
+            # if a second one is to have the same name.
             route = f"{node.node}/{next(self._serial)}".encode()
-            if not self._links.connect(node.questions, node.curve_key, route):
+            if not self._links.connect(node.requests, node.curve_key, route):
                 return False
-            self._connected[node.questions], self._routes[node.questions] = node.node, route
-        route = self._routes[node.questions]
+            self._connected[node.requests], self._routes[node.requests] = node.node, route
+        route = self._routes[node.requests]
         try:
-            parts = [route, b"Q", asked.ident, asked.key.encode(), asked.payload]
+            parts = [route, b"Q", request.ident, request.key.encode(), request.payload]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # full, or not there
-            self._counts.tell("ASK_FAILED", "ask_failed", node.questions, detail=str(error))
+        except zmq.ZMQError as error:  # its queue is full, or it is not connected
+            self._counts.tell("REQUEST_FAILED", "request_failed", node.requests, detail=str(error))
             return False
-        asked.node, asked.route = node, route
+        request.node, request.route = node, route
         return True
 
-    def _cancel(self, asked: Asked) -> None:
-        if self._open.pop(asked.ident, None) is not None and asked.node is not None:
+    def _cancel(self, request: PendingRequest) -> None:
+        if self._pending.pop(request.ident, None) is not None and request.node is not None:
             try:
-                self._socket.send_multipart([asked.route, b"C", asked.ident], zmq.NOBLOCK)
-            except zmq.ZMQError:  # the answerer finds out when it replies
+                self._socket.send_multipart([request.route, b"C", request.ident], zmq.NOBLOCK)
+            except zmq.ZMQError:  # the server notices when it replies
                 self._counts.note("cancel_dropped")
 
-    def _end(self, asked: Asked) -> None:
-        self._open.pop(asked.ident, None)
-        asked.end()
+    def _end(self, request: PendingRequest) -> None:
+        self._pending.pop(request.ident, None)
+        request.end()
 
     def _disconnect(self, endpoint: str) -> None:
         if self._connected.pop(endpoint, None) is not None:
@@ -194,10 +194,10 @@ class Asking:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        for asked in [each for each in self._open.values() if each.deadline <= now]:
-            self._cancel(asked)
-            asked.end()
-        self._ticking = bool(self._open)
+        for request in [each for each in self._pending.values() if each.deadline <= now]:
+            self._cancel(request)
+            request.end()
+        self._ticking = bool(self._pending)
         if self._ticking:
             self._io.later(TICK_S, self._tick)
 

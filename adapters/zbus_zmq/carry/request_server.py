@@ -1,8 +1,8 @@
-"""Questions that other nodes ask us: one ROUTER socket.
+"""Requests of other nodes: one ROUTER socket.
 
-A question is [Q, id, key, payload]; each reply [R, id, number, data], and [E, id, count] ends them; [N, id] says that
-we do not answer for the key. [C, id] from the asker says that it no longer listens. A reply waits in a bounded queue of
-its question while the asker's connection is full, so one slow asker holds up its own replies alone.
+A request is [Q, id, key, payload]. Each reply is [R, id, number, data], and [E, id, count] ends the replies; [N, id]
+says that this node does not serve the key. [C, id] from the client cancels a request. Replies wait in a bounded queue
+of their request while the client's connection is full, so a slow client delays only its own replies.
 
 Work queues, where one of several workers takes each item, would be a PUSH and a PULL socket beside this one, with their
 endpoints in the node's announcement.
@@ -22,75 +22,72 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Question
 from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
 
-BURST = 1000  # messages taken or sent before others have their turn
+BURST = 1000  # replies sent before other sockets have their turn
 QUEUE_REPLIES_MAX = 256
 QUEUE_BYTES_MAX = 16 << 20
-BLOCKED_S = 30.0  # an asker that takes nothing for so long is given up
+BLOCKED_S = 30.0  # after which a client that receives nothing is given up
 RETRY_S = 0.005
-QUESTIONS_MAX = 10_000
+OPEN_MAX = 10_000
 ID_BYTES = 8
 
-Asked = Callable[[Question], None]
+OnRequest = Callable[[Question], None]
 Socket = zmq.Socket[bytes]
 
 
-class Answering:
-    """The answering end. `answer` on any thread, the rest on the I/O thread."""
+class RequestServer:
+    """Receives requests and sends replies. `serve` may be called on any thread, the rest on the I/O thread."""
 
     def __init__(self, io: IoThread, socket: Socket, counts: Counts) -> None:
         self._io, self._socket, self._counts = io, socket, counts
         self._keys: frozenset[str] = frozenset()
-        self._asked: Asked | None = None
-        self._open: dict[tuple[bytes, bytes], IncomingQuestion] = {}  # by asker and id
+        self._on_request: OnRequest | None = None
+        self._open: dict[tuple[bytes, bytes], IncomingRequest] = {}  # by client and id
         self._waiting: set[tuple[bytes, bytes]] = set()
         self._retrying = False
         socket.set(zmq.ROUTER_MANDATORY, 1)
 
-    def answer(self, keys: Sequence[str], asked: Asked) -> None:
-        """Take questions for these keys from now on."""
-        self._keys, self._asked = frozenset(keys), asked
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Accept requests for these keys from now on."""
+        self._keys, self._on_request = frozenset(keys), on_request
 
     def on_readable(self) -> None:
-        """Take what was asked."""
-        for _ in range(BURST):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        """Receive requests and cancellations, up to a bound."""
+        for frames in received(self._socket):
             route, *parts = [frame.bytes for frame in frames]
             if len(parts) == 4 and parts[0] == b"Q" and len(parts[1]) == ID_BYTES:
                 self._take(frames[-1], route, parts[1], parts[2], parts[3])
             elif len(parts) == 2 and parts[0] == b"C" and len(parts[1]) == ID_BYTES:
                 self.end((route, parts[1]))
             else:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", source_of(frames[-1], "an asker"))
+                self._counts.tell(FABRIC_INPUT_REFUSED, "request_invalid", source_of(frames[-1], "a client"))
 
     def end(self, name: tuple[bytes, bytes]) -> None:
-        """A question is over, whoever ended it."""
+        """Forget a request. Its handler gets an error when it replies."""
         self._waiting.discard(name)
-        question = self._open.pop(name, None)
-        if question is not None:
-            question.give_up("the asker no longer listens")
+        request = self._open.pop(name, None)
+        if request is not None:
+            request.give_up("the client no longer listens")
 
     def end_all(self) -> None:
-        """The fabric closes."""
+        """Forget every request, because the fabric closes."""
         for name in list(self._open):
             self.end(name)
 
     def flush(self, name: tuple[bytes, bytes]) -> None:
-        """Send what a question has queued, as far as its asker takes it.
+        """Send the queued replies of a request, as far as its client receives them.
 
-        A bounded number at a time: one that replies faster than we send would keep us from everything else, also from
-        hearing that its asker no longer listens.
+        A bounded number at a time: a handler that replies faster than the socket sends would otherwise keep this thread
+        from everything else, including the cancellation of this request.
         """
-        question = self._open.get(name)
-        if question is None:
+        request = self._open.get(name)
+        if request is None:
             return
         self._waiting.discard(name)
         for _ in range(BURST):
-            if (parts := question.next_parts()) is None:
+            if (parts := request.next_parts()) is None:
                 break
             try:
                 self._socket.send_multipart([name[0], *parts], zmq.NOBLOCK)
@@ -101,13 +98,13 @@ class Answering:
                     self._io.later(RETRY_S, self._flush_waiting)
                 return
             except zmq.ZMQError as error:
-                self._counts.tell("ANSWER_FAILED", "asker_gone", "an asker", detail=str(error))
+                self._counts.tell("REPLY_FAILED", "client_gone", "a client", detail=str(error))
                 self.end(name)
                 return
-            question.sent()
+            request.sent()
         else:
             self._io.post(lambda: self.flush(name))
-        if question.is_over():
+        if request.is_over():
             self._open.pop(name, None)
 
     def _flush_waiting(self) -> None:
@@ -119,26 +116,26 @@ class Answering:
         try:
             key = raw_key.decode()
         except UnicodeDecodeError:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_invalid", source_of(frame, "an asker"))
+            self._counts.tell(FABRIC_INPUT_REFUSED, "request_invalid", source_of(frame, "a client"))
             return
         name = route, ident
-        if self._asked is None or key not in self._keys or name in self._open or len(self._open) >= QUESTIONS_MAX:
-            self._refuse(route, ident)
+        if self._on_request is None or key not in self._keys or name in self._open or len(self._open) >= OPEN_MAX:
+            self._reject(route, ident)
             return
-        question = IncomingQuestion(key, payload, ident, lambda: self._io.post(lambda: self.flush(name)))
-        self._open[name] = question
-        self._asked(question)
+        request = IncomingRequest(key, payload, ident, lambda: self._io.post(lambda: self.flush(name)))
+        self._open[name] = request
+        self._on_request(request)
 
-    def _refuse(self, route: bytes, ident: bytes) -> None:
-        self._counts.note("question_refused")
+    def _reject(self, route: bytes, ident: bytes) -> None:
+        self._counts.note("request_rejected")
         try:
             self._socket.send_multipart([route, b"N", ident], zmq.NOBLOCK)
-        except zmq.ZMQError:  # full or gone: it will hear of it by its timeout
-            self._counts.note("refusal_dropped")
+        except zmq.ZMQError:  # its queue is full, or it is gone: its timeout ends the request
+            self._counts.note("rejection_dropped")
 
 
-class IncomingQuestion:
-    """One question. Replies are queued, up to a bound, and sent by the I/O thread."""
+class IncomingRequest:
+    """One request of another node. Replies are queued, up to a bound, and sent by the I/O thread."""
 
     def __init__(self, key: str, payload: bytes, ident: bytes, wake: Callable[[], None]) -> None:
         self.key, self.payload = key, payload
@@ -147,20 +144,20 @@ class IncomingQuestion:
         self._queue: deque[bytes] = deque()
         self._bytes = self._count = 0
         self._closed = self._ended = False
-        self._woken = False  # it is going to be flushed
+        self._woken = False  # a flush is due
         self._gone = ""
 
     def reply(self, data: bytes) -> None:
-        """Queue one reply; wait while the queue is full."""
+        """Queue one reply; block while the queue is full."""
         deadline = time.monotonic() + BLOCKED_S
         with self._room:
             while not self._gone and (len(self._queue) >= QUEUE_REPLIES_MAX or self._bytes >= QUEUE_BYTES_MAX):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise FabricError(f"the asker has taken nothing for {BLOCKED_S:g} s; this reply was not sent")
+                    raise FabricError(f"the client has received nothing for {BLOCKED_S:g} s; this reply was not sent")
                 self._room.wait(left)
             if self._gone or self._closed:
-                raise FabricError(f"this reply was not sent: {self._gone or 'the question is closed'}")
+                raise FabricError(f"this reply was not sent: {self._gone or 'the request is closed'}")
             self._queue.append(data)
             self._bytes += len(data)
             woken, self._woken = self._woken, True
@@ -168,7 +165,7 @@ class IncomingQuestion:
             self._wake()
 
     def close(self) -> None:
-        """End the replies."""
+        """End the replies. Calling it again has no effect."""
         with self._room:
             if self._closed:
                 return
@@ -178,7 +175,7 @@ class IncomingQuestion:
             self._wake()
 
     def next_parts(self) -> list[bytes] | None:
-        """What to send next, without the route; it stays queued until `sent`."""
+        """Return the next message without the route, or None. It stays queued until `sent` is called."""
         with self._room:
             if self._queue:
                 return [b"R", self._ident, self._count.to_bytes(8), self._queue[0]]
@@ -188,7 +185,7 @@ class IncomingQuestion:
             return None
 
     def sent(self) -> None:
-        """What `next_parts` gave has gone."""
+        """Remove the message that `next_parts` returned."""
         with self._room:
             if self._queue:
                 self._bytes -= len(self._queue.popleft())
@@ -198,11 +195,11 @@ class IncomingQuestion:
                 self._ended = True
 
     def is_over(self) -> bool:
-        """Whether the end has been sent."""
+        """Return whether the end marker has been sent."""
         return self._ended
 
     def give_up(self, reason: str) -> None:
-        """Nobody listens any more."""
+        """Drop the queued replies; later ones raise `FabricError` with this reason."""
         with self._room:
             self._gone = reason
             self._queue.clear()

@@ -8,25 +8,21 @@ diagnostics and in records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from zbus.config import BusConfig
-    from zbus.observe.counters import Counts
-    from zbus_zmq.address.options import ZmqOptions
 
 NODE_ID_BYTES = 8
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+# The names on the wire are those of the first version.
+class Node(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "questions", "serves": "answers"}):
     """What others must know of a node to talk to it."""
 
     node: str  # 16 hexadecimal digits, new for each incarnation
     publish: str | None = None  # where its events are; None where they go through brokers
-    questions: str = ""  # where it takes questions
-    answers: tuple[str, ...] = ()  # the keys that it answers for
+    requests: str = ""  # where it receives requests
+    serves: tuple[str, ...] = ()  # the keys that it serves
     curve_key: str | None = None  # its public key, in Z85; None for a node that does not encrypt
 
 
@@ -51,14 +47,3 @@ class Discovery(Protocol):
 
     def close(self) -> None:
         """Withdraw the announcement and end, in bounded time. Safe to call twice."""
-
-
-def open_discovery(config: BusConfig, options: ZmqOptions, counts: Counts, session: Any) -> Discovery:
-    """The discovery that the options ask for."""
-    if options.discovery == "zenoh":
-        from .liveliness import LivelinessDiscovery  # opens a session: only where it is asked for
-
-        return LivelinessDiscovery(options, counts, session)
-    from .file_registry import FileRegistry
-
-    return FileRegistry(options, counts)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zbus.errors import ConfigInvalid, FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED
+from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
 from .discovery import Changed, Discovery, Node, Nodes
@@ -120,6 +121,7 @@ class FileRegistry:
 
     def _run(self) -> None:
         pause, stamp, scanned = self._poll_s, 0, 0.0
+        backoff = Backoff(2 * self._poll_s, PAUSE_MAX_S)
         while not self._ended:
             self._wake.wait(pause)
             asked = self._wake.is_set()
@@ -133,10 +135,11 @@ class FileRegistry:
                     scanned = now
                     self._tell()
                 pause, self._problem = self._poll_s, ""
+                backoff.reset()
             except OSError as error:
                 self._problem = f"{type(error).__name__}: {error.strerror}"
                 self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
-                pause = min(PAUSE_MAX_S, pause * 2)
+                pause = backoff.next()
 
     def _beat(self) -> None:
         with self._lock:

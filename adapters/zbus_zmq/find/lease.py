@@ -75,7 +75,7 @@ def told_lease(lease: Lease) -> dict[str, Any]:
     return {
         "realm": lease.realm,
         "node": node.node,
-        "endpoints": [each for each in (node.publish, node.questions) if each],
+        "endpoints": [each for each in (node.publish, node.requests) if each],
         "lease_s": lease.lease_s,
         "left_s": round(max(0.0, lease.beat_s + lease.lease_s - time.monotonic()), 3),
         "allocated_by": lease.allocated_by,

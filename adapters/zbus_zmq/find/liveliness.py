@@ -17,6 +17,7 @@ import zenoh
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED
+from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
 from .discovery import Changed, Discovery, Node, Nodes
@@ -119,18 +120,17 @@ class LivelinessDiscovery:
             self._subscriber = None
 
     def _run(self) -> None:
-        pause = PAUSE_S[0]
-        due = time.monotonic() + pause
+        backoff = Backoff(*PAUSE_S)
+        due = time.monotonic() + backoff.next()
         while not self._ended:
             self._wake.wait(None if self._whole() else max(0.0, due - time.monotonic()))
             self._wake.clear()  # not only when it is whole: whatever fails wakes, and would be tried again at once
             self._pause.wait(SETTLE_S)
             if self._whole():
-                pause = PAUSE_S[0]
+                backoff.reset()
             elif time.monotonic() >= due and not self._ended:
                 self._open()
-                pause = min(PAUSE_S[1], pause * 2)
-                due = time.monotonic() + pause
+                due = time.monotonic() + backoff.next()
             self._tell()
 
     def _whole(self) -> bool:

@@ -19,9 +19,9 @@ _decode_node = msgspec.json.Decoder(Node).decode
 
 
 def tails_of(node: Node) -> set[str]:
-    """What follows the root in the keys of a node's tokens: one for the node, and one for each key it answers for."""
-    bare = msgspec.structs.replace(node, answers=())
-    answers = {f"{node.node}/answers/{_pack(key.encode())}" for key in node.answers}
+    """What follows the root in the keys of a node's tokens: one for the node, and one for each key it serves."""
+    bare = msgspec.structs.replace(node, serves=())
+    answers = {f"{node.node}/answers/{_pack(key.encode())}" for key in node.serves}
     return {f"{node.node}/node/{_pack(msgspec.json.encode(bare))}", *answers}
 
 
@@ -40,7 +40,7 @@ def assemble(name: str, tails: Iterable[str]) -> tuple[Node | None, int]:
             invalid += 1
     if node is None or node.node != name:
         return None, invalid
-    return msgspec.structs.replace(node, answers=tuple(answers)), invalid
+    return msgspec.structs.replace(node, serves=tuple(answers)), invalid
 
 
 def _pack(data: bytes) -> str:

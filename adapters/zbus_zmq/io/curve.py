@@ -20,8 +20,9 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus_zmq.address.options import ZmqOptions
 
+from .receive import received
+
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_BURST = 100
 Socket = zmq.Socket[bytes]
 
 
@@ -109,8 +110,8 @@ def is_public_key(text: str) -> bool:
         return False
 
 
-class Doorman:
-    """Answers libzmq's question whether a peer may connect (ZAP, RFC 27), on the thread of its socket."""
+class ZapAuthenticator:
+    """Decides for libzmq whether a peer may connect (ZAP, RFC 27), on the thread of its socket."""
 
     def __init__(self, context: zmq.Context[Socket], keys: Keys, counts: Counts) -> None:
         self._keys, self._counts = keys, counts
@@ -119,12 +120,9 @@ class Doorman:
         self.socket.bind(ZAP_ENDPOINT)
 
     def on_readable(self) -> None:
-        """Let in who is known, and nobody else."""
-        for _ in range(ZAP_BURST):
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        """Accept peers whose key is allowed, and reject all others."""
+        for frames in received(self.socket):
+            parts = [frame.bytes for frame in frames]
             if len(parts) < 4:
                 continue
             route, empty, version, request, *rest = parts
@@ -143,12 +141,12 @@ class Doorman:
         return False
 
 
-def attach_doorman(
+def attach_authenticator(
     context: zmq.Context[Socket], keys: Keys, counts: Counts, on_readable: Callable[[Socket, Callable[[], None]], None]
 ) -> None:
-    """Have every connection to a CURVE socket of a context checked."""
-    doorman = Doorman(context, keys, counts)
-    on_readable(doorman.socket, doorman.on_readable)
+    """Check every connection to a CURVE socket of a context."""
+    authenticator = ZapAuthenticator(context, keys, counts)
+    on_readable(authenticator.socket, authenticator.on_readable)
 
 
 def _load_pair(path: Path) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Identities for messages that come without one: a publisher for each topic, new with each start, sequences from 0."""
+"""Identities for messages that arrive without one: a publisher per topic, new at each start, sequences from 0."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ PUBLISHER_BITS = 53  # survives JSON
 GENERATIONS_KNOWN = 8
 
 
-class Makers:
-    """Identities of what comes in: a publisher for each topic, sequences from 0."""
+class IdentityAllocator:
+    """Assigns identities to incoming messages: a publisher per topic, sequences from 0."""
 
     def __init__(self) -> None:
         self._seed = secrets.token_bytes(16)
         self._generation = 0
         self._sequences: dict[bytes, tuple[int, int]] = {}  # topic -> publisher, next sequence
-        self._made: list[set[int]] = [set()]  # of the last generations
+        self._allocated: list[set[int]] = [set()]  # of the last generations
 
     def next(self, topic: bytes) -> tuple[int, int]:
-        """The identity of the next message of a topic."""
+        """Return the publisher and the sequence of the next message of a topic."""
         found = self._sequences.get(topic)
         if found is None:
             found = self._new(topic), 0
         self._sequences[topic] = found[0], found[1] + 1
         return found
 
-    def made(self, publisher_id: int) -> bool:
-        """Whether an event with this publisher was made here."""
-        return any(publisher_id in generation for generation in self._made)
+    def allocated(self, publisher_id: int) -> bool:
+        """Return whether this publisher was allocated here."""
+        return any(publisher_id in generation for generation in self._allocated)
 
     def _new(self, topic: bytes) -> int:
         if len(self._sequences) >= TOPICS_MAX:
             # Forgotten sequences start again at 0, so they need publishers that nobody has seen.
             self._generation += 1
             self._sequences.clear()
-            self._made = [*self._made[1 - GENERATIONS_KNOWN :], set()]
+            self._allocated = [*self._allocated[1 - GENERATIONS_KNOWN :], set()]
         salt = self._seed + self._generation.to_bytes(8)
         digest = hashlib.blake2b(topic, key=salt, digest_size=8).digest()
         publisher = int.from_bytes(digest) >> (64 - PUBLISHER_BITS)
-        self._made[-1].add(publisher)
+        self._allocated[-1].add(publisher)
         return publisher

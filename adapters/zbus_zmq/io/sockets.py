@@ -39,7 +39,7 @@ def make_socket(
     socket.set(zmq.SNDHWM, 0 if kind in (zmq.SUB, zmq.XSUB) else options.hwm)
     socket.set(zmq.RCVHWM, options.hwm)
     socket.set(zmq.MAXMSGSIZE, options.max_message_bytes)
-    # What a subscriber or an asker has left to say when it closes, nobody needs.
+    # A subscriber or a client has nothing to send that matters after it closes.
     socket.set(zmq.LINGER, int(options.linger_s * 1000) if server or kind == zmq.XPUB else 0)
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
     socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])

@@ -13,9 +13,9 @@ import zmq
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus_zmq.address.topics import MARK, mark_of, node_of
+from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
 
-BURST = 1000
 KEPT_MAX = 100_000
 
 
@@ -46,11 +46,7 @@ class Subscribers:
     def on_readable(self) -> None:
         """Take what the subscribers say."""
         arrived: list[bytes] = []
-        for _ in range(BURST):
-            try:
-                frame, *more = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
+        for frame, *more in received(self._socket):
             message = frame.bytes
             if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
                 self._refuse(frame)
