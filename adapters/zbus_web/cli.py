@@ -22,6 +22,9 @@ from .server.running import serving
 
 __all__ = ["app"]
 
+# A reader's bus has no network and keeps no events of other nodes, even if the environment configures the owner so.
+READER: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": (), "record": "own"}
+
 app = typer.Typer(add_completion=False)
 
 
@@ -90,7 +93,7 @@ async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *
 
 
 def _bus(log: Path | None, config: Path | None, read_only: bool) -> zbus.Bus:
-    given: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": ()} if read_only else {}
+    given: dict[str, Any] = dict(READER) if read_only else {}
     bus = zbus.open(log, config=config, **given)
     if bus.config.log is None:
         raise ConfigInvalid("log", "a server needs one: zbus serve LOG, or ZBUS_LOG, or --demo for a look around")

@@ -131,7 +131,7 @@ def register(
 ) -> None:
     """Register a JSON Schema in a log that no running process owns; one that does registers it itself."""
     check_is_there(log)
-    with zbus.blocking.open(log, mode="embedded", listen=(), connect=(), transport="zenoh") as bus:
+    with zbus.blocking.open(config=zbus.BusConfig.exactly(log=str(log))) as bus:
         schema = bus.schemas.register(expression, file.read_bytes(), mode=cast("Any", mode), force=force)
     write(encode_json(_as_json(schema)))
 

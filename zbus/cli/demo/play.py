@@ -46,7 +46,7 @@ class Play:
 
     async def run(self) -> None:
         """Play it to the end; the ledger then tells what was lost."""
-        async with zbus.open(self._log, mode="embedded", listen=(), connect=(), durability="fsync") as bus:
+        async with zbus.open(config=zbus.BusConfig.exactly(log=str(self._log))) as bus:
             try:
                 await self._perform(bus)
             finally:
