@@ -17,7 +17,7 @@ import pytest
 from zbus.cli.demo.ledger import Ledger, Watch
 
 LIMIT_S = 20.0
-COMMAND = [sys.executable, "-m", "zbus.cli", "demo"]
+COMMAND = [sys.executable, "-m", "zbus", "demo"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 ROW = re.compile(r"│ (.+?) +│ +([\d,]+) │")
 

@@ -176,7 +176,7 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
 @pytest.mark.nightly  # a Spark of its own
 def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_path: Path) -> None:
     store(log_path, shop(minutes=4))
-    command = [sys.executable, "-m", "zbus.cli", "pipeline", "rollup", str(log_path), "--follow", "--json"]
+    command = [sys.executable, "-m", "zbus", "pipeline", "rollup", str(log_path), "--follow", "--json"]
     command += ["--master", "local[1]"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")} | {
         "COLUMNS": "100"
