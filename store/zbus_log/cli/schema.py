@@ -12,6 +12,7 @@ from rich.table import Table
 from sqlalchemy import select
 
 import zbus
+from zbus.cli.apps import new_app
 from zbus.cli.failures import ERROR
 from zbus.cli.options import JsonOption
 from zbus.cli.render.eventline import iso_time
@@ -32,7 +33,7 @@ from .options import LogArgument, check_is_there, opened
 
 PAGE_EVENTS = 2048
 
-app = typer.Typer(help="What payloads must look like: the schemas of a log.", add_completion=False)
+app = new_app()
 
 ExpressionArgument = Annotated[str, typer.Argument(metavar="EXPR", help="A key expression, as it was registered.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A JSON Schema.", exists=True, dir_okay=False)]
