@@ -14,6 +14,7 @@ import typing
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,7 +23,7 @@ import zbus
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_web", "zbus_zenoh", "zbus_zmq")
-DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
+DIST_INFO = f"zbus_mesh-{zbus.__version__}.dist-info"
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -161,9 +162,23 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert imported.isdisjoint(OPTIONAL)
 
 
-def test_the_version_is_the_same_everywhere() -> None:
-    assert zbus.__version__ == PROJECT["version"]
+def test_the_version_is_written_once_and_is_the_same_everywhere(wheel: zipfile.ZipFile) -> None:
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+
+    assert metadata["Version"] == zbus.__version__
+    assert "version" not in PROJECT
     assert re.search(rf"^## {re.escape(zbus.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_distribution_says_where_it_is_documented_and_which_pythons_it_is_for(wheel: zipfile.ZipFile) -> None:
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+    urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", []))
+    minors = [int(each) for each in re.findall(r":: Python :: 3\.(\d+)", "\n".join(metadata.get_all("Classifier", [])))]
+
+    assert {"Homepage", "Documentation", "Changelog"} <= urls.keys()
+    assert all(urlsplit(url).scheme == "https" and urlsplit(url).netloc for url in urls.values())
+    assert minors == [11, 12, 13, 14]
+    assert metadata["Requires-Python"] == f">=3.{minors[0]}"
 
 
 def test_every_extra_is_part_of_all() -> None:
