@@ -20,7 +20,7 @@ import pytest
 from zbus.cli.demo import command
 from zbus.cli.demo.ledger import Ledger, Watch
 
-WAIT_S = 240.0  # for a machine that has nothing better to do, ten seconds; the demo itself gives up before
+WAIT_S = 280.0  # for a machine that has nothing better to do, ten seconds; the demo itself gives up before
 COMMAND = [sys.executable, "-m", "zbus", "demo"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 ROW = re.compile(r"│ (.+?) +│ +([\d,]+) │")

