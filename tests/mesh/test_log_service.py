@@ -199,7 +199,7 @@ async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log
 
 
 def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:
-    command = [sys.executable, "-m", "zbus.cli", "log", "stats", str(log_path)]
+    command = [sys.executable, "-m", "zbus", "log", "stats", str(log_path)]
 
     table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     figures = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)

@@ -20,7 +20,7 @@ from cli_processes import Commands
 import zbus
 
 WAIT_S = 30.0
-COMMAND = [sys.executable, "-m", "zbus.cli", "log"]
+COMMAND = [sys.executable, "-m", "zbus", "log"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 

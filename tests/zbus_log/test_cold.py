@@ -321,7 +321,7 @@ async def test_the_folder_of_the_tier_can_be_another_one(log_path: Path, tmp_pat
 
 def command(*arguments: object) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "zbus.cli", "log", *map(str, arguments)], capture_output=True, timeout=60, check=False
+        [sys.executable, "-m", "zbus", "log", *map(str, arguments)], capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]
