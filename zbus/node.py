@@ -19,7 +19,6 @@ from .deliver.log_reader import LogReader
 from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
 from .event import Event
-from .headers import is_foreign
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import tell_published
@@ -446,7 +445,7 @@ class Node:
     def _published(self, rows: Sequence[Row], offsets: Sequence[int] | None) -> None:
         own = rows
         if self.network is not None and self.network.wants.records:  # some may be of other nodes
-            own = [row for row in rows if not is_foreign(row[5])]
+            own = [row for row in rows if row.provenance is None]
         self.entry.published_events += len(own)
         if own and wanted(logging.DEBUG):
             tell_published(own, offsets)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from zbus.ports.log import Row
+
 if TYPE_CHECKING:
     from .client.proxied_writes import put, retain
     from .client.write_routes import OwnerTakesNoErrands, Put
@@ -22,6 +24,7 @@ __all__ = [
     "OwnerTakesNoErrands",
     "Put",
     "Report",
+    "Row",
     "Rules",
     "Segment",
     "SqliteLog",

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 from log_support import append, raw
+from msgspec.structs import replace
 
-from zbus.event import Event
-from zbus.headers import Foreign, encode_foreign, encode_headers
+from zbus.event import Event, Provenance
+from zbus.headers import encode_headers
 from zbus.keys import KeySet
 from zbus.mesh.log_service import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
 from zbus.ports.log import Row, Span
@@ -31,12 +32,13 @@ def log(log_path: Path) -> Iterator[SqliteLog]:
 
 
 def row(sequence: int, key: str = "shop/orders", at: int = 0, headers: bytes | None = None) -> Row:
-    return 7, sequence, at or 1_000 + sequence, key, b"%d" % sequence, headers
+    return Row(7, sequence, at or 1_000 + sequence, key, b"%d" % sequence, headers)
 
 
 def recorded(sequence: int, key: str = "shop/orders") -> Row:
     """What another node published and this one recorded."""
-    return row(sequence, key, headers=encode_foreign(Foreign({"tenant": "x"}, 5, 900 + sequence)))
+    tenant = encode_headers({"tenant": "x"}, None, None)
+    return replace(row(sequence, key, headers=tenant), provenance=Provenance(5, 900 + sequence))
 
 
 class Asking:

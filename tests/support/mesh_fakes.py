@@ -24,7 +24,7 @@ from zbus.ports.log import Appended, Log, Page, Row, Span
 from zbus.util.driver import Driver, Step
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon, decode_beacon
-from zbus.wire.envelope import BEACON, MANY, ONE, Envelope, open_frame
+from zbus.wire.envelope import BEACON, EMPTY, MANY, ONE, Envelope, open_frame
 
 Frame = tuple[str, bytes]
 
@@ -298,13 +298,19 @@ class Counts(Counter[str]):
 
 def rows(sequences: Sequence[int], key: str = "shop/orders", publisher_id: int = 7, payload: bytes = b"x") -> list[Row]:
     """Encoded events of one publisher."""
-    return [(publisher_id, sequence, 1_000 + sequence, key, payload, None) for sequence in sequences]
+    return [Row(publisher_id, sequence, 1_000 + sequence, key, payload, None) for sequence in sequences]
 
 
 def envelope(offset: int, previous: int = 0, key: str = "shop/orders", **fields: Any) -> Envelope:
     """An event of another node. Its sequence is its offset unless given."""
     sequence = fields.pop("sequence", offset)
-    values = {"publisher_id": 7, "published_at": 1_000 + sequence, "payload": b"x", "headers": {}, "origin": 5} | fields
+    values = {
+        "publisher_id": 7,
+        "published_at": 1_000 + sequence,
+        "payload": b"x",
+        "headers": EMPTY,
+        "origin": 5,
+    } | fields
     return Envelope(
         sequence=sequence, topic=key.rpartition("/")[2], key=key, offset=offset, previous=previous, **values
     )

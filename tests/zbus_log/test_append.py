@@ -29,7 +29,7 @@ EVERYTHING = KeySet(["**"])
 
 
 def row(publisher: int, sequence: int, key: str = "shop/orders/created", payload: bytes = b"x") -> Row:
-    return publisher, sequence, 1_700_000_000_000_000_000 + sequence, key, payload, None
+    return Row(publisher, sequence, 1_700_000_000_000_000_000 + sequence, key, payload, None)
 
 
 def identities(log: SqliteLog) -> list[tuple[int, int]]:
@@ -300,7 +300,7 @@ def test_a_forgotten_publisher_beside_a_new_one_is_looked_up_again(
 
 @pytest.mark.parametrize("headers", [None, msgspec.msgpack.encode({"a": "b"})])
 def test_an_empty_payload_is_stored_by_itself(log: SqliteLog, headers: bytes | None) -> None:
-    assert append(log, [(1, 0, 5, "a/b", b"", headers)]) == [1]
+    assert append(log, [Row(1, 0, 5, "a/b", b"", headers)]) == [1]
 
     events, _, _ = log.read(EVERYTHING, Span(), 1).events()
     assert [event.payload for event in events] == [b""]
@@ -327,7 +327,7 @@ bodies = st.tuples(
 @given(batch=st.lists(bodies, min_size=1, max_size=8))
 def test_any_bytes_and_headers_come_back_as_they_went_in(shared_log: SqliteLog, batch: list[Any]) -> None:
     rows = [
-        (
+        Row(
             publisher,
             next(sequences),
             published_at,

@@ -36,11 +36,11 @@ from zbus_log.file.tables import MIGRATIONS, VERSION
 EVERYTHING = KeySet(["**"])
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN: list[Row] = [
-    (7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}', None),
-    (7, 1, 1_700_000_000_000_000_001, "shop/orders/paid", b"\x00\xff\xfe", msgspec.msgpack.encode({"schema": "v1"})),
-    (9, 5, 1_700_000_000_000_000_002, "fleet/é", b"x" * 300, None),
-    (7, 2, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 2}', None),
-    ((1 << 53) - 1, 0, (1 << 63) - 1, "audit", b"last", msgspec.msgpack.encode({"content-type": "text/plain"})),
+    Row(7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}', None),
+    Row(7, 1, 1_700_000_000_000_000_001, "shop/orders/paid", b"\x00\xff\xfe", msgspec.msgpack.encode({"schema": "v1"})),
+    Row(9, 5, 1_700_000_000_000_000_002, "fleet/é", b"x" * 300, None),
+    Row(7, 2, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 2}', None),
+    Row((1 << 53) - 1, 0, (1 << 63) - 1, "audit", b"last", msgspec.msgpack.encode({"content-type": "text/plain"})),
 ]
 
 OWNER = """
@@ -58,7 +58,7 @@ sys.stdin.read()
 
 
 def row(sequence: int, publisher: int = 1) -> Row:
-    return publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None
+    return Row(publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 
 
 def row(sequence: int, key: str = "a/b", payload: bytes = b"x", at: int = 0) -> Row:
-    return 1, sequence, at or sequence, key, payload, None
+    return Row(1, sequence, at or sequence, key, payload, None)
 
 
 def follow(log: SqliteLog, keys: KeySet, span: Span = WHOLE, limit: int = 1000) -> list[Event]:
@@ -269,7 +269,7 @@ def test_an_event_larger_than_a_page_is_served_alone(log: SqliteLog) -> None:
 
 def test_headers_count_towards_the_bytes_of_a_page(log: SqliteLog) -> None:
     headers = msgspec.msgpack.encode({"note": "h" * 1024 * 1024})
-    append(log, [(1, n, n, "a/b", b"x", headers) for n in range(20)])
+    append(log, [Row(1, n, n, "a/b", b"x", headers) for n in range(20)])
 
     events, error, _ = log.read(EVERYTHING, Span(), 1000).events()
 

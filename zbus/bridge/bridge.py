@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from zbus.errors import FabricError
-from zbus.event import Event
-from zbus.headers import Foreign
+from zbus.event import Provenance
 from zbus.introspection import snapshot
 from zbus.keys import KeySet
 from zbus.mesh.link import Link
@@ -184,10 +183,10 @@ class Bridge:
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
-        def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent or event.key not in keys:
+        def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
+            if came.link == link or link == silent or key not in keys:
                 return None
-            return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
+            return (*came.via, came.origin) if came.origin else came.via
 
         return forward
 

@@ -12,11 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
-from zbus.event import Event
-from zbus.headers import Foreign, encode_foreign
+from zbus.event import Event, Provenance
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
@@ -257,7 +256,7 @@ class Inbox:
             else:
                 events.append(envelope.event())
                 if crossing is not None:
-                    crossing.append(_crossing(envelope, link))
+                    crossing.append(_row(envelope, link))
         if events:
             self._deliver(events)
         if crossing:
@@ -355,26 +354,12 @@ def gap_event(fields: dict[str, Any]) -> Event:
 
 
 def _row(envelope: Envelope, link: str) -> Row:
-    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
-    return (
+    return Row(
         envelope.publisher_id,
         envelope.sequence,
         envelope.published_at,
         envelope.key,
         envelope.payload,
-        encode_foreign(headers),
+        envelope.raw_headers,
+        Provenance(envelope.origin, envelope.offset, envelope.via, link),
     )
-
-
-def _crossing(envelope: Envelope, link: str) -> Row:
-    """A row for the send queues only: no log keeps it, so its headers need not be encoded."""
-    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
-    row = (
-        envelope.publisher_id,
-        envelope.sequence,
-        envelope.published_at,
-        envelope.key,
-        envelope.payload,
-        headers,
-    )
-    return cast("Row", row)

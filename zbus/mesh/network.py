@@ -207,14 +207,14 @@ class Network:
     def cross(self, rows: Sequence[Row], link: str) -> None:
         """Send on what came over a link, where no log keeps it."""
         self.send_unlogged(rows)
-        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0][2])
+        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
     def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
         """Note what came over a link and goes out over the other once it is stored."""
 
         def note(stored: asyncio.Future[Sequence[int]]) -> None:
             if not stored.cancelled() and stored.exception() is None:
-                self.waiting[link].entered(max(stored.result()), len(rows), rows[0][2])
+                self.waiting[link].entered(max(stored.result()), len(rows), rows[0].published_at)
 
         storing.add_done_callback(note)
 

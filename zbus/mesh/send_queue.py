@@ -18,11 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from zbus.errors import LogTrimmed, ZbusError
-from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
 from zbus.ports.fabric import Fabric
-from zbus.ports.log import Log, Row, Span
+from zbus.ports.log import Log, Row, Span, row_of
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
@@ -271,7 +270,7 @@ class SendQueue:
         events, error, skipped = page.events(skip_corrupt=True)
         if error is not None:
             raise error
-        self._send([_sendable(event) for event in events])
+        self._send([(row_of(event), event.offset) for event in events])
         self._count("corrupt_skipped", skipped)
         self.sent = max(self.sent, page.covered)
         with self._lock:
@@ -340,7 +339,7 @@ class SendQueue:
         without a log an event that nobody receives is lost.
         """
         with self._lock:
-            key = self._backlog[0][0][0][3] if self._backlog else None
+            key = self._backlog[0][0][0].key if self._backlog else None
         if self._ended:
             self._awaits_subscriber = False
         elif key is None:
@@ -350,11 +349,6 @@ class SendQueue:
             self._grace_until = min(self._grace_until, now + GRACE_S)
             self._awaits_subscriber = now < self._grace_until and not self._fabric.ready(key)
         return not self._awaits_subscriber
-
-
-def _sendable(event: Event) -> Sendable:
-    headers = event.headers if isinstance(event.headers, dict) else dict(event.headers)
-    return (event.publisher_id, event.sequence, event.published_at, event.key, event.payload, headers), event.offset
 
 
 _ALL_KEYS = KeySet.all()

@@ -8,19 +8,57 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from zbus.errors import LogError, ZbusError
-from zbus.event import Event
-from zbus.keys import KeySet
+import msgspec
 
-# One event on its way into the log, encoded, without an offset yet:
-# publisher_id, sequence, published_at, key, payload, headers. A plain tuple, because it is made for every event.
-Row = tuple[int, int, int, str, bytes, bytes | None]
+from zbus.errors import LogError, ZbusError
+from zbus.event import Event, Provenance
+from zbus.headers import NO_HEADERS, Headers, raw_headers
+from zbus.keys import KeySet
 
 # Called once by the log's own thread: one offset per row, or the error that befell all of them.
 Appended = Callable[[Sequence[int] | LogError], None]
 
 # Called once, by any thread, with what became of rows that another process wants stored: they may be refused as well.
 Answered = Callable[[Sequence[int] | ZbusError], None]
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One encoded event on its way into the log, without an offset yet."""
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    key: str
+    payload: bytes
+    headers: bytes | None = None
+    provenance: Provenance | None = None  # None if it was published on this node
+
+    def event(self, offset: int = 0) -> Event:
+        """Return the event at an offset."""
+        headers = self.headers
+        return Event(
+            self.publisher_id,
+            self.sequence,
+            self.published_at,
+            self.key,
+            self.payload,
+            Headers(headers) if headers else NO_HEADERS,
+            offset,
+            self.provenance,
+        )
+
+
+def row_of(event: Event) -> Row:
+    """Return an event as a row."""
+    return Row(
+        event.publisher_id,
+        event.sequence,
+        event.published_at,
+        event.key,
+        event.payload,
+        raw_headers(event.headers),
+        event.provenance,
+    )
 
 
 class Span(NamedTuple):

@@ -54,7 +54,7 @@ class Commits:
             self._loop.call_soon(self._flush)
         rows.append(row)
         self._waiters.append((future, 0))
-        self._bytes += len(row[4])
+        self._bytes += len(row.payload)
         if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log has nothing to do, or enough
             self._flush()
         return future
@@ -66,7 +66,7 @@ class Commits:
             self._loop.call_soon(self._flush)
         self._rows.extend(rows)
         self._waiters.append((future, len(rows)))
-        self._bytes += sum([len(row[4]) for row in rows])
+        self._bytes += sum([len(row.payload) for row in rows])
         return future
 
     async def drained(self) -> None:

@@ -13,11 +13,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge
+from zbus.errors import BusClosed, EventTooLarge
 from zbus.event import Event
-from zbus.headers import decode_headers, encode_headers
+from zbus.headers import check_encoded, encode_headers
 from zbus.payload import encode_payload
 from zbus.ports.log import Row
 from zbus.util.runtime import Runtime
@@ -129,10 +127,10 @@ class Entry:
             self.open_key(event.key)
             headers = event.headers if span is None else span.onto(event.headers)
             body, encoded = self.encode(event.key, event.payload, headers or None, None)
-            rows.append((event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
+            rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
         if not rows:
             return []
-        await self.admit((row[3], row[4]) for row in rows)
+        await self.admit((row.key, row.payload) for row in rows)
         return await self.store(rows)
 
     def check_rows(self, rows: Sequence[Row]) -> None:
@@ -157,16 +155,13 @@ def check_rows(
     validators: Validators | None,
 ) -> None:
     """Raise `EventInvalid` if a row could not have been published: its key, its size, its headers or its schema."""
-    for key in {row[3]: None for row in rows}:
+    for key in {row.key: None for row in rows}:
         open_key(key)
-    largest = max([len(row[4]) for row in rows], default=0)
+    largest = max([len(row.payload) for row in rows], default=0)
     if largest > payload_bytes_max:
         raise EventTooLarge("payload", largest, payload_bytes_max)
-    for headers in {row[5]: None for row in rows if row[5]}:
-        try:
-            encode_headers(dict(decode_headers(headers)), None, None)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
+    for headers in {row.headers: None for row in rows if row.headers}:
+        check_encoded(headers)
     if validators is not None:
         for row in rows:
-            validators.hold(row[3], row[4])
+            validators.hold(row.key, row.payload)

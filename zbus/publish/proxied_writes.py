@@ -47,7 +47,7 @@ class ProxiedWrites:
             rows, done = self._waiting.popleft()
             try:
                 entry.check_rows(rows)
-                await entry.admit((row[3], row[4]) for row in rows)
+                await entry.admit((row.key, row.payload) for row in rows)
             except EventInvalid as error:
                 done(error)
                 continue

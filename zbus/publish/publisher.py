@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zbus.errors import BusClosed, ZbusError
 from zbus.headers import Traced
+from zbus.ports.log import Row
 from zbus.scope import Scope
 
 from .entry import Entry
-
-if TYPE_CHECKING:
-    from zbus.ports.log import Row
 
 CHUNK_EVENTS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -86,7 +84,7 @@ class EventPublisher:
             raise BusClosed("publish")
         sequence = self._sequence
         self._sequence = sequence + 1
-        row = (self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
+        row = Row(self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
         if type(headers) is Traced:
             headers.sent = (self.publisher_id, sequence, len(body))
         if entry.commits is not None:
@@ -155,7 +153,7 @@ class EventPublisher:
         publisher_id, key, time_ns, first = self.publisher_id, self.key, self._entry.time_ns, self._sequence
         self._sequence = first + len(bodies)
         return [
-            (publisher_id, sequence, time_ns(), key, body, headers)
+            Row(publisher_id, sequence, time_ns(), key, body, headers)
             for sequence, (body, headers) in enumerate(bodies, first)
         ]
 

@@ -159,7 +159,7 @@ class Writer:
         while self._waiting and rows < min(share, COMMIT_ROWS_MAX) and size < COMMIT_BYTES_MAX:
             appends.append(self._waiting.popleft())
             rows += len(appends[-1][0])
-            size += sum([len(row[4]) for row in appends[-1][0]])
+            size += sum([len(row.payload) for row in appends[-1][0]])
         return appends
 
     def _commit(self, appends: list[Append]) -> None:
@@ -221,7 +221,7 @@ class Writer:
         return offsets
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
-        key_ids, used = self._key_ids, {row[3] for row in rows}
+        key_ids, used = self._key_ids, {row.key for row in rows}
         known = {name: key_ids[name] for name in used if name in key_ids}
         if len(known) == len(used):
             statement, parameters = encode_rows(rows, first, known)
