@@ -44,7 +44,7 @@ class SendQueue:
     """The events that wait for one fabric, and the position that was reached.
 
     Without a log, every event that was offered is counted once: as sent (`sent_events`), as dropped
-    (`dropped_send_queue_full`) or as waiting, also while it is being sent. Events of other nodes that a bridge does
+    (`dropped_send_queue_full`) or as waiting, even while it is being sent. Events of other nodes that a bridge does
     not forward are the exception: they are only removed.
     """
 
@@ -276,7 +276,7 @@ class SendQueue:
         with self._lock:
             if self.sent > before:  # a page without events is not the end if it leads further
                 self._read_at = NOW
-            else:  # if events were cleared from the backlog meanwhile, they are in the log
+            else:  # events that were cleared from the backlog since the read are in the log
                 self._behind = bool(self._backlog) and not self._continues_at(self._backlog[0][1][0])
                 self._read_at = self._monotonic() + POLL_S
 
@@ -335,8 +335,10 @@ class SendQueue:
         self._since, self._beacon_at = self.sent, self._monotonic()
 
     def _found_subscriber(self, now: float) -> bool:
-        """Whether to start sending events: links and declarations of other nodes take a moment after a start, and
-        without a log an event that nobody receives is lost.
+        """Return whether to start sending events.
+
+        Links and declarations of other nodes take a moment after a start. Without a log, an event that is sent before
+        the first subscriber is connected would be lost.
         """
         with self._lock:
             key = self._backlog[0][0][0].key if self._backlog else None

@@ -1,6 +1,6 @@
 """A driver: calls `step()` again whenever it is due or woken, until it is finished.
 
-A loop that sleeps by itself cannot be simulated. A `step` does what is due now and returns when it wants to be
+A loop that sleeps cannot be simulated. A `step` does what is due now and returns when it wants to be
 called next; the driver owns the thread and the waiting.
 """
 
