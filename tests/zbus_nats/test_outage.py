@@ -145,6 +145,8 @@ def test_what_is_listened_to_while_there_is_no_server_is_in_force_when_it_is_bac
     there.listen(["after"], came)
     server.start()
     wait_for(lambda: here.ready("a") and there.ready("a"))
+    # The server serves each connection on its own: only an answer shows that it knows the subscription.
+    there.connection.run(there.connection.client.flush(10), 20.0)  # type: ignore[attr-defined]
     here.send([("before", b"no"), ("after", b"yes")])
 
     assert came.wait(1) == [b"yes"]

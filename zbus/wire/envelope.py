@@ -127,8 +127,8 @@ def open_frame(frame: bytes) -> list[Envelope]:
     try:
         if kind == ONE:
             envelope = _decode_one(memoryview(frame)[1:])
-            check_received(envelope.key)
             _decode_headers(envelope.headers)
+            _checked[envelope.key]
             return [envelope]
         if kind != MANY:
             found = "nothing" if kind is None else kind
@@ -140,8 +140,16 @@ def open_frame(frame: bytes) -> list[Envelope]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
     for key in {envelope.key for envelope in envelopes}:
-        check_received(key)
+        _checked[key]
     return envelopes
+
+
+def check_received(key: str) -> None:
+    """Raise `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
+
+    Of the keys of the system, only records travel as events.
+    """
+    _checked[key]
 
 
 def _check(key: str) -> None:
@@ -151,6 +159,4 @@ def _check(key: str) -> None:
         raise EventInvalid(f"not an envelope: {error}") from error
 
 
-# Raises `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
-# Of the keys of the system, only records travel as events.
-check_received = Memo[str, None](KEYS_KEPT_MAX, _check).__getitem__
+_checked = Memo[str, None](KEYS_KEPT_MAX, _check)

@@ -221,13 +221,17 @@ class Writer:
         return offsets
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
-        key_ids, used = self._key_ids, {row.key for row in rows}
-        known = {name: key_ids[name] for name in used if name in key_ids}
-        if len(known) == len(used):
-            statement, parameters = encode_rows(rows, first, known)
+        key_ids = self._key_ids
+        try:
+            statement, parameters = encode_rows(rows, first, key_ids)
+        except KeyError:
+            pass  # some keys are new, or were forgotten
+        else:
             self._tell_held()
             self._connection.exec_driver_sql(statement, parameters)
             return
+        used = {row.key for row in rows}
+        known = {name: key_ids[name] for name in used if name in key_ids}
         names = json.dumps(sorted(used - known.keys()))
         with transaction(self._connection):
             self._connection.exec_driver_sql(
