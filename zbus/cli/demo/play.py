@@ -60,6 +60,7 @@ class Play:
 
     async def run(self) -> None:
         """Play it to the end; the ledger then tells what was lost."""
+        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
         async with zbus.open(config=zbus.BusConfig.exactly(log=str(self._log))) as bus:
             try:
                 await self._perform(bus)
@@ -73,7 +74,6 @@ class Play:
         ledger, worker = self.ledger, self.worker
         subscribers = [bus.subscribe(watch.expression, overflow="spill") for watch in ledger.watches]
         self._tasks += [asyncio.create_task(_watch(*each)) for each in zip(subscribers, ledger.watches, strict=True)]
-        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
         await worker.start()
         publishers = [await bus.publisher(key) for key in SHOP + FLEET]
         begun = time.perf_counter()
