@@ -1,4 +1,4 @@
-"""What happens in `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
+"""The acts of `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
 
 Each act ends when something has happened, and never because of the clock only, so that a busy machine takes longer and
 sees the same.
