@@ -1,3 +1,3 @@
-"""The version of zbus: the one place where it is written, also for the distribution."""
+"""The version of zbus. The distribution takes its version from this file."""
 
 __version__ = "0.1.0"

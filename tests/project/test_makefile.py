@@ -80,16 +80,14 @@ def test_all_programs_that_are_missing_are_installed_at_once_or_named_in_one_mes
 @pytest.mark.parametrize(
     ("there", "packages"),
     [
-        (("java",), BROWSER),
-        (("java", "chromium"), "prometheus"),
-        (("promtool",), f"{JAVA} chromium fonts-liberation"),
-        (("java", "chromium", "promtool"), None),
+        (["java"], BROWSER),
+        (["java", "chromium"], "prometheus"),
+        (["promtool"], f"{JAVA} chromium fonts-liberation"),
+        (["java", "chromium", "promtool"], None),
     ],
     ids=str,
 )
-def test_programs_that_are_there_are_not_asked_for(
-    there: tuple[str, ...], packages: str | None, tmp_path: Path
-) -> None:
+def test_programs_that_are_there_are_not_asked_for(there: list[str], packages: str | None, tmp_path: Path) -> None:
     scripts = {"java": """echo 'openjdk version "21.0.1"' >&2""", "chromium": "", "promtool": ""}
 
     done = look_for("system", machine(tmp_path, "0", **{name: scripts[name] for name in there}))

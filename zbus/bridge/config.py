@@ -67,7 +67,7 @@ class BridgeConfig(BaseModel):
             field = "listen" if self.listen else "connect"
             raise Contradiction(field, "it is for the one end that is zenoh; here it is not clear which")
         if "zenoh://" in self.urls and not placed:
-            raise Contradiction("between", "zenoh:// reaches nobody: write zenoh://host:port, or set listen or connect")
+            raise Contradiction("between", "zenoh:// has no address: write zenoh://host:port, or set listen or connect")
         if self.mode is not None and not placed:
             raise Contradiction("mode", "it goes with listen or connect; zenoh://host:port alone is a client there")
         try:

@@ -1,4 +1,4 @@
-"""The buses that commands open: on a log to read it, without owning it, or on a transport as a guest.
+"""The buses that commands open: on a log to read it, without owning it, or on a transport, without a log.
 
 The `ZBUS_…` variables in a command's environment are the application's. Each bus here takes only those that it needs.
 """
@@ -12,8 +12,8 @@ import typer
 import zbus
 from zbus.errors import ConfigInvalid
 
-OF_A_READER = ("cold", "skip_corrupt")
-OF_A_GUEST = (
+READER_SETTINGS = ("cold", "skip_corrupt")
+NETWORK_SETTINGS = (
     "transport",
     "transports",
     "mode",
@@ -41,15 +41,15 @@ def open_to_read(log: Path) -> zbus.Bus:
     """
     from zbus.config import load_only
 
-    return zbus.open(config=load_only(*OF_A_READER, log=str(log), read_only=True, check_schemas=False))
+    return zbus.open(config=load_only(*READER_SETTINGS, log=str(log), read_only=True, check_schemas=False))
 
 
-def open_guest(transport: str | None, **given: str) -> zbus.Bus:
+def open_networked(transport: str | None, **given: str) -> zbus.Bus:
     """Return a bus without a log on `transport`, or on the transport that the environment configures."""
     from zbus.config import load_only
 
     chosen = {"transport": transport, "transports": ()} if transport else {}
-    return zbus.open(config=load_only(*OF_A_GUEST, check_schemas=False, **chosen, **given))
+    return zbus.open(config=load_only(*NETWORK_SETTINGS, check_schemas=False, **chosen, **given))
 
 
 def open_to_hear(log: Path | None, transport: str | None) -> zbus.Bus:
@@ -59,7 +59,7 @@ def open_to_hear(log: Path | None, transport: str | None) -> zbus.Bus:
     log = log or (configured_log() if transport is None else None)
     if log is not None:
         return open_to_read(log)
-    bus = open_guest(transport)
+    bus = open_networked(transport)
     if not bus.config.networked:
         reason = "without one there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)

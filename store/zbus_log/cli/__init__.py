@@ -3,4 +3,4 @@
 from zbus.cli.apps import lazy_app
 
 app = lazy_app("Look at a log, check it, and look after it.", "zbus_log.cli.commands:app")
-schema_app = lazy_app("What payloads must look like: the schemas of a log.", "zbus_log.cli.schema:app")
+schema_app = lazy_app("List, check, export and register the schemas of a log.", "zbus_log.cli.schema:app")

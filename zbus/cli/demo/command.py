@@ -103,7 +103,8 @@ async def _while_it_progresses(play: Play) -> None:
 async def _report(play: Play, say: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(REPORT_S)
-        say(", ".join(f"{name} {events:,}" for name, events in _counts(play).items()))
+        if play.ledger.acknowledged:
+            say(", ".join(f"{name} {events:,}" for name, events in _counts(play).items()))
 
 
 def _counts(play: Play) -> dict[str, int]:

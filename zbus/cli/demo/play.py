@@ -1,4 +1,4 @@
-"""What happens in `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
+"""The acts of `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
 
 Each act ends when something has happened, and never because of the clock only, so that a busy machine takes longer and
 sees the same.
@@ -61,6 +61,7 @@ class Play:
 
     async def run(self) -> None:
         """Play it to the end; the ledger then tells what was lost."""
+        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
         async with zbus.open(config=zbus.BusConfig.exactly(log=str(self._log))) as bus:
             try:
                 await self._perform(bus)
@@ -74,7 +75,6 @@ class Play:
         ledger, worker = self.ledger, self.worker
         subscribers = [bus.subscribe(watch.expression, overflow="spill") for watch in ledger.watches]
         self._tasks += [asyncio.create_task(_watch(*each)) for each in zip(subscribers, ledger.watches, strict=True)]
-        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
         await worker.start()
         publishers = [await bus.publisher(key) for key in SHOP + FLEET]
         begun = time.perf_counter()

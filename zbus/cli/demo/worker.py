@@ -34,7 +34,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from zbus.cli.options import TransportOption
-from zbus.cli.reading import configured_log, open_guest, open_to_read
+from zbus.cli.reading import configured_log, open_networked, open_to_read
 from zbus.cli.render.output import encode_json, ends_with_its_reader, is_terminal, show, write
 from zbus.cli.serving import serve
 from zbus.errors import ConfigInvalid
@@ -76,7 +76,7 @@ def _source(
     log = log or (configured_log() if transport is None else None)
     if log is not None:
         return BusFrames(open_to_read(log), str(log), interval_s)
-    bus = open_guest(transport, node="zbus top")
+    bus = open_networked(transport, node="zbus top")
     if not bus.config.networked:
         raise ConfigInvalid("log", "there is nothing to look at: give LOG (or ZBUS_LOG), --transport URL or --url URL")
     name = (transport or "transport").partition("://")[0]  # a URL may hold a password
