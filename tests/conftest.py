@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,11 @@ SPARK = "zbus_spark"  # the tests in this folder share one Spark session
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 LEFT_BEHIND_S = 5.0  # how long threads and tasks have to end by themselves after a test
+
+
+def pytest_configure() -> None:
+    """A run in the background (`make test &`) ignores SIGINT, and every child would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Scheduling(LoadFileScheduling):

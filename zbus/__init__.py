@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from . import metrics as metrics
     from .bridge.bridge import Bridge
     from .config import BusConfig
-    from .mesh.node_registry import Node
+    from .mesh.node_registry import NodeInfo
     from .observe.formatters import JsonLines, write_records
     from .ports.cache import Cache
 
@@ -89,7 +89,7 @@ __all__ = [
     "LogStopped",
     "LogTrimmed",
     "NobodyAnswers",
-    "Node",
+    "NodeInfo",
     "PayloadInvalid",
     "Replay",
     "RequestError",
@@ -124,8 +124,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name in ("JsonLines", "write_records"):
         return getattr(importlib.import_module(".observe.formatters", __name__), name)
-    if name == "Node":
-        return importlib.import_module(".mesh.node_registry", __name__).Node
+    if name == "NodeInfo":
+        return importlib.import_module(".mesh.node_registry", __name__).NodeInfo
     if name == "Cache":
         return importlib.import_module(".ports.cache", __name__).Cache
     raise AttributeError(f"module 'zbus' has no attribute {name!r}")

@@ -1,36 +1,33 @@
-"""The bus: one per process and event loop. It joins publishers, the log, the router and the fabric."""
+"""The bus: what users call. It holds the node that does the work."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .deliver.handlers import Handler, serve
-from .deliver.replay import Replay
-from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
-from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, NobodyAnswers
+from .deliver.replay import Replay, check_bounds
+from .deliver.subscriber import EventSubscriber, Overflow, Start
+from .errors import ConfigInvalid, NobodyAnswers
 from .event import Event
-from .headers import encode_headers
+from .introspection import snapshot
 from .keys import KeySet, check_key
 from .mesh.requests import Handler as Answer
-from .node import Engine
-from .observe.stats import snapshot
-from .payload import encode_payload
-from .ports.log import Row
+from .node import Node
 from .publish.publisher import EventPublisher
+from .schema.registry import Schemas
 from .scope import Scope
-from .session import Session, Sources
+from .session import PUBLISHERS_MAX, Session, Sessions
+from .util.identities import Identities
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .mesh.network import Link
-    from .mesh.node_registry import Node
-    from .observe.tracing import Sending
+    from .mesh.node_registry import NodeInfo
     from .ports.cache import Cache, Caching
 
 T = TypeVar("T")
@@ -63,27 +60,66 @@ def open(  # noqa: A001 - zbus.open reads best
     return Bus(load_config(config, **settings), session)
 
 
-class Bus(Engine):
+class Bus:
     """An open bus. All of its methods belong to the event loop that entered it."""
 
     def __init__(self, config: BusConfig, session: Any = None) -> None:
-        super().__init__(config, session)
-        self._sources = Sources()
+        self._node = Node(config, session)
+        secret = config.session_secret
+        self._sessions = Sessions(
+            self._node.entry,
+            Identities(PUBLISHERS_MAX, self._node.runtime.randbits),
+            self.subscribe,
+            None if secret is None else secret.get_secret_value().encode(),
+        )
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Open the log and the transports; `async with` does this. If cancelled or failed, nothing stays open."""
+        await self._node.start()
+
+    async def aclose(self) -> None:
+        """Flush and close everything within `close_timeout_s`; safe to call twice.
+
+        Published events are stored, queued events stay readable, handlers finish the event that they have. If
+        cancelled, closing continues in the background and still ends in time.
+        """
+        await self._node.aclose()
+
+    @property
+    def config(self) -> BusConfig:
+        """The settings of this bus."""
+        return self._node.config
+
+    @property
+    def schemas(self) -> Schemas:
+        """The schemas that are registered on this bus."""
+        return self._node.schemas
 
     # Publishing.
 
     async def publisher(self, key: str) -> EventPublisher:
         """A publisher for one concrete key; it has an identity of its own."""
-        self._check_open("make a publisher")
-        return EventPublisher(self, key)
+        self._node.check_open("make a publisher")
+        return EventPublisher(self._node.entry, key)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeInfo]:
         """The nodes that this one knows of, itself first: who they are, what they publish and want, when last seen.
 
         Those that left, or fell silent, are kept for an hour with `present` false. Alone, it is the only one.
         """
-        self._check_open("look at nodes")
-        return self.network.registry.nodes() if self.network is not None else []
+        self._node.check_open("look at nodes")
+        return self._node.network.registry.nodes() if self._node.network is not None else []
 
     async def put(self, *events: Event) -> Sequence[int]:
         """Store events that have an identity already: a retry, or events from elsewhere.
@@ -91,29 +127,12 @@ class Bus(Engine):
         An event whose identity is stored keeps its first offset; nothing is stored twice.
         Without a log they are delivered only. Cancelled, they may or may not be stored.
         """
-        self._check_open("put events")
-        if self.tracing is None or not events:
-            return await self._put(events, None)
-        with self.tracing.putting(events) as span:
-            return await self._put(events, span)
-
-    async def _put(self, events: Sequence[Event], span: Sending | None) -> Sequence[int]:
-        rows: list[Row] = []
-        for event in events:
-            payload, _ = encode_payload(event.payload, self.payload_bytes_max)
-            headers = encode_headers(event.headers if span is None else span.onto(event.headers), None, None)
-            self.check_key(event.key)
-            if self.checks is not None:
-                self.checks.hold(event.key, payload)
-            rows.append((event.publisher_id, event.sequence, event.published_at, event.key, payload, headers))
-        if not rows:
-            return []
-        if self.commits is not None:
-            return await self.commits.add_many(rows)
-        for row in rows:
-            if self.deliver_unlogged((row,)):
-                await asyncio.sleep(0)
-        return [0] * len(rows)
+        node = self._node
+        node.check_open("put events")
+        if node.tracing is None or not events:
+            return await node.entry.put(events)
+        with node.tracing.putting(events) as span:
+            return await node.entry.put(events, span)
 
     def namespace(self, name: str) -> Scope:
         """A namespace: the first segment of keys."""
@@ -128,7 +147,7 @@ class Bus(Engine):
 
         await bus.session("alice-7").publish("events/Todo/1", {"done": True})
         """
-        return Session(self, session_id, self._sources)
+        return Session(self._sessions, session_id)
 
     # Subscribing and reading.
 
@@ -151,21 +170,8 @@ class Bus(Engine):
             async with bus.subscribe("shop/*/created", "audit/**") as sub:
                 async for event in sub: ...
         """
-        self._check_open("subscribe")
-        keys = KeySet(key_exprs)
-        policy = check_options(self, durable, queue_events, overflow)
-        if start != "new" and self.log is None:
-            raise LogMissing("a start in the past")
-        if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
-            raise ConfigInvalid("start", f"{start!r} is none of 'new', 'beginning', an offset, a datetime")
-        return EventSubscriber(
-            self,
-            keys,
-            start=start,
-            durable=durable,
-            queue_events=queue_events,
-            overflow=policy,
-            schema=schema,
+        return self._node.subscribe(
+            *key_exprs, start=start, durable=durable, queue_events=queue_events, overflow=overflow, schema=schema
         )
 
     def on(self, *key_exprs: str, retries: int | None = None, **options: Any) -> Callable[[H], H]:
@@ -183,14 +189,16 @@ class Bus(Engine):
 
         def register(handler: H) -> H:
             def begin() -> None:
+                node = self._node
                 subscription = self.subscribe(*key_exprs, **options)
-                run, context = (handler, None) if self.tracing is None else self.tracing.service(handler, subscription)
-                serving = serve(subscription, run, self.count, retries)
-                service = asyncio.get_running_loop().create_task(serving, context=context)
-                self._services.add(service)
-                service.add_done_callback(self._service_ended)
+                run: Handler = handler
+                context = None
+                if node.tracing is not None:
+                    run, context = node.tracing.service(handler, subscription.durable)
+                serving = serve(subscription, run, node.count, retries)
+                node.serve(asyncio.get_running_loop().create_task(serving, context=context))
 
-            begin() if self.is_open else self._handlers.append(begin)
+            self._node.begin(begin)
             return handler
 
         return register
@@ -212,13 +220,14 @@ class Bus(Engine):
         Raises `NobodyAnswers` (nobody serves it now), `RequestTimeout` (it may have been handled), or
         `HandlerFailed` (the handler raised). Cancelled, the handler is cancelled too.
         """
-        self._check_open("ask")
-        if self._requests is None:
+        node = self._node
+        node.check_open("ask")
+        if node.requests is None:
             raise NobodyAnswers(key)
-        if self.tracing is None:
-            return await self._requests.ask(key, payload, timeout, headers, correlation_id)
-        with self.tracing.sending("request", check_key(key), headers, correlation_id) as span:
-            return await self._requests.ask(key, payload, timeout, span.headers, correlation_id)
+        if node.tracing is None:
+            return await node.requests.ask(key, payload, timeout, headers, correlation_id)
+        with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
+            return await node.requests.ask(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
         """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
@@ -231,12 +240,13 @@ class Bus(Engine):
 
         def register(handler: A) -> A:
             def begin() -> None:
-                if self._requests is None:
+                requests, tracing = self._node.requests, self._node.tracing
+                if requests is None:
                     raise ConfigInvalid("read_only", "a bus that is read-only serves nothing")
-                self._requests.serve(key, handler if self.tracing is None else self.tracing.handler(handler))
+                requests.serve(key, handler if tracing is None else tracing.handler(handler))
 
             check_key(key)
-            begin() if self.is_open else self._handlers.append(begin)
+            self._node.begin(begin)
             return handler
 
         return register
@@ -250,7 +260,8 @@ class Bus(Engine):
         Spans made and events published in the block are of the event's trace. An error that leaves it is
         recorded. It gives OpenTelemetry's span, or None where this bus does not trace.
         """
-        return nullcontext() if self.tracing is None else self.tracing.handling(event, operation)
+        tracing = self._node.tracing
+        return nullcontext() if tracing is None else tracing.handling(event, operation)
 
     async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
         """Move to another transport without losing or repeating an event.
@@ -258,37 +269,14 @@ class Bus(Engine):
         The new one is heard first, both carry events for `overlap_s`, then the old ones send what they have
         left and close. With a log, what other nodes miss in between they ask for. Cancelled, both stay in use.
         """
-        self._check_open("switch the transport")
-        if self.network is None:
-            raise ConfigInvalid("transport", "a bus that is read-only has none")
-        async with self._switching:
-            old = list(self.network.links)
-            await self.link(url)
-            await self._check_serving(self.network.links[len(old) :])
-            await asyncio.sleep(overlap_s if old else 0)
-            for link in old:
-                await self.network.remove(link, self.config.close_timeout_s / 2)
-
-    async def _check_serving(self, new: Sequence[Link]) -> None:
-        """Refuse to move to what cannot carry the questions that are answered here; the old ones stay in use."""
-        assert self.network is not None
-        try:
-            if self.network.answers.serves:
-                self.network.check_answering(new)
-        except FabricLacks:
-            for link in new:
-                await self.network.remove(link, self.config.close_timeout_s / 2)
-            raise
+        await self._node.switch_transport(url, overlap_s)
 
     async def receive_on(self, *transports: str) -> None:
         """Of several transports, receive on these only, by name or URL; on all, if none is given.
 
         The flag of a migration: publishing goes on over all of them, and it can be moved back at any time.
         """
-        self._check_open("choose where to receive")
-        if self.network is None:
-            raise ConfigInvalid("transport", "a bus that is read-only has none")
-        await self.network.receive_on(transports)
+        await self._node.need_network("choose where to receive").receive_on(transports)
 
     def replay(
         self,
@@ -301,15 +289,12 @@ class Bus(Engine):
 
         async for event in bus.replay("shop/**", after=1000): ...
         """
-        self._check_open("replay")
-        self.need_log("replay")
-        for name, bound in (("after", after), ("until", until)):
-            if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
-                raise ConfigInvalid(name, f"{bound!r} is neither an offset nor a datetime")
-            if isinstance(bound, int) and bound < 0:
-                raise ConfigInvalid(name, "offsets are counted from 1")
-        skip = self.config.skip_corrupt if skip_corrupt is None else skip_corrupt
-        return Replay(self, KeySet(key_exprs or ("**",)), after, until, skip)
+        node = self._node
+        node.check_open("replay")
+        node.need_log("replay")
+        check_bounds(after, until)
+        skip = node.config.skip_corrupt if skip_corrupt is None else skip_corrupt
+        return Replay(node, KeySet(key_exprs or ("**",)), after, until, skip)
 
     def cache(
         self, *, capacity: int = 10_000, ttl: float | None = None, tti: float | None = None, name: str | None = None
@@ -322,7 +307,7 @@ class Bus(Engine):
             todos = bus.cache().invalidate_on("events/Todo/{id}", entry="todo/{id}")
             todo = await todos.load("todo/7", read_todo, 7)
         """
-        cache: Cache = self._add_cache(name, "cache", (capacity, ttl, tti))
+        cache: Cache = self._node.add_cache(name, "cache", (capacity, ttl, tti))
         return cache
 
     def cached(
@@ -347,14 +332,15 @@ class Bus(Engine):
 
         def register(function: Callable[..., Any]) -> Any:
             default = getattr(function, "__qualname__", "function")
-            return self._add_cache(name, default, (capacity, ttl, tti), (function, key, invalidate_on)).function
+            return self._node.add_cache(name, default, (capacity, ttl, tti), (function, key, invalidate_on)).function
 
         return register
 
     async def head(self) -> int:
         """The offset of the last stored event; 0 for an empty log."""
-        self._check_open("read the head")
-        return await self.run(self.need_log("head()").head)
+        node = self._node
+        node.check_open("read the head")
+        return await node.run(node.need_log("head()").head)
 
     def stats(self) -> dict[str, Any]:
         """What was counted and measured so far: the figures that `zbus.metrics` shows to Prometheus. Any thread.
@@ -363,38 +349,16 @@ class Bus(Engine):
         and groups: `queues`, `latency`, `log`, `cursors` (how many events each durable name is behind; those read by
         other processes as of the last call), `links` and `caches`.
         """
-        found = snapshot(self)
-        if self.log is not None and self._executor is not None and (self._listing is None or self._listing.done()):
-            with suppress(RuntimeError):  # the executor was shut down
-                self._listing = self._executor.submit(self._list_cursors)
-        if self._caches:
-            found["caches"] = {name: cache.stats() for name, cache in list(self._caches.items())}
-        return found
+        return snapshot(self._node)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What this bus consists of: its mode, its log and its transports; never a secret."""
+        return self._node.diagnostics()
 
     @property
     def zenoh(self) -> Any:
         """The Zenoh session of this bus, for code that speaks Zenoh itself."""
-        self._check_open("use its Zenoh session")
-        assert self.network is not None
-        fabrics = [*self.network.embedded, *(link.fabric for link in self.network.links)]
+        self._node.check_open("use its Zenoh session")
+        assert self._node.network is not None
+        fabrics = [*self._node.network.embedded, *(link.fabric for link in self._node.network.links)]
         return next((fabric.session for fabric in fabrics if hasattr(fabric, "session")), None)
-
-    def _service_ended(self, service: asyncio.Task[None]) -> None:
-        self._services.discard(service)
-        if not service.cancelled() and (error := service.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
-            )
-
-    def _add_cache(self, name: str | None, default: str, *options: Any) -> Any:
-        from .plugins import open_cache
-
-        if self._closing is not None:
-            raise BusClosed("make a cache")
-        if name in self._caches:
-            raise ConfigInvalid("name", f"this bus has a cache {name!r} already")
-        numbered = (default if number == 1 else f"{default}-{number}" for number in count(1))
-        name = name or next(each for each in numbered if each not in self._caches)
-        cache = self._caches[name] = open_cache(self, name, *options)
-        cache.begin() if self.is_open else self._handlers.append(cache.begin)
-        return cache

@@ -35,10 +35,20 @@ Each error pickles, with its fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .event import Event
+
+class EventLike(Protocol):
+    """What an error, or decoding, needs to know of an event."""
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
+    @property
+    def offset(self) -> int: ...  # noqa: D102
+    @property
+    def payload(self) -> bytes: ...  # noqa: D102
+    @property
+    def content_type(self) -> str | None: ...  # noqa: D102
 
 
 class ZbusError(Exception):
@@ -97,7 +107,7 @@ class EventTooLarge(EventInvalid):
 class PayloadInvalid(EventInvalid):
     """A payload cannot be encoded, or does not decode to the type asked for."""
 
-    def __init__(self, reason: str, event: Event | None = None) -> None:
+    def __init__(self, reason: str, event: EventLike | None = None) -> None:
         super().__init__(reason, event)
         self.reason, self.event = reason, event
 
@@ -115,7 +125,7 @@ class SchemaInvalid(PayloadInvalid):
     """
 
     def __init__(
-        self, key: str, expression: str, reason: str, payload: bytes, expected_hash: str, event: Event | None = None
+        self, key: str, expression: str, reason: str, payload: bytes, expected_hash: str, event: EventLike | None = None
     ) -> None:
         super().__init__(reason, event)
         self.args = (key, expression, reason, payload, expected_hash, event)

@@ -6,13 +6,16 @@ out before somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from .deliver.dispatcher import Watcher
+from .deliver.log_reader import LogReader
+from .deliver.subscriber import EventSubscriber
+from .node import Node
 
-if TYPE_CHECKING:
-    from .bus import Bus
+CURSORS_MAX = 100  # the furthest behind first
 
 
 class Reader(NamedTuple):
@@ -38,53 +41,157 @@ class Position(NamedTuple):
     owner_pid: int | None
 
 
-def readers(bus: Bus) -> list[Reader]:
-    """The subscriptions that are open, furthest behind first. On the loop."""
-    head = bus.delivery.delivered
-    found = []
-    for each in bus.subscriptions:
-        acknowledged = each.acknowledged
-        if acknowledged is not None:
-            lag = max(0, head - acknowledged)
-        else:
-            lag = each.queued if each.is_live else max(0, head - each.position)
-        found.append(Reader(each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag))
-    return sorted(found, key=lambda reader: (-reader.lag, reader.key_exprs, reader.durable or ""))
+class HasNode(Protocol):
+    """A bus: it holds a node."""
+
+    _node: Node
 
 
-async def positions(bus: Bus) -> list[Position]:
-    """Every durable name, by name; of those read here, as of now. None where there is no log."""
-    if bus.log is None:
-        return []
-    stored = await bus.run(bus.log.cursors.list)
-    here = {each.durable: each.acknowledged for each in bus.subscriptions if each.durable is not None}
-    found = []
-    for cursor in stored:
-        offset = max(cursor.offset, here.get(cursor.name) or 0)
-        lag = max(0, bus.delivery.delivered - offset)
-        found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner_pid))
-    return found
+def of(bus: HasNode) -> Introspection:
+    """Return what can be read from a bus.
 
-
-async def leases(bus: Bus) -> list[dict[str, Any]]:
-    """The leases by which transports know who is there: ZMQ's file registry has some; empty where there are none."""
-    found: list[dict[str, Any]] = []
-    for link in bus.network.links if bus.network is not None else ():
-        listing: Callable[[], Sequence[dict[str, Any]]] | None = getattr(link.fabric, "leases", None)
-        if listing is not None:
-            found += [{"transport": link.label, **lease} for lease in await bus.run(listing)]
-    return found
-
-
-def watch(bus: Bus, seen: Watcher) -> Callable[[], None]:
-    """Let `seen` have each burst that is stored here, or published where there is no log; returns what ends that.
-
-    It gets the rows and the size of their payloads, on the loop, in the way of every event: it only takes note.
+    head = introspection.of(bus).head
     """
-    delivery = bus.delivery
-    delivery.watchers = (*delivery.watchers, seen)
+    return Introspection(bus._node)
 
-    def stop() -> None:
-        delivery.watchers = tuple(each for each in delivery.watchers if each is not seen)
 
-    return stop
+class Introspection:
+    """Reads the state of a bus. Belongs to the event loop of the bus."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self._node.is_open
+
+    @property
+    def head(self) -> int:
+        """Every stored event up to this offset was delivered here."""
+        return self._node.dispatcher.delivered
+
+    @property
+    def published_keys(self) -> Collection[str]:
+        """The keys that are published to on this node; the first ones, if there are many."""
+        return self._node.entry.published_keys
+
+    @property
+    def reader(self) -> LogReader:
+        """The log, and the threads that read it."""
+        return self._node.reader
+
+    def readers(self) -> list[Reader]:
+        """The open subscriptions, furthest behind first."""
+        head, found = self.head, []
+        for each in _subscriptions(self._node):
+            acknowledged = each.acknowledged
+            if acknowledged is not None:
+                lag = max(0, head - acknowledged)
+            else:
+                lag = each.queued if each.is_live else max(0, head - each.position)
+            found.append(
+                Reader(each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag)
+            )
+        return sorted(found, key=lambda reader: (-reader.lag, reader.key_exprs, reader.durable or ""))
+
+    async def positions(self) -> list[Position]:
+        """Every durable subscription by name, with the newest position of those that are read here."""
+        node = self._node
+        if node.log is None:
+            return []
+        stored = await node.run(node.log.cursors.list)
+        here = {each.durable: each.acknowledged for each in _subscriptions(node) if each.durable is not None}
+        found = []
+        for cursor in stored:
+            offset = max(cursor.offset, here.get(cursor.name) or 0)
+            lag = max(0, self.head - offset)
+            found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner_pid))
+        return found
+
+    async def leases(self) -> list[dict[str, Any]]:
+        """The leases in the discovery registries of the transports; only ZMQ's file registry has some."""
+        found: list[dict[str, Any]] = []
+        for link in self._node.network.links if self._node.network is not None else ():
+            listing: Callable[[], Sequence[dict[str, Any]]] | None = getattr(link.fabric, "leases", None)
+            if listing is not None:
+                found += [{"transport": link.label, **lease} for lease in await self._node.run(listing)]
+        return found
+
+    def watch(self, seen: Watcher) -> Callable[[], None]:
+        """Call `seen` with each batch that is stored here, or published without a log. Returns what ends that.
+
+        It gets the rows and the size of their payloads on the loop, before the next event: it must only take note.
+        """
+        dispatcher = self._node.dispatcher
+        dispatcher.watchers = (*dispatcher.watchers, seen)
+
+        def stop() -> None:
+            dispatcher.watchers = tuple(each for each in dispatcher.watchers if each is not seen)
+
+        return stop
+
+
+def snapshot(node: Node) -> dict[str, Any]:
+    """Return everything that `bus.stats()` contains. Any thread. Reads memory and file sizes, never the log."""
+    dispatcher, network, subscriptions = node.dispatcher, node.network, _subscriptions(node)
+    queued = [each.queued for each in subscriptions]
+    found: dict[str, Any] = {
+        **node.stats.counts(),
+        "published": node.entry.published_events,
+        "delivered": dispatcher.deliveries,
+        "backpressure": node.backpressure.closings,
+        "subscribers": len(subscriptions),
+        "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
+        "readers_behind": sum(not each.is_live for each in subscriptions),
+    }
+    if node.config.metrics:
+        found["latency"] = {
+            "commit": node.stats.commit.snapshot(),
+            "end_to_end": node.stats.end_to_end.snapshot(),
+        }
+    if node.log is not None:
+        found["log"] = {"head": dispatcher.delivered, "bytes": _size(node.log.path)}
+        found["cursors"] = _cursors(node, subscriptions)
+    if network is not None and network.links:
+        found["links"] = {
+            link.label: {
+                "fabric": link.fabric.name,
+                "sent": link.outbox.sent_events,
+                "received": network.inbox.received.get(link.label, 0),
+                "waiting": link.outbox.waiting,
+            }
+            for link in network.links
+        }
+        found["nodes"] = sum(each.present for each in network.registry.nodes())
+    node.list_cursors()
+    if node.caches:
+        found["caches"] = {name: cache.stats() for name, cache in list(node.caches.items())}
+    return found
+
+
+def _subscriptions(node: Node) -> list[EventSubscriber]:
+    """Those that are open now. Any thread."""
+    return [each for each in tuple(node.dispatcher.subscriptions) if isinstance(each, EventSubscriber)]
+
+
+def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, int]:
+    """How many events each durable subscription is behind; for those read here, as of now."""
+    head = node.dispatcher.delivered
+    at = {cursor.name: cursor.offset for cursor in node.cursors_known}
+    for each in subscriptions:
+        if each.durable is not None and (acknowledged := each.acknowledged) is not None:
+            at[each.durable] = acknowledged
+    lags = {name: max(0, head - offset) for name, offset in at.items()}
+    return dict(sorted(lags.items(), key=lambda item: (-item[1], item[0]))[:CURSORS_MAX])
+
+
+def _size(path: str) -> int:
+    """The log's file and its write-ahead log."""
+    total = 0
+    for each in (path, f"{path}-wal"):
+        try:
+            total += Path(each).stat().st_size
+        except OSError:
+            pass  # gone this moment, or not there yet
+    return total

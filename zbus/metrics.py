@@ -56,7 +56,7 @@ def collector(of: Bus | blocking.Bus | Bridge) -> Collector:
             """Called by a scrape, on any thread."""
             if isinstance(of, Bridge):
                 yield from _bridge(of.stats())
-            yield from _bus((of.bus if isinstance(of, Bridge) else of).stats())
+            yield from _bus(of.node_stats() if isinstance(of, Bridge) else of.stats())
 
         def describe(self) -> list[Metric]:
             return []  # registering asks for no figures

@@ -1,108 +1,119 @@
-"""What runs under a bus: its log, delivery, network and threads, opened and closed together.
+"""The node under a bus: its log, its packages and its threads, opened and closed together.
 
-Publishers, subscribers, replays and caches work on it; `bus.py` is what users call.
+`bus.py` is what users call. The node creates each part once and gives it the narrow thing that it needs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from concurrent.futures import Executor, Future
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .deliver.dispatcher import Delivery, Target
-from .deliver.subscriber import EventSubscriber
-from .errors import BusClosed, LogMissing, LogReadOnly, ZbusError
+from . import plugins
+from .deliver.dispatcher import Dispatcher
+from .deliver.log_reader import LogReader
+from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
+from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
+from .event import Event
 from .headers import is_foreign
-from .keys import check_key
+from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import tell_published
 from .observe.record_feed import RecordFeed
 from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
+from .ports.cache import Cache
+from .ports.fabric import Fabric
 from .ports.log import Cursor, Log, Row
 from .publish.backpressure import Gate
 from .publish.commit_queue import Commits
-from .publish.proxied_writes import Intake
+from .publish.entry import UNYIELDED_MAX, Entry
+from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Checks
+from .util.runtime import REAL, Runtime
+from .wire.provenance import Forward
 
 if TYPE_CHECKING:
     from .config import BusConfig
-    from .mesh.log_service import Forward
     from .mesh.network import Network
     from .observe.tracing import Tracing
-    from .ports.cache import Cache
 
 T = TypeVar("T")
 
 READ_THREADS = 2
-UNYIELDED_MAX = 512  # events delivered without a log before readers have their turn
 
 
-class Engine:
-    """A bus without its face. All of its methods belong to the event loop that entered it."""
+class Ports(Protocol):
+    """Turns settings into implementations. `zbus.plugins` does it by entry point; a simulator passes its own."""
 
-    def __init__(self, config: BusConfig, session: Any = None) -> None:
-        self.config = config
-        self.payload_bytes_max = config.payload_bytes_max
-        self.read_only = config.read_only
+    def open_log(self, config: BusConfig) -> Log | None:
+        """Open the log."""
+
+    def open_fabric(self, config: BusConfig, url: str, session: Any) -> Fabric:
+        """Open a transport."""
+
+    def open_tracing(self, config: BusConfig) -> Tracing | None:
+        """Return what makes spans."""
+
+
+class Node:
+    """Belongs to the event loop that starts it.
+
+    `forward` and `open_link` are for bridges: `forward` decides what is sent on over each link, and `open_link` opens
+    a transport now or later.
+    """
+
+    def __init__(
+        self,
+        config: BusConfig,
+        session: Any = None,
+        *,
+        runtime: Runtime = REAL,
+        ports: Ports = plugins,
+        forward: Callable[[str], Forward] | None = None,
+        open_link: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.config, self.runtime, self._ports = config, runtime, ports
+        self._session, self._forward, self._open_link = session, forward, open_link or self.link
         self.log: Log | None = None
         self.network: Network | None = None
-        self.commits: Commits | None = None
-        self.tracing: Tracing | None = None  # decided when it starts
-        self.gate = Gate()
-        self.is_open = False
-        self.crowded = False  # some queue is half full: a publisher that never waits should let readers run
-        self.figures = Stats()
-        self.delivery = Delivery(self.figures.end_to_end if config.metrics else None)
-        self.published_events = 0
-        self.published_keys: dict[str, None] = {}  # for others to know; the first of them, if they are many
-        self.cursors_known: Sequence[Cursor] = ()
-        self.count = self.figures.count
-        self.checks: Checks | None = None  # None where no schema is in force: nothing else is looked at then
+        self.requests: Requests | None = None
+        self.tracing: Tracing | None = None  # decided when the node starts
+        self.validators: Checks | None = None  # None if no schema is registered: nothing else is looked at then
+        self.validates = config.check_schemas
+        self.stats = Stats()
+        self.count = self.stats.count
+        self.backpressure = Gate()
+        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.metrics else None)
+        self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self)
-        self.forward: Callable[[str], Forward] | None = None  # set by a bridge, for each of its links by name
-        self._session = session
-        self._requests: Requests | None = None
-        self._subscriptions: set[EventSubscriber] = set()
-        self._caches: dict[str, Cache] = {}
-        self._executor: ThreadPoolExecutor | None = None
-        self._services: set[asyncio.Task[None]] = set()
+        self.cursors_known: Sequence[Cursor] = ()
+        self.caches: dict[str, Cache] = {}
+        self.on_start: list[Callable[[], None]] = []  # what was registered before the node was open
+        self._services: dict[asyncio.Task[None], None] = {}
+        self._executor: Executor | None = None
         self._record_feed: RecordFeed | None = None
         self._listing: Future[None] | None = None
-        self._handlers: list[Callable[[], None]] = []
         self._unyielded = 0
         self._switching = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
 
     # Opening and closing.
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def start(self) -> None:
-        """Open the log and the fabric; `async with` does this. Cancelled or failed, nothing stays open."""
-        from .plugins import open_log, open_tracing
-
+        """Open the log and the transports. If cancelled or failed, nothing stays open."""
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
-        self.tracing = open_tracing(self.config)
-        self._executor = ThreadPoolExecutor(READ_THREADS, "zbus-read")
+        self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
+        self._executor = self.runtime.executor(READ_THREADS, "zbus-read")
         try:
             self.log = await self._opened(
-                lambda: open_log(self.config), lambda log: log.close(1.0) if log is not None else None
+                lambda: self._ports.open_log(self.config), lambda log: log.close(1.0) if log is not None else None
             )
             await self.schemas.load()
             await self._connect()
@@ -111,34 +122,34 @@ class Engine:
                 await asyncio.shield(asyncio.ensure_future(self.network.aclose(1.0)))
             self._release(1.0)
             raise
-        self.is_open = True
+        self.entry.is_open = True
         try:
-            for start in self._handlers:
+            for start in self.on_start:
                 start()
         except BaseException:
             await self.aclose()
             raise
         if self.config.records != "off":
-            self._record_feed = RecordFeed(self, logging.getLevelName(self.config.records.upper()))
+            level = logging.getLevelName(self.config.records.upper())
+            self._record_feed = RecordFeed(level, self._send_records, self.count)
         if self.log is not None and self.commits is not None:
-            self.log.take_errands(Intake(self).take)
+            self.log.take_errands(ProxiedWrites(self.entry).take)
         record(BUS_STARTED, **self.diagnostics())
 
     async def aclose(self) -> None:
-        """Flush and close everything, in `close_timeout_s` at most; safe to call twice.
+        """Flush and close everything within `close_timeout_s`; safe to call twice.
 
-        What was published is stored, what is queued stays readable, handlers finish what they have.
-        Cancelled, it goes on in the background and still closes in time.
+        If cancelled, closing continues in the background and still ends in time.
         """
         if self._executor is None:
             return
         if self._closing is None:
-            self.is_open = False
+            self.entry.is_open = False
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
-        """Run `make` on a thread. Cancelled in between, what it made is closed again."""
+        """Run `make` on a thread. If cancelled, whatever it made is closed again."""
         making = asyncio.get_running_loop().run_in_executor(self._executor, make)
         try:
             return await asyncio.shield(making)
@@ -149,55 +160,75 @@ class Engine:
     async def _connect(self) -> None:
         log, config = self.log, self.config
         if log is not None:
-            self.delivery.delivered = await self.run(log.head)
+            self.dispatcher.delivered = await self.run(log.head)
             self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
                 loop = asyncio.get_running_loop()
-                log.watch(lambda head: _call_soon(loop, self._moved, head))
+                log.watch(lambda head: _call_soon(loop, self.dispatcher.head_moved, head))
                 return
-            took = self.figures.commit if config.metrics else None
-            self.commits = Commits(log, self.gate, config.pending_bytes_max, self._stored, took)
+            took = self.stats.commit if config.metrics else None
+            self.entry.commits = Commits(log, self.backpressure, config.pending_bytes_max, self._stored, took)
         from .mesh.network import Network  # not before: it takes a while to import
 
-        self.network = Network(self)
-        self._requests = Requests(self.network, self.payload_bytes_max)
+        self.network = Network(self, config, self.runtime, self.entry.published_keys, self._forward)
+        self.dispatcher.interest = self.network
+        self.requests = Requests(self.network, config.payload_bytes_max, self.runtime)
         await self.network.start()
         for url in config.transports or (config.transport,):
-            await self.link(url)
+            await self._open_link(url)
 
     async def link(self, url: str) -> None:
-        """Open a transport and use it beside the others. Cancelled or failed, it is closed again."""
-        from .plugins import open_fabric
-
+        """Open a transport and use it beside the others. If cancelled or failed, it is closed again."""
         assert self.network is not None
-        fabric = await self._opened(lambda: open_fabric(self.config, url, self._session), lambda fabric: fabric.close())
+        fabric = await self._opened(
+            lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
+        )
         await self.network.add(url, fabric)
+        self.entry.transports += 1
+
+    async def switch_transport(self, url: str, overlap_s: float) -> None:
+        """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
+        network = self.need_network("switch the transport")
+        async with self._switching:
+            old = list(network.links)
+            await self.link(url)
+            new = network.links[len(old) :]
+            try:
+                if network.answers.serves:
+                    network.check_answering(new)
+            except FabricLacks:  # the new transport cannot carry the requests that are served here
+                for link in new:
+                    await network.remove(link, self.config.close_timeout_s / 2)
+                raise
+            await asyncio.sleep(overlap_s if old else 0)
+            for link in old:
+                await network.remove(link, self.config.close_timeout_s / 2)
 
     async def _close(self) -> None:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        diagnostics = self.diagnostics() | {"counts": self.figures.counts()}
-        for subscription in self._subscriptions:
-            self.gate.open(subscription)  # a publisher that waits for it is told that the bus is closed
+        diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
+        for subscription in self.dispatcher.subscriptions:
+            self.backpressure.open(subscription)  # a publisher that waits for it learns that the bus is closed
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:
                     await self.commits.drained()
-                for subscription in tuple(self._subscriptions):
+                for subscription in tuple(self.dispatcher.subscriptions):
                     subscription.end()
                 if self._services:
                     await asyncio.wait(self._services)
         except TimeoutError:
             diagnostics["unfinished"] = len(self._services)
-        for subscription in tuple(self._subscriptions):
+        for subscription in tuple(self.dispatcher.subscriptions):
             subscription.end()
         for service in self._services:
             service.cancel()
         left = max(0.2, deadline - asyncio.get_running_loop().time())
         if self._services:
             await asyncio.wait(self._services, timeout=left / 4)
-        await asyncio.gather(*[each.aclose() for each in tuple(self._subscriptions)], return_exceptions=True)
-        await asyncio.gather(*[each.aclose() for each in tuple(self._caches.values())], return_exceptions=True)
+        await asyncio.gather(*[each.aclose() for each in self.dispatcher.subscriptions], return_exceptions=True)
+        await asyncio.gather(*[each.aclose() for each in self.caches.values()], return_exceptions=True)
         if self._record_feed is not None:
             self._record_feed.close()
         if self.network is not None:
@@ -217,15 +248,14 @@ class Engine:
             finally:
                 _call_soon(loop, settle)
 
-        ending = threading.Thread(target=release, name="zbus-close", daemon=True)
-        ending.start()
+        ending = self.runtime.thread(release, "zbus-close")
         await released
         ending.join()
         record(BUS_STOPPED, **diagnostics)
 
     def _release(self, timeout_s: float) -> None:
         """Close what is open, outermost first. Each part has a bound of its own."""
-        self.is_open = False
+        self.entry.is_open = False
         if self.network is not None:
             self.network.close(timeout_s / 2)
         if self.log is not None:
@@ -233,96 +263,53 @@ class Engine:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def check_key(self, key: str) -> str:
-        """Return a key that can be published to on every transport in use, or raise `KeyInvalid`."""
-        check_key(key)
-        for link in self.network.links if self.network is not None else ():
-            link.fabric.check(key)
-        return key
+    # What the bus asks.
 
-    def diagnostics(self) -> dict[str, Any]:
-        """What this bus is made of."""
-        found: dict[str, Any] = {
-            "pid": os.getpid(),
-            "mode": self.config.mode,
-            "subscriptions": len(self._subscriptions),
-        }
-        if self.network is not None:
-            found |= self.network.diagnostics()
-        if self.log is not None:
-            found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.delivery.delivered}
-        return found
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self.entry.is_open
 
-    # For publishers, subscribers and replays, on the loop.
+    @property
+    def is_closing(self) -> bool:
+        """Whether closing has begun."""
+        return self._closing is not None
 
-    def attach(self, subscription: EventSubscriber) -> asyncio.Future[Any] | None:
-        """Route to a new subscription; the future tells when other nodes are asked for it too."""
-        self._subscriptions.add(subscription)
-        return self.route(subscription, keep=subscription.durable is not None)
+    @property
+    def commits(self) -> Commits | None:
+        """The commit queue; None if no log is written here."""
+        return self.entry.commits
 
-    def detach(self, subscription: EventSubscriber) -> None:
-        """Forget a subscription."""
-        if subscription in self._subscriptions:
-            self._subscriptions.discard(subscription)
-            self.gate.open(subscription)
-            self.unroute(subscription)
+    @property
+    def read_only(self) -> bool:
+        """Whether this bus only reads a log that another process owns."""
+        return self.config.read_only
 
-    def route(self, target: Target, keep: bool = False) -> asyncio.Future[Any] | None:
-        """Deliver to a target; the future tells when other nodes are asked for it too. `keep` as for `Network.want`."""
-        for expression in target.key_exprs:
-            self.delivery.router.add(expression, target)
+    @property
+    def reader(self) -> LogReader:
+        """The log and the threads that read it."""
+        return LogReader(self.log, self.run, self.config.skip_corrupt)
+
+    def check_open(self, doing: str) -> None:
+        """Raise `BusClosed` if the bus is not open."""
+        if not self.entry.is_open:
+            raise BusClosed(doing)
+
+    def need_log(self, doing: str) -> Log:
+        """Return the log. Raises `LogMissing` if this bus has none."""
+        if self.log is None:
+            raise LogMissing(doing)
+        return self.log
+
+    def need_network(self, doing: str) -> Network:
+        """Return the network of an open bus. Raises `ConfigInvalid` if the bus is read-only and so has none."""
+        self.check_open(doing)
         if self.network is None:
-            return None
-        return self.network.want(target.key_exprs, target.since_ns, target.records, keep=keep)
-
-    def unroute(self, target: Target) -> None:
-        """Undo `route`."""
-        for expression in target.key_exprs:
-            self.delivery.router.remove(expression, target)
-        if self.network is not None:
-            self.network.unwant(target.key_exprs, target.since_ns, target.records)
-
-    def forget(self, cache: Cache) -> None:
-        """A cache was closed: its name is free."""
-        self._caches.pop(cache.name, None)
-
-    async def room(self, key: str) -> None:
-        """Wait while a full subscription that must not drop wants `key`, or while too much is unwritten."""
-        await self.gate.wait(
-            lambda reasons: (
-                self.is_open
-                and (
-                    self.commits in reasons
-                    or self.network in reasons
-                    or not reasons.isdisjoint(self.delivery.router.routes(key))
-                )
-            )
-        )
-
-    def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
-        """Deliver events of one key that no log keeps; whether readers should have their turn now."""
-        if self.network is None:
-            raise LogReadOnly(self.need_log("publish").path)
-        self.published_events += len(rows)
-        if wanted(logging.DEBUG):
-            tell_published(rows)
-        self.delivery.unlogged(rows)
-        if self.network.links:
-            self.network.send_unlogged(rows)
-        self._unyielded += len(rows)
-        if self.crowded or self._unyielded >= UNYIELDED_MAX:
-            self.crowded, self._unyielded = False, 0
-            return True
-        return False
-
-    async def deliver_many_unlogged(self, rows: Sequence[Row]) -> None:
-        """The same for many, with turns for readers in between."""
-        for at in range(0, len(rows), UNYIELDED_MAX):
-            if self.deliver_unlogged(rows[at : at + UNYIELDED_MAX]):
-                await asyncio.sleep(0)
+            raise ConfigInvalid("transport", "a bus that is read-only has none")
+        return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Run something that blocks on a thread of the bus."""
+        """Run a blocking call on a thread of the node."""
         if self._executor is None:
             raise BusClosed("read")
         try:
@@ -330,29 +317,127 @@ class Engine:
         except RuntimeError:  # the executor was shut down
             raise BusClosed("read") from None
 
-    def need_log(self, doing: str) -> Log:
-        """The log, or the error that says it is missing."""
-        if self.log is None:
-            raise LogMissing(doing)
-        return self.log
+    def serve(self, task: asyncio.Task[None]) -> None:
+        """Keep a task of a handler until it ends; closing waits for it."""
+        self._services[task] = None
+        task.add_done_callback(self._service_ended)
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Call `start` now, or as soon as the bus is open."""
+        start() if self.is_open else self.on_start.append(start)
+
+    def subscribe(
+        self,
+        *key_exprs: str,
+        start: Start = "new",
+        durable: str | None = None,
+        queue_events: int = 1000,
+        overflow: Overflow | None = None,
+        schema: Any = None,
+    ) -> EventSubscriber:
+        """Open a subscription; see `Bus.subscribe`."""
+        self.check_open("subscribe")
+        keys, reader = KeySet(key_exprs), self.reader
+        policy = check_options(reader, start, durable, queue_events, overflow)
+        return EventSubscriber(
+            self,
+            keys,
+            start=start,
+            durable=durable,
+            queue_events=queue_events,
+            overflow=policy,
+            schema=schema,
+        )
+
+    def add_cache(self, name: str | None, default: str, *options: Any) -> Any:
+        """Open a cache; without a name it gets the default one, with a number if that is taken."""
+        if self.is_closing:
+            raise BusClosed("make a cache")
+        if name in self.caches:
+            raise ConfigInvalid("name", f"this bus has a cache {name!r} already")
+        numbered = (default if number == 1 else f"{default}-{number}" for number in count(1))
+        name = name or next(each for each in numbered if each not in self.caches)
+        cache = self.caches[name] = plugins.open_cache(self, name, *options)
+        self.begin(cache.begin)
+        return cache
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What this node consists of."""
+        found: dict[str, Any] = {
+            "pid": self.runtime.pid(),
+            "mode": self.config.mode,
+            "subscriptions": len(self.dispatcher.subscriptions),
+        }
+        if self.network is not None:
+            found |= self.network.diagnostics()
+        if self.log is not None:
+            found |= {"log": self.log.path, "read_only": self.log.read_only, "delivered": self.dispatcher.delivered}
+        return found
+
+    def list_cursors(self) -> None:
+        """Read the cursors in the background, for the next call of `stats()`. Any thread."""
+        if self.log is not None and self._executor is not None and (self._listing is None or self._listing.done()):
+            with suppress(RuntimeError):  # the executor was shut down
+                self._listing = self._executor.submit(self._list_cursors)
+
+    # What the packages and the caches ask.
 
     @property
-    def subscriptions(self) -> tuple[EventSubscriber, ...]:
-        """Those that are open now. Any thread."""
-        return tuple(self._subscriptions)
+    def close_timeout_s(self) -> float:
+        """Seconds that closing may take."""
+        return self.config.close_timeout_s
 
-    def _list_cursors(self) -> None:
-        with suppress(ZbusError):  # shown to whoever reads them; the figures are as old as they are
-            self.cursors_known = self.need_log("list cursors").cursors.list()
+    @property
+    def route(self) -> Callable[..., asyncio.Future[Any] | None]:
+        """`Dispatcher.route`."""
+        return self.dispatcher.route
 
-    def hold_to(self, checks: Checks | None) -> None:
-        """Hold what is published and read from now on to other schemas."""
-        self.checks = checks
-        for subscription in self._subscriptions:
+    @property
+    def unroute(self) -> Callable[..., None]:
+        """`Dispatcher.unroute`."""
+        return self.dispatcher.unroute
+
+    def forget_cache(self, name: str) -> None:
+        """The cache of this name was closed: the name is free."""
+        self.caches.pop(name, None)
+
+    def check_key(self, key: str) -> str:
+        """Return a key that every transport in use can carry. Raises `KeyInvalid`."""
+        check_key(key)
+        for link in self.network.links if self.network is not None else ():
+            link.fabric.check(key)
+        return key
+
+    def is_blocked(self, reasons: Set[Any], keys: Iterable[str]) -> bool:
+        """Return whether a full subscription wants one of the keys, or too many bytes await commit or sending."""
+        if self.commits in reasons or self.network in reasons:
+            return True
+        return any(not reasons.isdisjoint(self.dispatcher.router.routes(key)) for key in keys)
+
+    def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
+        """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
+        if self.network is None:
+            raise LogReadOnly(self.need_log("publish").path)
+        self.entry.published_events += len(rows)
+        if wanted(logging.DEBUG):
+            tell_published(rows)
+        self.dispatcher.unlogged(rows)
+        if self.network.links:
+            self.network.send_unlogged(rows)
+        self._unyielded += len(rows)
+        if self.dispatcher.crowded or self._unyielded >= UNYIELDED_MAX:
+            self.dispatcher.crowded, self._unyielded = False, 0
+            return True
+        return False
+
+    def validate_with(self, validators: Checks | None) -> None:
+        """Validate published and received events against these schemas from now on."""
+        self.validators = self.entry.validators = validators
+        for subscription in self.dispatcher.subscriptions:
             subscription.checks_changed()
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        rows, offsets = self.delivery.stored(rows, offsets)
+        rows, offsets = self.dispatcher.stored(rows, offsets)
         if rows:
             self._published(rows, offsets)
         if self.network is not None and rows:
@@ -362,19 +447,25 @@ class Engine:
         own = rows
         if self.network is not None and self.network.wants.records:  # some may be of other nodes
             own = [row for row in rows if not is_foreign(row[5])]
-        self.published_events += len(own)
+        self.entry.published_events += len(own)
         if own and wanted(logging.DEBUG):
             tell_published(own, offsets)
 
-    def _moved(self, head: int) -> None:
-        if head > self.delivery.delivered:
-            self.delivery.delivered = head
-            for subscription in self._subscriptions:
-                subscription.moved()
+    def _send_records(self, events: Sequence[Event]) -> None:
+        self.dispatcher.unstored(events)
+        if self.network is not None:
+            self.network.say(events)
 
-    def _check_open(self, doing: str) -> None:
-        if not self.is_open:
-            raise BusClosed(doing)
+    def _list_cursors(self) -> None:
+        with suppress(ZbusError):  # readers of the file see the error; these numbers are only older then
+            self.cursors_known = self.need_log("list cursors").cursors.list()
+
+    def _service_ended(self, service: asyncio.Task[None]) -> None:
+        self._services.pop(service, None)
+        if not service.cancelled() and (error := service.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
+            )
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

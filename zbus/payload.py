@@ -6,15 +6,12 @@ are encoded once here and marked with a content type.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from .errors import EventTooLarge, PayloadInvalid
+from .errors import EventLike, EventTooLarge, PayloadInvalid
 from .headers import JSON, TEXT
-
-if TYPE_CHECKING:
-    from .event import Event
 
 
 def _model_inside(value: Any) -> Any:
@@ -54,7 +51,7 @@ def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
     return body, kind
 
 
-def decode_payload(event: Event, type_: Any) -> Any:
+def decode_payload(event: EventLike, type_: Any) -> Any:
     """Return the payload of `event` as `type_` (None: by its content type); raise `PayloadInvalid`."""
     payload = event.payload
     if type_ is None:

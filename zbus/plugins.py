@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from .errors import ConfigInvalid
 
 if TYPE_CHECKING:
-    from .bus import Bus
     from .config import BusConfig
     from .observe.tracing import Tracing
-    from .ports.cache import Cache, Limits, Wrapped
-    from .ports.log import Fabric, Log
+    from .ports.cache import Cache, CacheHost, Limits, Wrapped
+    from .ports.fabric import Fabric
+    from .ports.log import Log
 
 
 def open_log(config: BusConfig) -> Log | None:
@@ -42,9 +42,9 @@ def open_tracing(config: BusConfig) -> Tracing | None:
     return Tracing()
 
 
-def open_cache(bus: Bus, name: str, limits: Limits, wrapped: Wrapped | None = None) -> Cache:
+def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None = None) -> Cache:
     """A cache of that name, to be begun when the bus is open; with `wrapped`, the cache of one function."""
-    return cast("Cache", _load("zbus.caches", "moka", "cache")(bus, name, limits, wrapped))
+    return cast("Cache", _load("zbus.caches", "moka", "cache")(host, name, limits, wrapped))
 
 
 def _load(group: str, name: str, field: str) -> Any:

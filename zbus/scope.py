@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from .errors import KeyInvalid
 from .keys import check_key
 
-if TYPE_CHECKING:
-    from .bus import Bus
-
 _KINDS = ("namespace", "component", "endpoint")
+
+
+class Opens(Protocol):
+    """What a scope needs from its bus: opening publishers and subscriptions."""
+
+    @property
+    def publisher(self) -> Callable[[str], Any]:
+        """`await publisher(key)`."""
+
+    @property
+    def subscribe(self) -> Callable[..., Any]:
+        """`subscribe(*key_exprs, **options)`."""
 
 
 class Scope:
@@ -18,7 +28,7 @@ class Scope:
 
     __slots__ = ("bus", "segments")
 
-    def __init__(self, bus: Bus, *segments: str) -> None:
+    def __init__(self, bus: Opens, *segments: str) -> None:
         for segment in segments:
             _check_segment(segment)
         self.bus, self.segments = bus, segments

@@ -10,65 +10,40 @@ the second. Payload and headers are the same, and a correlation id that both sha
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from time import time_ns
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from .errors import BusClosed, ConfigInvalid, EventInvalid, KeyInvalid, ZbusError
-from .event import Event
-from .headers import decode_headers, encode_headers
+from .deliver.subscriber import EventSubscriber
+from .errors import ConfigInvalid, KeyInvalid, ZbusError
+from .headers import Traced
 from .keys import check_key
-from .payload import encode_payload
-from .publish.publisher import KEYS_TOLD_MAX
-from .util.session_token import check_session_id, read_session, sign_session
-
-if TYPE_CHECKING:
-    from .bus import Bus
-    from .deliver.subscriber import EventSubscriber
-
-__all__ = ["SESSIONS", "Session", "Sources", "read_session", "sign_session"]
+from .ports.log import Row
+from .publish.entry import Entry
+from .util.identities import Identities
+from .util.session_token import check_session_id, sign_session
 
 SESSIONS = "sessions"  # the first segment of every session's keys
 PAIRS_PER_COMMIT = 500
 BYTES_PER_COMMIT = 4 * 1024 * 1024
-SOURCES_MAX = 10_000
+PUBLISHERS_MAX = 10_000
 
 
-class Sources:
-    """Who publishes what sessions publish: one identity for each key, with sequences from 0, as publishers have them.
+class Sessions(NamedTuple):
+    """What every session of a bus shares. A session object that serves one request starts no new publisher."""
 
-    They are the bus's, so that a session object made for one request alone begins no new ones. A key that was not
-    used for long gets another identity, which readers do not notice.
-    """
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
-
-    def next(self, key: str) -> tuple[int, int]:
-        """The publisher and the sequence of the next event on a key."""
-        publisher_id, sequence = self._known.get(key) or (secrets.randbits(53), 0)
-        self._known[key] = (publisher_id, sequence + 1)
-        self._known.move_to_end(key)
-        if len(self._known) > SOURCES_MAX:
-            self._known.popitem(last=False)
-        return publisher_id, sequence
-
-    def take_back(self, events: Sequence[Event]) -> None:
-        """These were refused, and nobody saw them: their sequences are free, so that readers count no gap."""
-        for event in reversed(events):
-            if self._known.get(event.key) == (event.publisher_id, event.sequence + 1):
-                self._known[event.key] = event.identity
+    entry: Entry
+    identities: Identities[str]
+    subscribe: Callable[..., EventSubscriber]
+    secret: bytes | None  # signs the tokens of sessions
 
 
 class Session:
     """One session of a bus, made by `bus.session("alice-7")`. It holds nothing: make one whenever it is handy."""
 
-    __slots__ = ("_bus", "_sources", "id")
+    __slots__ = ("_shared", "id")
 
-    def __init__(self, bus: Bus, session_id: str, sources: Sources) -> None:
-        self._bus, self._sources = bus, sources
+    def __init__(self, shared: Sessions, session_id: str) -> None:
+        self._shared = shared
         self.id = check_session_id(session_id)
 
     def key(self, key: str) -> str:
@@ -79,7 +54,7 @@ class Session:
         check_key(key)
         if key.partition("/")[0] == SESSIONS:
             raise KeyInvalid(key, f"keys under {SESSIONS!r} are of single sessions: name the key that everybody reads")
-        return self._bus.check_key(f"{SESSIONS}/{self.id}/{key}")
+        return self._shared.entry.open_key(f"{SESSIONS}/{self.id}/{key}")
 
     async def publish(
         self, key: str, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
@@ -89,9 +64,8 @@ class Session:
         Where no correlation id is given, both get a new one. Errors as of `EventPublisher.publish`, and they are true
         of both events. Cancelled while it waits, both are stored, or neither.
         """
-        own = self.key(key)
-        await self._ready(key, own)
-        return (await self._put(self._pair(key, own, payload, headers, correlation_id)))[0]
+        (offsets,) = await self.publish_many(key, (payload,), headers=headers, correlation_id=correlation_id)
+        return offsets
 
     async def publish_many(
         self,
@@ -105,25 +79,27 @@ class Session:
 
         On an error, a note on it says how many payloads were stored before. Cancelled, a beginning may be stored.
         """
-        own = self.key(key)
+        own, entry = self.key(key), self._shared.entry
+        entry.open_key(key)
+        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+            with tracing.sending("publish", key, headers, correlation_id) as span:
+                return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
         stored: list[tuple[int, int]] = []
-        pending: list[Event] = []
+        chunk: list[tuple[bytes, bytes | None]] = []
         size = 0
         try:
             for payload in payloads:
-                pending += self._pair(key, own, payload, headers, correlation_id)
-                size += len(pending[-1].payload) * 2
-                if len(pending) >= PAIRS_PER_COMMIT * 2 or size >= BYTES_PER_COMMIT:
-                    await self._ready(key, own)
-                    batch, pending, size = pending, [], 0
-                    stored += await self._put(batch)
-            await self._ready(key, own)
-            batch, pending = pending, []
-            stored += await self._put(batch)
-        except BaseException as error:  # also what `payloads` itself raises
-            self._sources.take_back(pending)
-            if isinstance(error, ZbusError):
-                error.add_note(f"{len(stored)} payloads of this call were stored")
+                body, encoded = entry.encode(key, payload, headers, correlation_id or entry.token_hex(16))
+                entry.validate(own, body)
+                chunk.append((body, encoded))
+                size += len(body) * 2
+                if len(chunk) >= PAIRS_PER_COMMIT or size >= BYTES_PER_COMMIT:
+                    stored += await self._store(key, own, chunk)
+                    chunk, size = [], 0
+            if chunk:
+                stored += await self._store(key, own, chunk)
+        except ZbusError as error:
+            error.add_note(f"{len(stored)} payloads of this call were stored")
             raise
         return stored
 
@@ -133,7 +109,7 @@ class Session:
         Expressions are those of the global keys (`events/Todo/*`); events come with the session's key. Options as for
         `bus.subscribe`.
         """
-        return self._bus.subscribe(*self.expressions(*key_exprs), **options)
+        return self._shared.subscribe(*self.expressions(*key_exprs), **options)
 
     def expressions(self, *key_exprs: str) -> list[str]:
         """Key expressions of the session's own events, beside those of the global keys."""
@@ -144,38 +120,19 @@ class Session:
 
         Raises `ConfigInvalid` where the bus was opened without `session_secret`.
         """
-        secret = self._bus.config.session_secret
+        secret = self._shared.secret
         if secret is None:
             raise ConfigInvalid("session_secret", "tokens are signed with it: open the bus with one, or name a file")
-        return sign_session(secret.get_secret_value().encode(), self.id, ttl_s)
+        return sign_session(secret, self.id, ttl_s)
 
-    def _pair(
-        self, key: str, own: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None
-    ) -> tuple[Event, Event]:
-        body, kind = encode_payload(payload, self._bus.payload_bytes_max)
-        same = decode_headers(encode_headers(headers, correlation_id or secrets.token_hex(16), kind))
-        now = time_ns()
-        return (
-            Event(*self._sources.next(key), now, key, body, same),
-            Event(*self._sources.next(own), now, own, body, same),
-        )
-
-    async def _put(self, events: Sequence[Event]) -> list[tuple[int, int]]:
-        """Store pairs in one commit: `put` hands all of its events to the log at once."""
-        try:
-            offsets = await self._bus.put(*events)
-        except EventInvalid:
-            self._sources.take_back(events)
-            raise
+    async def _store(self, key: str, own: str, chunk: Sequence[tuple[bytes, bytes | None]]) -> list[tuple[int, int]]:
+        """Store payloads under both keys in one commit."""
+        entry, next_identity = self._shared.entry, self._shared.identities.next
+        await entry.admit((each, body) for body, _ in chunk for each in (key, own))
+        entry.announce_key(key)  # not the session's own key: other nodes need not know which sessions exist
+        rows: list[Row] = []
+        for body, headers in chunk:
+            now = entry.time_ns()
+            rows += [(*next_identity(each), now, each, body, headers) for each in (key, own)]
+        offsets = await entry.store(rows)
         return list(zip(offsets[::2], offsets[1::2], strict=True))
-
-    async def _ready(self, key: str, own: str) -> None:
-        """Wait as publishers do: for readers that must not drop, and for a log that is behind."""
-        bus = self._bus
-        for each in (key, own):
-            if bus.gate.shut:
-                await bus.room(each)
-        if not bus.is_open:
-            raise BusClosed("publish")
-        if len(bus.published_keys) < KEYS_TOLD_MAX:
-            bus.published_keys[key] = None  # not the session's own: other nodes need not know who is here

@@ -16,7 +16,7 @@ from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 from zbus.util.window import Window
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.carry.publishing import Publishing

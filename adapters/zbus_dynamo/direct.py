@@ -15,7 +15,7 @@ from zbus.errors import FabricError, KeyInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.io.io_thread import IoThread

@@ -23,7 +23,7 @@ from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
 
 NAME = "nats with the dynamo wire"
 

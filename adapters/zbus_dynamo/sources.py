@@ -15,7 +15,7 @@ from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links

@@ -27,7 +27,7 @@ from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError
-from zbus.ports.log import Heard, Question, Receive
+from zbus.ports.fabric import Heard, Question, Receive
 
 from .connection import Connection
 from .listener import Listener
@@ -17,7 +17,7 @@ from .requests import Asks
 from .subjects import encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports.log import Asking, Fabric
+    from zbus.ports.fabric import Asking, Fabric
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:

@@ -17,7 +17,8 @@ from zbus.errors import ConfigInvalid, FabricError, FabricLacks
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Heard, Question, Receive
+from zbus.ports.fabric import Heard, Question, Receive
+from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
 from .connection import Connection
@@ -30,7 +31,7 @@ from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports.log import Asking, Fabric
+    from zbus.ports.fabric import Asking, Fabric
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000
@@ -62,7 +63,7 @@ class JetStreamFabric:
         self._publishing = Publishing(self.connection)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
-        self._received: dict[tuple[int, int], None] = {}  # events of zbus that came out of the stream
+        self._received = Memo[tuple[int, int], None](RECEIVED_KEPT)  # events of zbus that came out of the stream
         self._lock = threading.Lock()
         self.connection.open()
         try:
@@ -171,8 +172,6 @@ class JetStreamFabric:
         if identity is None:
             identity = (self._publisher, delivery.sequence, delivery.published_at)
         else:
-            if len(self._received) >= RECEIVED_KEPT:
-                self._received.pop(next(iter(self._received)))
             self._received[identity[:2]] = None
         return encode(Event(*identity, key, delivery.data, headers))
 

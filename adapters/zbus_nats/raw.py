@@ -19,7 +19,7 @@ from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
 from zbus.event import Event
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Heard, Question, Receive
+from zbus.ports.fabric import Heard, Question, Receive
 from zbus.wire.envelope import encode, unpack
 
 from .connection import Connection
@@ -30,7 +30,7 @@ from .plain import read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports.log import Asking, Fabric
+    from zbus.ports.fabric import Asking, Fabric
 
 PUBLISHERS_MAX = 100_000
 RUNS_KEPT = 100

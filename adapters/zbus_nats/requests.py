@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from zbus.errors import FabricError
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Heard, Question
+from zbus.ports.fabric import Heard, Question
 
 from .connection import Connection, Subscribed
 from .parts import PART_HEADER, Assembler, publish, publish_headers
 from .subjects import ASK_PREFIX, INBOX_PREFIX, SubjectInvalid, decode_subject, encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports.log import Asking
+    from zbus.ports.fabric import Asking
 
 QUEUE = "zbus"
 UPLOADS_MAX = 1_000

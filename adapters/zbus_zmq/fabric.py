@@ -24,7 +24,7 @@ import zmq
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.log import Asking, Heard, Question, Receive
+from zbus.ports.fabric import Asking, Heard, Question, Receive
 
 from .address.options import ZmqOptions, read_options
 from .carry.publishing import Publishing, stamped
@@ -42,7 +42,7 @@ from .io.sockets import any_port, bind, make_socket
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Fabric
+    from zbus.ports.fabric import Fabric
 
 LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
 GRACE_S = 0.3  # after the start, a request waits this long for a node that serves its key

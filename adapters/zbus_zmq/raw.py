@@ -25,7 +25,7 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
-from zbus.ports.log import Asking, Heard, Question, Receive
+from zbus.ports.fabric import Asking, Heard, Question, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -44,7 +44,7 @@ from .io.source import source_of
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.log import Fabric
+    from zbus.ports.fabric import Fabric
 
 TOPICS_MAX = 100_000
 JOINING_S = 0.1  # a program that connects subscribes to one topic after the other

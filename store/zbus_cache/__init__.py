@@ -12,12 +12,11 @@ from .cache import Cache
 from .functions import FunctionCache
 
 if TYPE_CHECKING:
-    from zbus import Bus
-    from zbus.ports.cache import Limits, Wrapped
+    from zbus.ports.cache import CacheHost, Limits, Wrapped
 
 __all__ = ["Cache", "FunctionCache", "open_cache"]
 
 
-def open_cache(bus: Bus, name: str, limits: Limits, wrapped: Wrapped | None) -> Cache:
+def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None) -> Cache:
     """A cache, or with `wrapped` the cache of one function. It works from `begin` on."""
-    return Cache(bus, name, limits) if wrapped is None else FunctionCache(bus, name, limits, *wrapped)
+    return Cache(host, name, limits) if wrapped is None else FunctionCache(host, name, limits, *wrapped)

@@ -19,9 +19,9 @@ from .rules import Rule
 from .templates import Places, entry_of
 
 if TYPE_CHECKING:
-    from zbus import Bus, Event
+    from zbus import Event
     from zbus.ports.cache import Cache as Port
-    from zbus.ports.cache import Limits
+    from zbus.ports.cache import CacheHost, Limits
 
 
 class Cache:
@@ -31,8 +31,8 @@ class Cache:
     todo = await todos.load("todo/7", read_todo, 7)
     """
 
-    def __init__(self, bus: Bus, name: str, limits: Limits) -> None:
-        self.name, self._bus = name, bus
+    def __init__(self, host: CacheHost, name: str, limits: Limits) -> None:
+        self.name, self._host = name, host
         self._entries, self._fallen = open_entries(limits)
         self.get, self._counted = reader(self._entries)
         self._loads: dict[Hashable, Load] = {}
@@ -127,7 +127,7 @@ class Cache:
         if self._closed:
             return
         self._closed, self._open = True, False
-        self._bus.forget(self)
+        self._host.forget_cache(self.name)
         ending: set[asyncio.Task[Any]] = set(self._tasks)
         ending |= {task for rule in self._rules if (task := rule.detach()) is not None}
         self.clear()
@@ -135,14 +135,14 @@ class Cache:
         for task in ending:
             task.cancel()
         if ending:  # a loader that does not heed that must not hold up the bus
-            await asyncio.wait(ending, timeout=self._bus.config.close_timeout_s / 4)
+            await asyncio.wait(ending, timeout=self._host.close_timeout_s / 4)
 
     def begin(self) -> None:
         """The bus is open: watch for events, and keep entries from now on."""
         if not self._closed:
             self._open = True
             for rule in self._rules:
-                rule.attach(self._bus)
+                rule.attach(self._host)
 
     def fail(self, error: Exception) -> None:
         """Events are no longer seen: nothing may be served any more."""
@@ -154,7 +154,7 @@ class Cache:
     def _add(self, rule: Rule) -> Cache:
         self._rules.append(rule)
         if self._open:
-            rule.attach(self._bus)
+            rule.attach(self._host)
         return self
 
     def _keep(self, key: Hashable, value: Any) -> None:

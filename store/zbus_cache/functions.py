@@ -22,8 +22,8 @@ from .signature_keys import Shape
 from .templates import Places
 
 if TYPE_CHECKING:
-    from zbus import Bus, Event
-    from zbus.ports.cache import Limits
+    from zbus import Event
+    from zbus.ports.cache import CacheHost, Limits
 
 
 class Kept(asyncio.Future[Any]):
@@ -49,14 +49,14 @@ class FunctionCache(Cache):
 
     def __init__(
         self,
-        bus: Bus,
+        host: CacheHost,
         name: str,
         limits: Limits,
         function: Callable[..., Any],
         key: str | Callable[..., Hashable] | None,
         invalidate_on: str | Iterable[str],
     ) -> None:
-        super().__init__(bus, name, limits)
+        super().__init__(host, name, limits)
         self._function, self._tags = function, list[tuple[Places, Tags]]()
         self._shape = shape = Shape(function, key)
         for template in [invalidate_on] if isinstance(invalidate_on, str) else invalidate_on:

@@ -9,19 +9,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zbus.keys import KeySet
 
 if TYPE_CHECKING:
-    from zbus import Bus, Event, EventSubscriber
-    from zbus.deliver.dispatcher import Target
-
-    from .cache import Cache
+    from zbus import Event, EventSubscriber
+    from zbus.ports.cache import CacheHost, Target
 
 GAP = "@zbus/gap"  # events that are missing for good: nobody knows what they would have said
 
 Falls = Callable[["Event"], Iterable[Hashable]]
+
+
+class Invalidated(Protocol):
+    """A cache, as a rule sees it."""
+
+    name: str
+    invalidations: int
+
+    @property
+    def remove(self) -> Callable[[Any], None]:
+        """Invalidate one entry."""
+
+    def clear(self) -> None:
+        """Invalidate all entries."""
+
+    def fail(self, error: Exception) -> None:
+        """Events can no longer be followed: keep nothing from now on."""
 
 
 class Rule:
@@ -29,31 +44,29 @@ class Rule:
 
     records = False
 
-    def __init__(self, cache: Cache, expressions: Iterable[str], falls: Falls | None) -> None:
+    def __init__(self, cache: Invalidated, expressions: Iterable[str], falls: Falls | None) -> None:
         self._cache, self._falls = cache, falls
         self.key_exprs = KeySet(expressions).expressions
         self.since_ns = 0
         self.declared: asyncio.Future[Any] | None = None
-        self._bus: Bus | None = None
+        self._host: CacheHost | None = None
         self._following: asyncio.Task[None] | None = None
 
-    def attach(self, bus: Bus) -> None:
+    def attach(self, host: CacheHost) -> None:
         """From now on."""
-        self._bus, self.since_ns = bus, time_ns()
-        if bus.read_only:
-            self._following = asyncio.get_running_loop().create_task(self._follow(bus.subscribe(*self.key_exprs)))
+        self._host, self.since_ns = host, time_ns()
+        if host.read_only:
+            self._following = asyncio.get_running_loop().create_task(self._follow(host.subscribe(*self.key_exprs)))
             return
-        self.declared = bus.route(self)
-        bus.delivery.router.add(GAP, self)
+        self.declared = host.route(self, GAP)
 
     def detach(self) -> asyncio.Task[None] | None:
         """No longer; returns what is to be waited for."""
-        bus, self._bus = self._bus, None
+        host, self._host = self._host, None
         if self._following is not None:
             self._following.cancel()
-        elif bus is not None:
-            bus.delivery.router.remove(GAP, self)
-            bus.unroute(self)
+        elif host is not None:
+            host.unroute(self, GAP)
         return self._following
 
     def offer(self, events: Sequence[Event]) -> int:

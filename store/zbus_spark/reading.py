@@ -30,7 +30,7 @@ from zbus_log.read.reader import readable
 from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
 from .failures import spark_errors
 from .options import ReadOptions
-from .source import ends_before
+from .partitions import ends_before
 
 Position = int | datetime | str
 

@@ -15,7 +15,7 @@ from zbus.ports.log import Span
 
 from .columns import Columns
 from .options import ReadOptions
-from .source import begin, bounds, parts, read_part
+from .partitions import begin, bounds, parts, read_part
 
 OFFSET = "offset"  # the last one that a batch has covered
 

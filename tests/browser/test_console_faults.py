@@ -8,6 +8,7 @@ from pathlib import Path
 
 from console_support import Console, ServeProcess, Server
 from free_ports import free_port
+from inside import node_of
 from playwright.sync_api import expect
 
 from zbus_log.retention import Rules
@@ -115,4 +116,4 @@ def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Co
 
 
 async def _retain(server: Server, *, after: int) -> None:
-    await server.bus.run(server.bus.need_log("a test").retain, Rules(upto=after))
+    await node_of(server.bus).run(node_of(server.bus).need_log("a test").retain, Rules(upto=after))

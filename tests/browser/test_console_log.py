@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from console_support import Console, Server
+from inside import node_of
 from playwright.sync_api import expect
 
 from zbus.observe import records
@@ -167,10 +168,10 @@ async def _read(server: Server, name: str, events: int) -> None:
 
 
 async def _delete(server: Server, name: str) -> None:
-    await server.bus.run(server.bus.need_log("a test").cursors.delete, name)
+    await node_of(server.bus).run(node_of(server.bus).need_log("a test").cursors.delete, name)
 
 
 async def _offset(server: Server, name: str) -> int:
-    log = server.bus.need_log("a test")
-    found: int = {cursor.name: cursor.offset for cursor in await server.bus.run(log.cursors.list)}[name]
+    log = node_of(server.bus).need_log("a test")
+    found: int = {cursor.name: cursor.offset for cursor in await node_of(server.bus).run(log.cursors.list)}[name]
     return found

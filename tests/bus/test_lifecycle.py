@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
+from inside import node_of
 
 import zbus
 
@@ -86,7 +87,7 @@ async def test_closing_ends_the_wait_of_a_publisher_for_a_full_reader(log_path: 
     await publisher.publish_many([b"1", b"2"])
     waiting = asyncio.create_task(publisher.publish(b"3"))
     await asyncio.sleep(0)
-    assert bus.gate.shut
+    assert node_of(bus).backpressure.shut
 
     await bus.aclose()
 
@@ -103,7 +104,7 @@ async def test_closing_twice_and_closing_what_never_opened_are_harmless(log_path
     await bus.start()
     await asyncio.gather(bus.aclose(), bus.aclose())
     await bus.aclose()
-    assert not bus.is_open
+    assert not node_of(bus).is_open
 
 
 async def test_closing_that_is_cancelled_still_closes(log_path: Path) -> None:
@@ -158,7 +159,7 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(log_path: Path, 
     async with asyncio.timeout(10):
         while not await can_be_opened():
             await asyncio.sleep(0.01)
-    assert not bus.is_open
+    assert not node_of(bus).is_open
 
 
 def test_a_bus_that_is_open_when_the_loop_closes_does_not_keep_the_process(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ async def test_closing_takes_no_longer_than_its_timeout_whatever_a_handler_does(
     released.set()
 
     assert took_s < 2.5
-    assert not bus.is_open
+    assert not node_of(bus).is_open
 
 
 def test_the_embedded_bus_opens_no_socket(tmp_path: Path) -> None:

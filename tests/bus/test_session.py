@@ -16,6 +16,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import node_of
 
 import zbus
 from zbus import session as sessions
@@ -90,13 +91,13 @@ async def test_each_key_has_one_publisher_with_sequences_from_0_whichever_sessio
 
 
 async def test_what_is_known_of_keys_is_bounded_and_order_on_a_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SOURCES_MAX", 4)
+    monkeypatch.setattr("zbus.bus.PUBLISHERS_MAX", 4)
     async with zbus.open("memory") as bus:
         for number in range(20):
             await bus.session("alice").publish(f"a/{number % 5}", str(number).encode())
         events = await stored(bus)
 
-        assert len(bus._sources._known) == 4
+        assert len(bus._sessions.identities._following) == 4
     assert len({event.identity for event in events}) == 40
     assert [int(event.payload) for event in events] == [number for number in range(20) for _ in range(2)]
 
@@ -123,9 +124,11 @@ async def test_nothing_to_publish_stores_nothing() -> None:
 async def test_one_publish_is_one_append_to_the_log(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with zbus.open(log_path) as bus:
         appended: list[int] = []
-        assert bus.log is not None
-        append = bus.log.append
-        monkeypatch.setattr(bus.log, "append", lambda rows, done: (appended.append(len(rows)), append(rows, done)))
+        assert node_of(bus).log is not None
+        append = node_of(bus).log.append
+        monkeypatch.setattr(
+            node_of(bus).log, "append", lambda rows, done: (appended.append(len(rows)), append(rows, done))
+        )
 
         await bus.session("alice").publish("a/b", b"x")
 

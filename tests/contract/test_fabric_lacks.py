@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from free_ports import free_port
+from inside import node_of
 from nats_support import NatsServer, nats_server
 
 import zbus
@@ -18,7 +19,7 @@ from zbus.config import BusConfig
 from zbus.errors import FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.plugins import open_fabric
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 from zbus.wire.envelope import encode, unpack
 
 WAIT_S = 20.0
@@ -117,7 +118,7 @@ async def test_serving_is_refused_by_name_where_no_transport_carries_questions(p
         with pytest.raises(FabricLacks) as caught:
             bus.serve("prices/quote")(quote)
         assert "answering questions" in caught.value.capability
-        assert bus.is_open
+        assert node_of(bus).is_open
 
 
 async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
@@ -125,7 +126,7 @@ async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_q
     bus.serve("prices/quote")(quote)
     with pytest.raises(FabricLacks):
         await bus.start()
-    assert not bus.is_open  # and no thread of it is left, which every test checks
+    assert not node_of(bus).is_open  # and no thread of it is left, which every test checks
 
 
 async def price(bus: zbus.Bus) -> bytes:

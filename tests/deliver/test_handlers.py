@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from inside import node_of
 
 import zbus
 
@@ -99,6 +100,6 @@ async def test_what_a_handler_did_before_closing_is_not_repeated(log_path: Path)
             await publisher.publish_many([b""] * 10)
             target = await bus.head()
             await until(lambda: seen[-1:] == [target])  # noqa: B023
-            await until(lambda: bus.log is not None and bus.log.cursors.list()[0].offset == target)  # noqa: B023
+            await until(lambda: node_of(bus).log is not None and node_of(bus).log.cursors.list()[0].offset == target)  # noqa: B023
 
     assert seen == list(range(1, 31))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pydantic
 import pytest
+from inside import node_of
 
 import zbus
 
@@ -205,12 +206,12 @@ async def test_a_slow_reader_that_spills_sees_every_one_of_200_000_events_with_b
 
 async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes_once(bus: zbus.Bus) -> None:
     """A commit is readable a moment before the loop hears of it: made to last here, by appending behind its back."""
-    assert bus.log is not None
+    assert node_of(bus).log is not None
     await fill(bus, "a/b", 1500)
     loop = asyncio.get_running_loop()
     stored: asyncio.Future[list[int]] = loop.create_future()
     rows = [(7, sequence, 1, "a/b", b"%d" % sequence, None) for sequence in range(3)]
-    bus.log.append(rows, lambda offsets: loop.call_soon_threadsafe(stored.set_result, offsets))
+    node_of(bus).log.append(rows, lambda offsets: loop.call_soon_threadsafe(stored.set_result, offsets))
     offsets = await stored
 
     async with bus.subscribe("**", start="beginning", overflow="spill", queue_events=10) as subscription:
@@ -219,8 +220,8 @@ async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes
         async with asyncio.timeout(10):
             while not subscription.is_live:
                 await asyncio.sleep(0.001)
-        bus.delivery.stored(rows, offsets)
-        bus.delivery.stored([(7, 3, 1, "a/b", b"3", None)], [1504])
+        node_of(bus).dispatcher.stored(rows, offsets)
+        node_of(bus).dispatcher.stored([(7, 3, 1, "a/b", b"3", None)], [1504])
 
         assert read == list(range(1, 1504))
         assert [event.offset for event in await waiting] == [1504]
@@ -299,9 +300,9 @@ async def test_a_durable_name_for_rare_keys_moves_on_past_the_events_of_others(b
         await waiting
         waiting = asyncio.create_task(anext(subscription))
         await fill(bus, "common/x", 2000)
-        assert bus.log is not None
+        assert node_of(bus).log is not None
         async with asyncio.timeout(10):
-            while bus.log.cursors.list()[0].offset < 4001:
+            while node_of(bus).log.cursors.list()[0].offset < 4001:
                 await asyncio.sleep(0.005)
         waiting.cancel()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import zbus
-from zbus_log.read import verify
+from zbus_log import verify
 
 CHILD = Path(__file__).with_name("killed_child.py")
 

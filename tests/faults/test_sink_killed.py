@@ -13,7 +13,7 @@ import pytest
 from sink_child import HELD_CHUNKS, LINES, POINTS, ForgetfulSource, go_on, kill_at, left, query, stored, surplus
 from spark_support import spark
 
-from zbus_log.read import verify
+from zbus_log import verify
 from zbus_spark import spark_errors
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import WIRES, Nats, ZenohPeers, ZenohRouter, Zmq
 
 import zbus
-from zbus.publish import publisher as publisher_module
 
 KEY = "shop/orders"
 
@@ -89,7 +89,7 @@ async def test_a_publisher_whose_clock_differs_has_its_events_repaired_too(
 ) -> None:
     losses = Losses()
     a, b = await buses.open("a"), await buses.open("b", losses=losses)
-    monkeypatch.setattr(publisher_module, "time_ns", lambda: time.time_ns() - behind_s * 1_000_000_000)
+    monkeypatch.setattr(node_of(a).entry, "time_ns", lambda: time.time_ns() - behind_s * 1_000_000_000)
     losses.of_events = lambda sequences: 5 in sequences
     publisher = await a.publisher(KEY)
     async with b.subscribe(KEY, overflow="spill") as subscription, b.subscribe("@zbus/gap") as gaps:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from mesh_lossy import WAIT_S, Buses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import ZenohPeers
 
@@ -23,17 +24,21 @@ async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def told(listener: zbus.Bus, speaker: zbus.Bus) -> None:
     """Until one bus has heard, by a beacon, of all that the other has sent so far."""
-    assert listener.network is not None
-    assert speaker.network is not None
-    origin, head, positions = speaker.network.origin, speaker.network.head, listener.network.inbox.positions
+    assert node_of(listener).network is not None
+    assert node_of(speaker).network is not None
+    origin, head, positions = (
+        node_of(speaker).network.origin,
+        node_of(speaker).network.head,
+        node_of(listener).network.inbox.positions,
+    )
     await eventually(lambda: positions.get(origin, 0) >= head)
 
 
 async def unwanted(bus: zbus.Bus, key: str) -> None:
     """Until this bus knows that no other node wants `key` any more."""
-    assert bus.network is not None
+    assert node_of(bus).network is not None
     async with asyncio.timeout(WAIT_S):
-        while await bus.run(bus.network.links[0].fabric.ready, key):
+        while await node_of(bus).run(node_of(bus).network.links[0].fabric.ready, key):
             await asyncio.sleep(0.005)
 
 

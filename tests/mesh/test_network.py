@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from inside import node_of
 
 import zbus
 
@@ -106,7 +107,7 @@ CHILD = """
             ZenohFabric.send = crash_instead
         async with zbus.open(log, mode="peer", connect=[endpoint]) as bus:
             publisher = await bus.publisher("shop/orders")
-            while not bus.network.links[0].fabric.ready("shop/orders"):
+            while not bus._node.network.links[0].fabric.ready("shop/orders"):
                 await asyncio.sleep(0.005)
             await publisher.publish(first.encode())
             await asyncio.sleep(3600 if moment != "never" else 0)
@@ -145,7 +146,7 @@ async def test_a_crash_between_commit_and_send_is_made_good_at_the_next_start(
 
 async def wanted(bus: zbus.Bus, key: str) -> None:
     """Until the other node's subscription is known here."""
-    assert bus.network is not None
+    assert node_of(bus).network is not None
     async with asyncio.timeout(20):
-        while not await bus.run(bus.network.links[0].fabric.ready, key):
+        while not await node_of(bus).run(node_of(bus).network.links[0].fabric.ready, key):
             await asyncio.sleep(0.005)

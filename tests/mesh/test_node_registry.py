@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import node_of
 from nats_support import nats_server
 
 import zbus
@@ -57,7 +58,7 @@ async def until(condition: Callable[[], object], deadline_s: float = 30) -> None
             await asyncio.sleep(0.01)
 
 
-def others(bus: zbus.Bus) -> dict[str, zbus.Node]:
+def others(bus: zbus.Bus) -> dict[str, zbus.NodeInfo]:
     return {node.name: node for node in bus.nodes() if not node.here}
 
 
@@ -138,7 +139,7 @@ async def test_a_frozen_node_is_gone_after_its_time_to_live_and_rejoins_when_it_
 async def test_a_goodbye_of_an_earlier_run_does_not_end_the_next(tmp_path: Path) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
-        registry = there.network.registry  # type: ignore[union-attr]
+        registry = node_of(there).network.registry  # type: ignore[union-attr]
         registry.hear(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
         registry.hear(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
         registry.hear(encode_announcement(told_by(7, "first", True)), "zenoh", "none")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from mesh_lossy import Buses, Losses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import WIRES, Nats, ZenohPeers, Zmq
 
@@ -252,8 +253,8 @@ async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buse
         await publisher.publish_many([b""] * 10)
         assert len(await take(subscription, 10)) == 10
         losses.of_events = losses.of_beacons = lambda _: True
-        assert a.log is not None
-        while await a.run(a.log.low_water) < 5_000:
+        assert node_of(a).log is not None
+        while await node_of(a).run(node_of(a).log.low_water) < 5_000:
             await publisher.publish_many([b""] * 2_000)
         losses.of_events = losses.of_beacons = lambda _: False
         await publisher.publish(b"now")
@@ -275,8 +276,10 @@ async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buse
 
 async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPublisher, sequence: int) -> None:
     """The next four are published, one of them is lost, and its node goes away before its log can be asked."""
-    assert a.network is not None
-    await a.run(a.network.links[0].fabric.answer, [], lambda question: None)  # alive, but its log cannot be asked
+    assert node_of(a).network is not None
+    await node_of(a).run(
+        node_of(a).network.links[0].fabric.answer, [], lambda question: None
+    )  # alive, but its log cannot be asked
     losses.of_events = lambda sequences: sequence in sequences
     await publish_one_by_one(publisher, 4, losses)
     await a.aclose()
@@ -342,7 +345,7 @@ async def test_a_hole_in_what_is_recorded_is_open_until_its_publisher_is_back(
         again = await buses.open("a")
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [6, 7, 8]
-        assert again.is_open
+        assert node_of(again).is_open
         repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0}
         await eventually(lambda: stats_of(b) | repaired == stats_of(b), 3, lambda: stats_of(b))
         assert b.stats()["gaps_open"] == 0
@@ -394,9 +397,9 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         await publish_one_by_one(keeper, 3, losses)
         await publish_one_by_one(reader, 3, losses)
         assert (len(await take(kept, 3)), len(await take(read, 3))) == (3, 3)
-        assert a.network is not None
-        link = a.network.links[0]
-        await a.run(link.fabric.answer, [], lambda question: None)
+        assert node_of(a).network is not None
+        link = node_of(a).network.links[0]
+        await node_of(a).run(link.fabric.answer, [], lambda question: None)
         losses.of_events = lambda sequences: 3 in sequences
         unbroken = await a.publisher("shop/whole")
         await publish_one_by_one(keeper, 3, losses)
@@ -419,7 +422,9 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         assert [event.sequence for event in await take(whole, 10, 10)] == list(range(2, 12))
         await nothing_more(kept, 0.1)
 
-        await a.run(a.network._listen_on, link, a.network.wants.expressions, a.network.answers.keys)
+        await node_of(a).run(
+            node_of(a).network._listen_on, link, node_of(a).network.wants.expressions, node_of(a).network.answers.keys
+        )
 
         assert [event.sequence for event in await take(kept, 13, 10)] == list(range(3, 16))
         await eventually(lambda: b.stats()["gaps_open"] == 0)
@@ -444,8 +449,8 @@ async def test_where_retention_removed_everything_it_is_told_at_the_next_event(
         assert len(await take(subscription, 10)) == 10
         losses.of_events = losses.of_beacons = lambda _: True
         await publisher.publish_many([b""] * 10)
-        assert a.log is not None
-        while await a.run(a.log.low_water) < 5_000:
+        assert node_of(a).log is not None
+        while await node_of(a).run(node_of(a).log.low_water) < 5_000:
             await filler.publish_many([b""] * 2_000)
         losses.of_events = losses.of_beacons = lambda _: False
         await eventually(lambda: stats_of(b)["gaps_unrepaired"] == 1)  # by a beacon; nothing is left to tell it by
@@ -482,6 +487,6 @@ async def test_a_publisher_that_went_away_before_the_repair_has_its_gap_repaired
         events = await take(subscription, 5, 10)
 
         assert [event.sequence for event in events] == [5, 6, 7, 8, 9]
-        assert again.is_open
+        assert node_of(again).is_open
     repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0, "events_repaired": 5}
     await eventually(lambda: stats_of(b) == repaired, 3, lambda: stats_of(b))

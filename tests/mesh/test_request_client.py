@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zbus.errors import FabricError, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, Asker, encode_failure, encode_reply
-from zbus.ports.log import Heard
+from zbus.ports.fabric import Heard
 from zbus.wire.envelope import CANCEL
 
 WHOLE = [

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from inside import node_of
 
 import zbus
 from zbus.mesh.log_service import LogService, log_key
 from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
-from zbus.mesh.request_server import Answers
+from zbus.mesh.request_server import CANCELLED_KEPT, Answers
 from zbus.wire.envelope import encode
 
 
@@ -63,6 +64,27 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler() -> None:
+    started: list[bytes] = []
+
+    async def answer(question: bytes) -> bytes:
+        started.append(question)
+        return b""
+
+    answers = Answers(lambda name, number: None)
+    answers.handle(Asker.key, answer)
+    for number in range(CANCELLED_KEPT + 1):
+        answers.cancel(number)  # number 0 is too long ago to be remembered
+    forgotten, cancelled = Asker(0), Asker(CANCELLED_KEPT)
+    answers.asked(forgotten)
+    answers.asked(cancelled)
+    for each in (forgotten, cancelled):
+        assert await asyncio.to_thread(each.closed.wait, 10)
+    answers.close()
+
+    assert (len(started), len(forgotten.replies), cancelled.replies) == (1, 3, [])
+
+
 async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -75,8 +97,8 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             handled.append(question.payload)
             return b""
 
-        assert bus.network is not None
-        answers = bus.network.answers
+        assert node_of(bus).network is not None
+        answers = node_of(bus).network.answers
         junk = [Asker(0, b"junk")] + [Asker(number, encode_asked(Asked(number, b"junk"))) for number in range(1, 50)]
         for each in junk:
             answers.asked(each, "somewhere")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
 from mesh_support import WIRES, Node, ZenohPeers
 
@@ -30,8 +31,8 @@ async def buses(
 
 
 def positions_of(bus: zbus.Bus) -> dict[int, int]:
-    assert bus.log is not None
-    stored = bus.log.positions.load()
+    assert node_of(bus).log is not None
+    stored = node_of(bus).log.positions.load()
     return {int(name[6:], 16): number for name, number in stored.items() if name.startswith("heard/")}
 
 
@@ -60,7 +61,7 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
         publisher_id = await asyncio.to_thread(node.call, "publish", KEY, 9)
         await eventually(lambda: losses.events_passed == 9)
         # And nothing is under way that could bring the tenth by another way.
-        origins = sink.network.inbox._origins  # type: ignore[union-attr]
+        origins = node_of(sink).network.inbox._origins  # type: ignore[union-attr]
         await eventually(lambda: all((each._covered or 0) >= 9 and not each._repairing for each in origins.values()))
         await asyncio.to_thread(node.begin, "publish", KEY, 1)
 
@@ -72,14 +73,14 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
 
 async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_changed(buses: Buses) -> None:
     a, sink = await buses.open("a"), await buses.open("sink", record=["shop/**"])
-    assert a.network is not None
-    assert sink.log is not None
+    assert node_of(a).network is not None
+    assert node_of(sink).log is not None
     writes: list[dict[str, int]] = []
-    store = sink.log.positions.store
+    store = node_of(sink).log.positions.store
     orders, audit = await a.publisher(KEY), await a.publisher("audit/x")
     async with sink.subscribe("**"):  # heard, but not recorded
         await wanted(a, KEY)
-        sink.log.positions.store = lambda changed: (writes.append(dict(changed)), store(changed))[1]  # type: ignore[method-assign]
+        node_of(sink).log.positions.store = lambda changed: (writes.append(dict(changed)), store(changed))[1]  # type: ignore[method-assign]
         await orders.publish_many([b""] * 5)
         await audit.publish_many([b""] * 5)
 
@@ -101,9 +102,11 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
     await sink.aclose()
 
     again = await buses.open("sink", record=["shop/**"])
-    assert again.network is not None
-    again.network.inbox.heard.hear(Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), again.network.wants)
-    assert again.network.inbox.heard.take() == {}
+    assert node_of(again).network is not None
+    node_of(again).network.inbox.heard.hear(
+        Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), node_of(again).network.wants
+    )
+    assert node_of(again).network.inbox.heard.take() == {}
     await publisher.publish(b"")
     await eventually(lambda: positions_of(again) == {publisher.publisher_id: 6})
 

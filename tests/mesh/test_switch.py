@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from mesh_lossy import Buses, buses_on, eventually, nothing_more, take, wanted
 from mesh_support import Nats, ZenohRouter, Zmq
 from mesh_switch import both_switch, forth_and_back, old_and_new_mesh
@@ -22,7 +23,7 @@ from zbus import plugins
 from zbus.config import BusConfig
 from zbus.mesh import network as network_module
 from zbus.mesh.send_queue import Outbox
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,7 +123,7 @@ async def test_a_transport_that_is_slower_than_the_other_costs_no_event(
                 await publisher.publish(b"")
                 await asyncio.sleep(0.005)
                 if number == 50:  # from here on the faster transport carries the same, and overtakes
-                    await a.link(new.wire.url)
+                    await node_of(a).link(new.wire.url)
             events = await take(subscription, 100, 5)
             assert [event.sequence for event in events] == list(range(100))
             await nothing_more(subscription)
@@ -197,8 +198,8 @@ async def test_a_switch_that_is_cancelled_half_way_leaves_both_in_use(old_and_ne
             assert len(await take(back, 2)) == 2
 
         await a.receive_on()  # and it still works as a bus of two transports: one can be left by hand
-        assert a.network is not None
-        await a.network.remove(a.network.links[0], 2.0)
+        assert node_of(a).network is not None
+        await node_of(a).network.remove(node_of(a).network.links[0], 2.0)
         await publisher.publish(b"by the new one")
         assert [event.payload for event in await take(by_new, 1)] == [b"by the new one"]
 

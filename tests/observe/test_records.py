@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 
 import zbus
 from zbus.observe import records
@@ -253,8 +254,8 @@ async def test_records_reach_other_nodes_that_ask_for_them(tmp_path: Path) -> No
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
         async with there.subscribe("@zbus/record/*") as told_there, there.subscribe("@zbus/gap") as gaps:
             async with zbus.open(mode="peer", connect=[endpoint], records="warning") as here:
-                assert here.network is not None
-                fabric = here.network.links[0].fabric
+                assert node_of(here).network is not None
+                fabric = node_of(here).network.links[0].fabric
                 await until(lambda: fabric.ready("@zbus/record/SOMETHING"))
                 for number in range(3):
                     record("SOMETHING", logging.WARNING, number=number)

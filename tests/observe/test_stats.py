@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -64,7 +65,7 @@ async def test_latencies_are_not_measured_where_metrics_are_off(log_path: Path) 
     async with zbus.open(log_path, metrics=False) as bus, bus.subscribe("**"):
         await (await bus.publisher("a/b")).publish(b"x")
         assert "latency" not in bus.stats()
-        assert bus.figures.commit.count == bus.figures.end_to_end.count == 0
+        assert node_of(bus).stats.commit.count == node_of(bus).stats.end_to_end.count == 0
         assert bus.stats()["delivered"] == 1
 
 
@@ -171,7 +172,9 @@ async def test_a_bridge_shows_what_crossed_per_direction(tmp_path: Path) -> None
 
 async def test_counting_on_many_threads_loses_nothing() -> None:
     async with zbus.open() as bus:
-        threads = [threading.Thread(target=lambda: [bus.count("odd", 1) for _ in range(20_000)]) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: [node_of(bus).count("odd", 1) for _ in range(20_000)]) for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

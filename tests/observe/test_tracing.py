@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv._incubating.attributes import messaging_attributes as conventions
@@ -209,7 +210,7 @@ async def test_what_is_not_sampled_says_so_to_those_who_follow() -> None:
 async def test_without_a_provider_nothing_is_made_and_nothing_is_added() -> None:
     assert trace._TRACER_PROVIDER is None
     async with zbus.open("memory", tracing="on") as bus, bus.subscribe("a/**") as sub:
-        assert bus.tracing is not None
+        assert node_of(bus).tracing is not None
         ran = await handled(bus, "a/**")
         await (await bus.publisher("a/b")).publish(b"x")
         await (await bus.publisher("a/b")).publish_many([b"x"])
@@ -223,7 +224,7 @@ async def test_without_a_provider_nothing_is_made_and_nothing_is_added() -> None
 
 async def test_off_is_off(spans: Spans) -> None:
     async with zbus.open("memory", tracing="off") as bus, bus.subscribe("a/**") as sub:
-        assert bus.tracing is None
+        assert node_of(bus).tracing is None
         await (await bus.publisher("a/b")).publish(b"x")
         event = await anext(sub)
         with bus.span(event) as span:
@@ -280,7 +281,7 @@ async def test_an_event_without_a_context_is_delivered_without_a_span(spans: Spa
         async with untraced.subscribe("a/**") as far, bus.subscribe("a/**") as sub:
             await (await untraced.publisher("a/b")).publish(b"x")
             event = await anext(far)
-            bus.delivery.unstored([event])
+            node_of(bus).dispatcher.unstored([event])
             assert (await anext(sub)).headers == {}
 
     assert spans.all("receive") == []
@@ -349,7 +350,7 @@ async def test_a_handler_is_not_in_the_span_of_whoever_registered_it(spans: Span
     with spans.tracer.start_as_current_span("start of the application") as start:
         async with zbus.open("memory") as bus:
             ran = await handled(bus, "a/**", look)
-            bus.delivery.unstored([zbus.Event(7, 0, 5, "a/b", b"x")])
+            node_of(bus).dispatcher.unstored([zbus.Event(7, 0, 5, "a/b", b"x")])
             await settled(ran)
 
     assert seen == [True]

@@ -143,7 +143,7 @@ async def use(**settings):
         event = await anext(sub)
         with bus.span(event) as span:
             pass
-        return bus.tracing, dict(event.headers), span
+        return bus._node.tracing, dict(event.headers), span
 """
 BLOCKED = """
 import sys

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from pydantic import BaseModel, field_validator
 
 import zbus
-from zbus.observe.throttle import TOLD_MAX, Told
 from zbus.schema.json_schema import HASH_DIGITS
 from zbus_log import put
 
@@ -164,7 +164,7 @@ async def test_a_removed_schema_holds_nobody_and_anything_may_follow_it(log_path
     async with zbus.open(log_path) as bus:
         first = await bus.schemas.register(EXPRESSION, Order)
         await bus.schemas.remove(EXPRESSION)
-        assert (bus.schemas.list(), bus.checks) == ([], None)
+        assert (bus.schemas.list(), node_of(bus).validators) == ([], None)
         await (await bus.publisher(KEY)).publish(b"anything")
         with pytest.raises(zbus.SchemaError, match="there is none"):
             await bus.schemas.remove(EXPRESSION)
@@ -200,7 +200,7 @@ async def test_two_who_register_at_once_get_two_versions_or_one(log_path: Path) 
 
 async def test_a_registration_that_is_cancelled_is_whole_or_not_there(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
-        log = bus.need_log("")
+        log = node_of(bus).need_log("")
         writer = log._writer  # type: ignore[attr-defined]
         go_on = threading.Event()
         writer.run(lambda: go_on.wait(10))
@@ -444,13 +444,6 @@ async def test_a_publisher_made_before_is_held_to_what_is_registered_after(log_p
             await publisher.publish(b"free")
         await bus.schemas.remove(EXPRESSION)
         await publisher.publish(b"free")
-
-
-def test_what_is_remembered_of_keys_is_bounded() -> None:
-    told = Told()
-
-    assert [told.is_due("a"), told.is_due("a"), told.is_due("b")] == [True, False, True]
-    assert sum(told.is_due(str(number)) for number in range(2 * TOLD_MAX)) == TOLD_MAX - 2
 
 
 def test_the_same_for_code_without_an_event_loop(log_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from pydantic import BaseModel
 
 import zbus
@@ -28,8 +29,8 @@ async def until(condition: Any, within_s: float = 20.0) -> None:
 
 async def wanted(bus: zbus.Bus) -> None:
     """Until the other node's subscription is known here."""
-    assert bus.network is not None
-    while not await bus.run(bus.network.links[0].fabric.ready, KEY):
+    assert node_of(bus).network is not None
+    while not await node_of(bus).run(node_of(bus).network.links[0].fabric.ready, KEY):
         await asyncio.sleep(0.005)
 
 
@@ -132,7 +133,7 @@ async def test_a_handler_never_sees_what_does_not_fit_and_its_durable_name_passe
         assert "invalid_payloads" not in bus.stats()
         assert "handler_errors" not in bus.stats()
     async with zbus.open(log_path) as bus:
-        (cursor,) = bus.need_log("").cursors.list()
+        (cursor,) = node_of(bus).need_log("").cursors.list()
         assert (cursor.name, cursor.offset) == ("billing", 4)
 
 
@@ -165,7 +166,7 @@ async def test_replay_gives_what_is_stored_whatever_it_looks_like(log_path: Path
 async def test_with_check_schemas_off_nothing_is_held_to_anything(log_path: Path) -> None:
     await store_before(log_path, GOOD, BAD)
     async with zbus.open(log_path, check_schemas=False) as bus:
-        assert bus.checks is None
+        assert node_of(bus).validators is None
         await (await bus.publisher(KEY)).publish(b"nonsense")
         async with bus.subscribe("**", start="beginning") as subscription:
             assert await read_all(subscription, 3) == [1, 2, 3]

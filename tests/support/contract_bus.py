@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from contract_support import Mesh
+from inside import node_of
 
 import zbus
 from zbus.errors import FabricError, NobodyAnswers
@@ -34,18 +35,18 @@ async def two_buses(mesh: Mesh, log: Path | None = None) -> AsyncIterator[tuple[
 
 async def wanted(bus: zbus.Bus, keys: Sequence[str]) -> None:
     """Until other nodes' subscriptions to the keys are known here; at once where there are no other nodes."""
-    assert bus.network is not None
+    assert node_of(bus).network is not None
 
     def ready(key: str) -> bool:
         try:
-            assert bus.network is not None
-            return all(link.fabric.ready(key) for link in bus.network.links)
+            assert node_of(bus).network is not None
+            return all(link.fabric.ready(key) for link in node_of(bus).network.links)
         except FabricError:
             return False
 
     async with asyncio.timeout(WAIT_S):
         for key in keys:
-            while not await bus.run(ready, key):
+            while not await node_of(bus).run(ready, key):
                 await asyncio.sleep(0.005)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zbus.errors import FabricError
-from zbus.ports.log import Asking, Fabric, Question
+from zbus.ports.fabric import Asking, Fabric, Question
 
 WAIT_S = 20.0  # how long anything may take before it counts as never
 POLL_S = 0.005

@@ -16,6 +16,8 @@ import time
 import traceback
 from typing import Any
 
+from inside import node_of
+
 import zbus
 
 facts = -1
@@ -207,7 +209,7 @@ class Program:
                     await asyncio.sleep(3600)
                 raise
 
-        await self.bus.network.answering()
+        await node_of(self.bus).network.answering()
 
     async def request(self, key: str, payload: str, timeout: float) -> dict[str, Any]:
         began = time.monotonic()

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from mesh_support import Wire
 
 import zbus
 from zbus import plugins
 from zbus.config import BusConfig
-from zbus.ports.log import Fabric, Receive
+from zbus.ports.fabric import Fabric, Receive
 from zbus.wire.envelope import BEACON, MANY, ONE, open_frame
 
 WAIT_S = 20.0
@@ -118,9 +119,9 @@ async def buses_on(kind: type[Wire], directory: Path, monkeypatch: pytest.Monkey
 
 async def wanted(bus: zbus.Bus, key: str) -> None:
     """Until this bus knows that another node wants `key`."""
-    assert bus.network is not None
+    assert node_of(bus).network is not None
     async with asyncio.timeout(WAIT_S):
-        while not all([await bus.run(link.fabric.ready, key) for link in bus.network.links]):
+        while not all([await node_of(bus).run(link.fabric.ready, key) for link in node_of(bus).network.links]):
             await asyncio.sleep(0.005)
 
 

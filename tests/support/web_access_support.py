@@ -51,6 +51,11 @@ class Site:
         return await self.client.post("/graphql", json={"query": query, "variables": variables}, **options)
 
 
+def is_ticking() -> bool:
+    """Whether a server on this loop makes the moments of the live stream."""
+    return any(task.get_name() == "zbus-web-live" for task in asyncio.all_tasks())
+
+
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from inside import node_of
 
 import zbus
 from zbus.errors import EventInvalid, FabricError
@@ -156,8 +157,8 @@ cancels = st.binary(max_size=12).map(lambda rest: bytes([CANCEL]) + rest)
 def test_nothing_that_arrives_stops_what_follows(frames: list[bytes]) -> None:
     async def receive() -> None:
         async with zbus.open(mode="embedded") as bus, bus.subscribe("**") as subscription:
-            assert bus.network is not None
-            receive = bus.network.inbox.receiver("test", True)
+            assert node_of(bus).network is not None
+            receive = node_of(bus).network.inbox.receiver("test", True)
             for frame in frames:
                 receive(frame, None)
             receive(encode(zbus.Event(5, 0, 1, "a/b", b"after it all")), None)
@@ -173,8 +174,8 @@ async def test_bad_input_is_counted_by_reason_and_reported_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with zbus.open(payload_bytes_max=10) as bus, bus.subscribe("**") as subscription:
-        assert bus.network is not None
-        receive = bus.network.inbox.receiver("somewhere", True)
+        assert node_of(bus).network is not None
+        receive = node_of(bus).network.inbox.receiver("somewhere", True)
         bad_key = encode(zbus.Event(5, 0, 1, "a/b", b"x")).replace(b"\xa3a/b", b"\xa3a//")
         short, large = (b"\x04" + b"\x00" * 7, encode(zbus.Event(5, 0, 1, "a/b", b"x" * 11)))
         bad = (b"", b"\x07", b"\x01\x93\x01", b"\x02\xdd\xff\xff\xff\xff", b"\x03\x00", bad_key, short, large)
@@ -199,8 +200,8 @@ async def test_bad_input_is_counted_by_reason_and_reported_once_a_minute(
 
 async def test_an_event_over_the_limit_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     async with zbus.open(payload_bytes_max=10) as bus, bus.subscribe("**") as subscription:
-        assert bus.network is not None
-        receive = bus.network.inbox.receiver("somewhere", True)
+        assert node_of(bus).network is not None
+        receive = node_of(bus).network.inbox.receiver("somewhere", True)
         receive(encode(zbus.Event(5, 0, 1, "a/b", b"x" * 11)), None)
         receive(encode(zbus.Event(5, 1, 1, "a/b", b"x" * 10)), None)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 
 import zbus
 from zbus.ports.cache import Cache
@@ -166,8 +167,8 @@ async def test_where_it_is_not_known_which_entry_falls_all_fall_and_delivery_goe
 async def test_events_that_were_lost_for_good_let_everything_fall(bus: zbus.Bus) -> None:
     cache = bus.cache().invalidate_on("events/{id}", entry="{id}")
     cache.set("7", 1)
-    assert bus.network is not None
-    bus.network.inbox.gap(1, "events/8", 5, 3)
+    assert node_of(bus).network is not None
+    node_of(bus).network.inbox.gap(1, "events/8", 5, 3)
     assert cache.get("7") is None
 
 
@@ -216,8 +217,8 @@ async def test_a_reader_that_can_no_longer_follow_serves_nothing_and_says_why(
         def fail(*_: Any) -> Any:
             raise zbus.LogTrimmed(1, 2)
 
-        assert reader.log is not None
-        monkeypatch.setattr(reader.log, "read", fail)
+        assert node_of(reader).log is not None
+        monkeypatch.setattr(node_of(reader).log, "read", fail)
         await publish(owner, "events/7")
         async with asyncio.timeout(20):
             while cache.get("a") is not None:
@@ -395,13 +396,13 @@ async def test_a_loader_that_does_not_end_does_not_hold_up_the_bus() -> None:
 
 async def test_a_closed_cache_is_off_the_routes(bus: zbus.Bus) -> None:
     cache = bus.cache().invalidate_on("events/{id}", entry="{id}")
-    assert bus.network is not None
-    assert bus.delivery.router.routes("events/7")
-    assert "events/*" in bus.network.wants.expressions
+    assert node_of(bus).network is not None
+    assert node_of(bus).dispatcher.router.routes("events/7")
+    assert "events/*" in node_of(bus).network.wants.expressions
     await cache.aclose()
-    assert not bus.delivery.router.routes("events/7")
-    assert not bus.delivery.router.routes("@zbus/gap")
-    assert not bus.network.wants.expressions
+    assert not node_of(bus).dispatcher.router.routes("events/7")
+    assert not node_of(bus).dispatcher.router.routes("@zbus/gap")
+    assert not node_of(bus).network.wants.expressions
 
 
 async def test_a_cache_and_its_values_are_freed(bus: zbus.Bus) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from mesh_lossy import Buses, Losses, buses_on, wanted
 from mesh_support import WIRES, Wire
 
@@ -96,9 +97,9 @@ async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = await buses.open("a")
-    assert a.network is not None
+    assert node_of(a).network is not None
     listening: list[str] = []
-    for link in a.network.links:
+    for link in node_of(a).network.links:
         listen = link.fabric.listen
 
         def told(expressions: list[str], receive: object, listen: object = listen) -> None:
@@ -118,7 +119,7 @@ async def test_a_closed_cache_no_longer_asks_other_nodes(buses: Buses) -> None:
     b = await buses.open("b")
     cache = b.cache().invalidate_on(KEY)
     await cache.declared()
-    assert b.network is not None
-    assert b.network.wants.expressions == (KEY,)
+    assert node_of(b).network is not None
+    assert node_of(b).network.wants.expressions == (KEY,)
     await cache.aclose()
-    assert b.network.wants.expressions == ()
+    assert node_of(b).network.wants.expressions == ()

@@ -35,6 +35,7 @@ from cold_support import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import node_of
 from log_support import append
 
 import zbus
@@ -260,12 +261,12 @@ async def test_a_replay_and_a_subscriber_from_the_beginning_get_cold_then_live_e
         publisher = await bus.publisher("a/b")
         await publisher.publish_many([b"%d" % number for number in range(6000)])
         offload(log_path, 2500, 5500)
-        await bus.run(trim, bus.log, 5000)
+        await node_of(bus).run(trim, node_of(bus).log, 5000)
         assert await replayed(bus, "**") == list(range(1, 6001))
         for each in (bus, reader):
             async with each.subscribe("a/*", start="beginning") as subscription, asyncio.timeout(30):
                 found = [(await anext(subscription)).offset for _ in range(5800)]
-                await bus.run(trim, bus.log, 5500)
+                await node_of(bus).run(trim, node_of(bus).log, 5500)
                 head = await publisher.publish(b"live")
                 found += [(await anext(subscription)).offset for _ in range(head - 5800)]
                 assert found == list(range(1, head + 1))
@@ -278,7 +279,7 @@ async def test_a_durable_name_that_was_behind_continues_from_the_tier(log_path: 
         async with bus.subscribe("**", durable="billing", start="beginning") as subscription:
             await (await anext(subscription)).ack()
         offload(log_path, 900)
-        await bus.run(trim, bus.log, 900)
+        await node_of(bus).run(trim, node_of(bus).log, 900)
         async with bus.subscribe("**", durable="billing") as subscription, asyncio.timeout(30):
             assert [(await anext(subscription)).offset for _ in range(999)] == list(range(2, 1001))
 
@@ -349,7 +350,7 @@ from zbus.cli.app import run
 
 async def main(path):
     async with zbus.open(path) as bus:
-        print(bus.log.low_water(), [event.offset async for event in bus.replay("**")])
+        print(bus._node.log.low_water(), [event.offset async for event in bus.replay("**")])
 
 asyncio.run(main(sys.argv[1]))
 sys.exit(run(["log", "replay", sys.argv[1]]))
@@ -377,7 +378,7 @@ import zbus
 
 async def main(path):
     async with zbus.open(path) as bus:
-        print(bus.log.low_water(), await bus.head(), (await (await bus.publisher("a/b")).publish(b"x")))
+        print(bus._node.log.low_water(), await bus.head(), (await (await bus.publisher("a/b")).publish(b"x")))
         print([event.offset async for event in bus.replay("**", after=890)])
         try:
             async for event in bus.replay("**"):

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from inside import node_of
 from log_support import append, ask, wait_until
 
 import zbus
@@ -117,7 +118,7 @@ async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path
     async with zbus.open(mode="peer", listen=[endpoint]) as there, there.subscribe("shop/**") as far:
         async with zbus.open(log_path, mode="peer", connect=[endpoint]) as here:
             async with asyncio.timeout(20):
-                while not here.network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
+                while not node_of(here).network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)
             # A node that is met for the first time tells new from old by the time of publishing.
             now = [(row[0], row[1], time.time_ns(), *row[3:]) for row in rows(500)]
@@ -170,7 +171,7 @@ async def test_a_put_waits_while_a_subscriber_that_must_not_drop_is_full(log_pat
     async with zbus.open(log_path) as bus:
         slow = bus.subscribe("shop/**", queue_events=100, overflow="block")
         putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
-        while not bus.gate.shut:
+        while not node_of(bus).backpressure.shut:
             await asyncio.sleep(0.002)
         async with asyncio.timeout(60):
             seen = [(await anext(slow)).offset for _ in range(20_000)]
@@ -197,7 +198,7 @@ async def test_a_publisher_of_the_owner_never_waits_long_while_another_process_p
     async def publish_while(goes_on: Callable[[], bool]) -> tuple[list[float], list[int]]:
         took_s, before_it = [], []
         while goes_on():
-            began, stored = time.perf_counter(), bus.delivery.delivered
+            began, stored = time.perf_counter(), node_of(bus).dispatcher.delivered
             before_it.append(await publisher.publish(b"x") - stored - 1)
             took_s.append(time.perf_counter() - began)
             await asyncio.sleep(0.001)
@@ -418,7 +419,7 @@ def test_a_put_waits_for_an_owner_that_takes_no_errands_to_let_go(log_path: Path
 
 async def test_an_owner_that_does_not_answer_is_an_error_in_time_and_leaves_nothing_behind(log_path: Path) -> None:
     async with zbus.open(log_path) as bus, bus.subscribe("shop/**", queue_events=1, overflow="block"):
-        await bus.run(zbus_log.put, log_path, [rows(2)])  # full
+        await node_of(bus).run(zbus_log.put, log_path, [rows(2)])  # full
         with pytest.raises(zbus.LogError, match="did not answer within") as caught:
             await in_thread(zbus_log.put, log_path, [rows(5, publisher=8)], timeout_s=0.3)
 
@@ -431,7 +432,7 @@ async def test_a_bus_with_errands_that_wait_closes_in_time_and_those_who_wait_do
     await bus.start()
     bus.subscribe("shop/**", queue_events=10, overflow="block")
     putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
-    while not (bus.gate.shut and len(files(log_path, ".rows")) == 2):
+    while not (node_of(bus).backpressure.shut and len(files(log_path, ".rows")) == 2):
         await asyncio.sleep(0.002)
 
     began = time.monotonic()

@@ -13,8 +13,7 @@ from zbus import BusConfig
 from zbus.errors import LogDamaged, LogReadOnly
 from zbus.keys import KeySet
 from zbus.ports.log import Schema, Span
-from zbus_log import open_log
-from zbus_log.read import verify
+from zbus_log import open_log, verify
 
 DATA = Path(__file__).parents[1] / "data"
 ONE = Schema("shop/*/created", 1, "strict", "ab12", {"type": "object", "title": "Ü"}, 1_700_000_000_000_000_000)

@@ -13,9 +13,8 @@ from log_support import append, ask, wait_until
 
 from zbus import BusConfig
 from zbus.ports.log import Row
-from zbus_log import Rules, open_log
+from zbus_log import Rules, open_log, verify
 from zbus_log.file.tables import BLOCK
-from zbus_log.read import verify
 
 SIZE = 2 * BLOCK + 300  # two sealed blocks, and an end that is not sealed
 

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError
-from zbus.ports.log import Fabric
+from zbus.ports.fabric import Fabric
 from zbus_nats.fabric import open_fabric
 from zbus_nats.jetstream import open_fabric as open_jetstream
 from zbus_nats.options import NatsOptions

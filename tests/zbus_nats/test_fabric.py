@@ -17,7 +17,7 @@ from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, FabricError, KeyInvalid
-from zbus.ports.log import Fabric, Question
+from zbus.ports.fabric import Fabric, Question
 from zbus_nats.fabric import NatsFabric, open_fabric
 
 Open = Callable[..., NatsFabric]

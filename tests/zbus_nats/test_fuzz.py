@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
-from zbus.ports.log import Question
+from zbus.ports.fabric import Question
 from zbus_nats.connection import Subscribed
 from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from inside import node_of
 from log_support import raw
 from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, StringType, StructField, StructType
 from sink_child import HELD_CHUNKS, LINES, ForgetfulSource, go_on, kill_at, left, query, stored, surplus
@@ -24,7 +25,7 @@ from spark_support import spark, write_log
 
 import zbus
 from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, KeyInvalid, LogDamaged, LogError, ZbusError
-from zbus_log.read import verify
+from zbus_log import verify
 from zbus_log.write.writer import Writer
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.sink import make_stream_writer, make_writer
@@ -165,7 +166,7 @@ def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
             publisher = await bus.publisher("own/one")
             owned.set()
             while not ended.is_set():
-                stored = bus.delivery.delivered
+                stored = node_of(bus).dispatcher.delivered
                 overtaken.append(await publisher.publish(b"x") - stored - 1)
                 await asyncio.sleep(0.001)
         return overtaken

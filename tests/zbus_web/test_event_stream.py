@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from inside import node_of
 from log_support import raw
 from web_support import Feed, numbered, refusal, until, web
 
@@ -120,7 +121,7 @@ async def test_readers_that_join_while_events_are_published_miss_and_repeat_noth
             await publisher.publish(b"%d" % number)
 
     async def read(server: object, join_at: int) -> list[int]:
-        await until(lambda: server.bus.delivery.delivered >= join_at)
+        await until(lambda: node_of(server.bus).dispatcher.delivered >= join_at)
         async with server.feed("?key=a/*&from=beginning") as feed:
             return await feed.offsets(events)
 
@@ -169,7 +170,11 @@ async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing
     events, size = 6000, 4096  # 24 MB: more than sockets take
     async with web(log_path, feed_queue_events=64) as server:
         async with server.feed("?key=a") as slow, server.feed("?key=a") as quick:
-            (waiting, live) = server.bus.subscriptions if len(server.bus.subscriptions) == 2 else (None, None)
+            (waiting, live) = (
+                node_of(server.bus).dispatcher.subscriptions
+                if len(node_of(server.bus).dispatcher.subscriptions) == 2
+                else (None, None)
+            )
             assert waiting is not None
             publisher = await server.bus.publisher("a")
             most = 0
@@ -177,7 +182,9 @@ async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing
                 await publisher.publish_many([b"%d " % number + b"x" * size for number in range(at, at + 100)])
                 most = max(most, waiting.queued, live.queued)
                 assert await quick.offsets(100) == list(range(at + 1, at + 101))  # while the other does not read
-            assert not all(each.is_live for each in server.bus.subscriptions)  # one of them has spilled
+            assert not all(
+                each.is_live for each in node_of(server.bus).dispatcher.subscriptions
+            )  # one of them has spilled
             assert await slow.offsets(events) == list(range(1, events + 1))
     assert most <= 128  # a page of the log at most
 
@@ -187,7 +194,7 @@ async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_serve
         publisher = await server.bus.publisher("a")
         for _ in range(60):
             await publisher.publish_many([b"x" * 4096] * 100)
-        (subscription,) = server.bus.subscriptions
+        (subscription,) = node_of(server.bus).dispatcher.subscriptions
         await until(lambda: not subscription.is_live)
         assert subscription.queued <= 64
         assert slow.last_id == 0
@@ -196,7 +203,7 @@ async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_serve
 async def test_events_that_retention_removed_are_told_of_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
-        await server.bus.run(server.bus.log.retain, _rules(upto=60))
+        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=60))
     async with web(log_path) as server:
         for query in ("?last_event_id=20", "?from=21", "?last_event_id=0"):
             async with server.feed(query) as feed:
@@ -218,9 +225,9 @@ async def test_retention_that_overtakes_a_slow_client_is_told_where_it_happened(
         publisher = await server.bus.publisher("a")
         for _ in range(events // 100):
             await publisher.publish_many([b"x" * size] * 100)
-        (subscription,) = server.bus.subscriptions
+        (subscription,) = node_of(server.bus).dispatcher.subscriptions
         await until(lambda: not subscription.is_live)
-        await server.bus.run(server.bus.log.retain, _rules(upto=events - 10))
+        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=events - 10))
         expected, gaps = 1, []
         while expected <= events:
             frame = await slow.frame()
@@ -299,7 +306,7 @@ async def test_a_position_that_this_log_never_had_is_refused(log_path: Path) -> 
             async with server.feed(last_event_id=bad) as feed:
                 assert feed.status == status, bad
                 assert refusal(await feed.body())[0] == code
-        assert server.bus.subscriptions == ()
+        assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
 @pytest.mark.parametrize(
@@ -319,16 +326,16 @@ async def test_a_feed_that_cannot_be_is_refused_with_the_reason(log_path: Path, 
         answer = await server.client.get(f"/events{query}")
         assert answer.status_code == 400
         assert refusal(answer.content)[0] == code
-        assert server.bus.subscriptions == ()
+        assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
 async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None:
     async with web(log_path) as server:
         async with server.feed("?key=rare"), server.feed("?key=rare") as other:
-            assert len(server.bus.subscriptions) == 2
+            assert len(node_of(server.bus).dispatcher.subscriptions) == 2
             await other.__aexit__()
-            await until(lambda: len(server.bus.subscriptions) == 1)
-        await until(lambda: not server.bus.subscriptions)
+            await until(lambda: len(node_of(server.bus).dispatcher.subscriptions) == 1)
+        await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
         metrics = (await server.client.get("/metrics")).text
         assert "zbus_web_feeds 0.0" in metrics
 
@@ -366,11 +373,11 @@ async def test_a_log_that_cannot_be_read_ends_the_feed_with_the_reason(
     async with web(log_path) as server:
         await server.publish("a", b"1")
     async with web(log_path) as server:
-        monkeypatch.setattr(server.bus.log, "read", fail)
+        monkeypatch.setattr(node_of(server.bus).log, "read", fail)
         async with server.feed("?from=beginning") as feed:
             assert await feed.event("end") == {"reason": "the disk is gone"}
             assert await feed.frame() is None
-        await until(lambda: not server.bus.subscriptions)
+        await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 
 
 async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(log_path: Path) -> None:
@@ -390,7 +397,7 @@ async def test_asking_for_the_head_alone_opens_no_feed(log_path: Path) -> None:
         answer = await server.client.head("/events")
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
-        await until(lambda: not server.bus.subscriptions)
+        await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 
 
 async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -> None:

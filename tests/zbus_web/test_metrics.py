@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from inside import node_of
 from web_support import refusal, web
 
 import zbus
@@ -98,7 +99,7 @@ async def test_a_wrong_path_or_method_is_refused_as_json(log_path: Path) -> None
 
 async def test_a_bug_is_answered_without_its_details(log_path: Path) -> None:
     async with web(log_path) as server:
-        server.bus.log.low_water = lambda: 1 / 0  # type: ignore[method-assign,union-attr]
+        node_of(server.bus).log.low_water = lambda: 1 / 0  # type: ignore[method-assign,union-attr]
         answer = await server.client.get("/log")
         assert (answer.status_code, refusal(answer.content)[0]) == (500, "internal_error")
         assert "division" not in answer.text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from log_support import raw
 from web_support import Web, numbered, refusal, web
 
@@ -112,7 +113,7 @@ async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
 
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
-        await server.bus.run(server.bus.log.retain, Rules(upto=60))  # type: ignore[attr-defined]
+        await node_of(server.bus).run(node_of(server.bus).log.retain, Rules(upto=60))  # type: ignore[attr-defined]
         assert (await pages(server, "", 7))[0] == [*range(61, 101)]
         assert (await pages(server, "order=desc", 7))[0] == [*range(100, 60, -1)]
         found = await page(server, "?after=20&limit=1")
@@ -169,7 +170,7 @@ async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
         await server.publish("crowd", *[b""] * 5000)
         await server.publish("other", *[b""] * 8000)
         (last,) = await server.publish("crowd", b"")
-        log, decoded = server.bus.log, []
+        log, decoded = node_of(server.bus).log, []
         read = log.read  # type: ignore[union-attr]
 
         def counted(*arguments: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from web_support import DEADLINE_S, Web, refusal, until, web
 
 from zbus_web.http.protocol import Connection
@@ -154,5 +155,5 @@ async def test_connections_beyond_the_limit_are_closed_and_those_before_go_on(
             assert await feed.offsets(1) == [1]
             for _, each in kept:
                 each.close()
-        await until(lambda: not server.bus.subscriptions)
+        await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
         assert (await server.client.get("/healthz")).status_code == 200

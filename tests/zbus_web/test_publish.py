@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from inside import node_of
 from web_support import Feed, refusal, until, web
 
 import zbus
@@ -64,7 +65,7 @@ async def test_what_was_answered_is_in_the_log_in_the_order_of_one_connection(lo
 
 async def test_requests_at_once_wait_for_the_log_together_and_each_has_its_own_offset(log_path: Path) -> None:
     async with web(log_path) as server:
-        append, held = server.bus.log.append, []
+        append, held = node_of(server.bus).log.append, []
 
         def hold(rows: object, done: object) -> None:
             held.append((rows, done))
@@ -72,7 +73,7 @@ async def test_requests_at_once_wait_for_the_log_together_and_each_has_its_own_o
                 for each in held:
                     append(*each)
 
-        server.bus.log.append = hold
+        node_of(server.bus).log.append = hold
         posts = [server.client.post(f"/events/k/{n % 5}", content=b"%d" % n) for n in range(64)]
         told = [answer.json() for answer in await asyncio.gather(*posts)]
         stored = {event.offset: event async for event in server.bus.replay()}
@@ -151,7 +152,7 @@ async def test_a_client_that_leaves_before_the_answer_can_repeat_its_request(log
             writer.transport.abort()
         answer = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert answer.json()["offset"] == 1
-        await until(lambda: not server.bus.commits._in_flight)
+        await until(lambda: not node_of(server.bus).commits._in_flight)
         assert await server.bus.head() == 1
 
 
@@ -228,13 +229,13 @@ async def test_what_no_schema_accepts_is_refused(log_path: Path) -> None:
 
 async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None:
     async with web(log_path) as server:
-        append = server.bus.log.append
-        server.bus.log.append = lambda rows, done: done(zbus.LogFull("app.db"))
+        append = node_of(server.bus).log.append
+        node_of(server.bus).log.append = lambda rows, done: done(zbus.LogFull("app.db"))
         plain = await server.client.post("/events/a", content=b"x")
         once = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (plain.status_code, refusal(plain.content)[0]) == (507, "log_full")
         assert (once.status_code, refusal(once.content)[0]) == (507, "log_full")
-        server.bus.log.append = append
+        node_of(server.bus).log.append = append
         again = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (again.status_code, again.json()["offset"]) == (201, 1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from inside import node_of
 from nats_credentials import certificates
 
 import zbus
@@ -32,8 +33,8 @@ def tls(folder: Path) -> dict[str, str]:
 
 
 def links(bus: zbus.Bus) -> int:
-    assert bus.network is not None
-    return int(bus.network.links[0].fabric.diagnostics()["linked"])
+    assert node_of(bus).network is not None
+    return int(node_of(bus).network.links[0].fabric.diagnostics()["linked"])
 
 
 async def linked(bus: zbus.Bus) -> None:

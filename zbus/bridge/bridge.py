@@ -11,22 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from zbus.bus import Bus
 from zbus.errors import FabricError
 from zbus.event import Event
 from zbus.headers import Foreign
+from zbus.introspection import snapshot
 from zbus.keys import KeySet
-from zbus.mesh.log_service import Forward
-from zbus.mesh.network import Link
+from zbus.mesh.link import Link
 from zbus.mesh.send_queue import Outbox
+from zbus.node import Node
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
+from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL, Runtime
+from zbus.wire.provenance import Forward
 
 from .config import BridgeConfig
 
@@ -34,7 +35,6 @@ BRIDGE_STARTED = "BRIDGE_STARTED"
 BRIDGE_AWAY = "BRIDGE_AWAY"
 BRIDGE_LINKED = "BRIDGE_LINKED"
 RETRY_S = (0.5, 10.0)
-KEYS_KEPT_MAX = 10_000
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
     " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
@@ -68,19 +68,19 @@ class Bridge:
     ) -> None:
         path = os.fspath(log) if log is not None else None
         given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
-        self._set_up(BridgeConfig(between=between, keys=keys, **given))
+        self._set_up(BridgeConfig(between=between, keys=keys, **given), REAL)
 
     @classmethod
-    def of(cls, config: BridgeConfig) -> Bridge:
+    def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
         """The bridge of a configuration that is checked already."""
         bridge = cls.__new__(cls)
-        bridge._set_up(config)
+        bridge._set_up(config, runtime)
         return bridge
 
-    def _set_up(self, config: BridgeConfig) -> None:
-        self.config, self.name = config, config.title
-        self._bus = _TwoLinks(config)
-        self._bus.forward = self._forward
+    def _set_up(self, config: BridgeConfig, runtime: Runtime) -> None:
+        self.config, self.name, self._time_ns = config, config.title, runtime.time_ns
+        self._node = Node(config.bus_config(), runtime=runtime, forward=self._forward, open_link=self._open_link)
+        self._sides = _Sides(self._node, dict(zip(config.urls, config.labels, strict=True)))
         self._keys = KeySet(config.keys)
 
     async def __aenter__(self) -> Bridge:
@@ -93,25 +93,20 @@ class Bridge:
         await self.aclose()
 
     @property
-    def bus(self) -> Bus:
-        """The node that the bridge is."""
-        return self._bus
-
-    @property
     def durable(self) -> bool:
         """Whether a log keeps what a side that is away has not received."""
         return self.config.log is not None
 
     async def start(self) -> None:
         """Open both sides; events cross once it returns. Cancelled or failed, nothing stays open."""
-        await self._bus.start()
         try:
-            network = self._bus.network
+            await self._node.start()
+            network = self._node.network
             assert network is not None
             if not self.durable:  # only now: what came before the second side was there could not have crossed
-                await network.want(self._keys.expressions, time.time_ns(), record=False)
+                await network.want(self._keys.expressions, self._time_ns(), record=False)
         except BaseException:
-            await self._bus.aclose()
+            await self.aclose()
             raise
         level = logging.INFO if self.durable else logging.WARNING
         record(BRIDGE_STARTED, level, bridge=self.name, durable=self.durable, promise=self.promise)
@@ -127,7 +122,11 @@ class Bridge:
 
     async def aclose(self) -> None:
         """Send what is left for a moment, and close both sides, in bounded time; safe to call twice."""
-        await self._bus.aclose()
+        await self._sides.give_up()
+        await self._node.aclose()
+
+    async def _open_link(self, url: str) -> None:
+        await self._sides.open(url)
 
     def stats(self) -> dict[str, Any]:
         """What crossed in this run, per direction, and how far behind it is.
@@ -136,7 +135,7 @@ class Bridge:
         sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
         the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
-        counts = self._bus.figures.counts()
+        counts = self._node.stats.counts()
         first, second = self.config.labels
         ways = {"forth": (first, second), "back": (second, first)}
         if self.config.direction != "both":
@@ -150,18 +149,22 @@ class Bridge:
             "counts": counts,
         }
 
+    def node_stats(self) -> dict[str, Any]:
+        """What `bus.stats()` contains, for the node that the bridge runs."""
+        return snapshot(self._node)
+
     def diagnostics(self) -> dict[str, Any]:
         """What the bridge is made of; never a secret."""
-        return {"bridge": self.name, "keys": list(self.config.keys), **self._bus.diagnostics()}
+        return {"bridge": self.name, "keys": list(self.config.keys), **self._node.diagnostics()}
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
         link = self._link(target)
         outbox: Outbox | None = link.outbox if link is not None else None
-        network = self._bus.network
+        network = self._node.network
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
         if oldest_ns is not None:
-            lag_ns = max(0, time.time_ns() - oldest_ns)
+            lag_ns = max(0, self._time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
@@ -172,96 +175,86 @@ class Bridge:
         }
 
     def _link(self, label: str) -> Link | None:
-        links = self._bus.network.links if self._bus.network is not None else []
+        links = self._node.network.links if self._node.network is not None else []
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
         """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
-        keys, known = self._keys, dict[str, bool]()
+        keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
         def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent:
-                return None
-            crosses = known.get(event.key)
-            if crosses is None:
-                if len(known) >= KEYS_KEPT_MAX:
-                    known.clear()
-                crosses = known[event.key] = event.key in keys
-            if not crosses:
+            if foreign.link == link or link == silent or event.key not in keys:
                 return None
             return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
 
         return forward
 
 
-class _TwoLinks(Bus):
-    """A node that starts although a side is away, if its log keeps what that side misses meanwhile."""
+class _Sides:
+    """The two transports of a bridge. If the log keeps what a side misses meanwhile, a side may be opened later."""
 
-    def __init__(self, config: BridgeConfig) -> None:
-        super().__init__(config.bus_config())
-        self._names = dict(zip(config.urls, config.labels, strict=True))
-        self._trying: set[asyncio.Task[None]] = set()
+    def __init__(self, node: Node, names: dict[str, str]) -> None:
+        self._node, self._names = node, names
+        self._uniform, self._time_ns = node.runtime.uniform, node.runtime.time_ns
+        self._trying: dict[asyncio.Task[None], None] = {}
         self._left_noted = False
 
-    async def start(self) -> None:
-        """Open what can be opened."""
-        try:
-            await super().start()
-        except BaseException:
-            await self._give_up()
-            raise
-
-    async def link(self, url: str) -> None:
+    async def open(self, url: str) -> None:
         """Open one side, now or later."""
+        log = self._node.log
         try:
-            if self.log is not None and not self._left_noted:
-                await self._note_left(self.log)
-            await super().link(url)
+            if log is not None and not self._left_noted:
+                await self._note_left(log)
+            await self._node.link(url)
         except FabricError as error:
-            if self.log is None:
+            if log is None:
                 raise
             record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
-            self._trying.add(asyncio.get_running_loop().create_task(self._keep_trying(url)))
+            self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
-    async def _note_left(self, log: Log) -> None:
-        """Before anything arrives: what an earlier run left unsent."""
-        assert self.network is not None
-        self._left_noted, head = True, self.delivery.delivered
-        first, second = self._names.values()
-        for source, target in ((first, second), (second, first)):
-            sent = self.network.sent(target)
-            if sent < head:
-                oldest_ns = await self.run(_oldest_ns, log, sent)
-                self.network.waiting[source].entered(head, head - sent, oldest_ns)
-
-    async def aclose(self) -> None:
-        """Close, whether or not both sides were ever there."""
-        await self._give_up()
-        await super().aclose()
-
-    async def _keep_trying(self, url: str) -> None:
-        pause = RETRY_S[0]
-        while True:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            try:
-                await super().link(url)
-                record(BRIDGE_LINKED, transport=self._names[url])
-                return
-            except FabricError as error:
-                pause = min(RETRY_S[1], pause * 2)
-                record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error), again_in_s=pause)
-
-    async def _give_up(self) -> None:
-        trying, self._trying = self._trying, set()
+    async def give_up(self) -> None:
+        """Stop trying to open a side."""
+        trying, self._trying = self._trying, {}
         for task in trying:
             task.cancel()
         if trying:
             await asyncio.wait(trying)
 
+    async def _note_left(self, log: Log) -> None:
+        """Before anything arrives: what an earlier run left unsent."""
+        network = self._node.network
+        assert network is not None
+        self._left_noted, head = True, self._node.dispatcher.delivered
+        first, second = self._names.values()
+        for source, target in ((first, second), (second, first)):
+            sent = network.sent(target)
+            if sent < head:
+                oldest_ns = await self._node.run(_oldest_ns, log, sent, self._time_ns())
+                network.waiting[source].entered(head, head - sent, oldest_ns)
 
-def _oldest_ns(log: Log, after: int) -> int:
-    """When the first event after an offset was published, as far as the log still has it."""
+    async def _keep_trying(self, url: str) -> None:
+        pauses = Backoff(*RETRY_S, uniform=self._uniform)
+        pause = pauses.next()
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._node.link(url)
+                record(BRIDGE_LINKED, transport=self._names[url])
+                return
+            except FabricError as error:
+                pause = pauses.next()
+                record(
+                    BRIDGE_AWAY,
+                    logging.WARNING,
+                    transport=self._names[url],
+                    reason=str(error),
+                    again_in_s=round(pause, 3),
+                )
+
+
+def _oldest_ns(log: Log, after: int, now_ns: int) -> int:
+    """When the first event after an offset was published; `now_ns` if the log no longer has it."""
     events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
-    return events[0].published_at if events else time.time_ns()
+    return events[0].published_at if events else now_ns

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
-from zbus.mesh.network import link_names
+from zbus.mesh.link import link_names
 
 RAW = ("nats", "zmq")  # what speaks to programs that know nothing of zbus, under the name with "+raw"
 

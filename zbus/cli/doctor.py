@@ -17,6 +17,7 @@ from rich.table import Table
 
 import zbus
 from zbus.errors import ZbusError
+from zbus.introspection import of
 
 from .bench.quantiles import quantile
 from .failures import ERROR
@@ -81,7 +82,7 @@ async def _sqlite() -> dict[str, Any]:
     """Open a log: the log itself knows which SQLite it refuses, and why."""
     try:
         async with zbus.open("memory", mode="embedded", transport="zenoh", listen=(), connect=()) as bus:
-            diagnostics = bus.need_log("doctor").diagnostics()
+            diagnostics = of(bus).reader.required("doctor").diagnostics()
     except ZbusError as error:
         return {"version": None, "ok": False, "reason": str(error)}
     return {"version": diagnostics["sqlite"], "ok": True, "reason": ""}

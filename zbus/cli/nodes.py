@@ -40,13 +40,13 @@ def nodes(
         note(f"zbus: nobody was heard within {wait:g} s")
 
 
-async def _listen(bus: zbus.Bus, wait_s: float) -> list[zbus.Node]:
+async def _listen(bus: zbus.Bus, wait_s: float) -> list[zbus.NodeInfo]:
     async with bus:
         await asyncio.sleep(wait_s)
         return [node for node in bus.nodes() if not node.here]
 
 
-def _table(found: list[zbus.Node]) -> Table:
+def _table(found: list[zbus.NodeInfo]) -> Table:
     table = Table(box=None, header_style="")
     for column in ("NAME", "NODE", "BUS", "LOG", "TRUST", "SEEN", "PUBLISHES", "SUBSCRIBES", "SERVES"):
         table.add_column(column)

@@ -48,7 +48,7 @@ def pub(
     if lines:
         run(_publish_lines(bus, key, headers))
     else:
-        body = read_all(bus.payload_bytes_max + 1) if payload in (None, "-") else os.fsencode(payload or "")
+        body = read_all(bus.config.payload_bytes_max + 1) if payload in (None, "-") else os.fsencode(payload or "")
         run(_publish(bus, key, body, headers))
 
 
@@ -62,7 +62,7 @@ async def _publish(bus: zbus.Bus, key: str, payload: bytes, headers: dict[str, s
 async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> None:
     async with bus:
         publisher = await bus.publisher(key)
-        async for lines in read_lines(bus.payload_bytes_max):
+        async for lines in read_lines(bus.config.payload_bytes_max):
             first = publisher.sequence
             offsets = await publisher.publish_many(lines, headers=headers)
             found = enumerate(offsets, first)

@@ -6,18 +6,20 @@ the live events without a gap: where the log's page ends, memory goes on.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from time import time_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, decode_headers
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
+from zbus.ports.cache import Target
 from zbus.ports.log import Row
+from zbus.util.runtime import Runtime
 
 from .key_trie import Router
 
@@ -30,25 +32,42 @@ RECENT_BYTES = 16 * 1024 * 1024
 Watcher = Callable[[Sequence[Row], int], None]
 
 
-class Target(Protocol):
-    """A subscription (or what makes a cache's entries fall), as delivery sees it."""
+class Interest(Protocol):
+    """Asks other nodes for events: the network."""
 
-    records: bool  # it reads through the log what other nodes published
-    since_ns: int  # what was published before is not asked for
+    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
+        """Receive these from other nodes; the future completes when the transports know."""
 
-    @property
-    def key_exprs(self) -> tuple[str, ...]:
-        """What it wants."""
-
-    def offer(self, events: Sequence[Event]) -> int:
-        """Take the events of one burst; never wait. Returns how many a reader has to look at now."""
+    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
+        """Undo one `want`."""
 
 
-class Delivery:
+class Subscription(Target, Protocol):
+    """A target that users read from."""
+
+    durable: str | None
+
+    def end(self) -> None:
+        """End the stream after the queued events."""
+
+    async def aclose(self) -> None:
+        """Close the subscription."""
+
+    def moved(self) -> None:
+        """The head of a log that another process owns has moved."""
+
+    def checks_changed(self) -> None:
+        """The registered schemas have changed."""
+
+
+class Dispatcher:
     """Lives on the event loop, like the subscriptions it delivers to."""
 
-    def __init__(self, taken: Histogram | None = None) -> None:
-        self._taken = taken
+    def __init__(self, count: Callable[[str, int], None], runtime: Runtime, taken: Histogram | None = None) -> None:
+        self.count, self._time_ns, self._taken = count, runtime.time_ns, taken
+        self.interest: Interest | None = None  # set while the node has a network
+        self.subscriptions: dict[Subscription, None] = {}  # those that are open, in the order of their opening
+        self.crowded = False  # some queue is half full: a publisher that never waits should let subscribers run
         self.router: Router[Target] = Router()
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
@@ -57,6 +76,42 @@ class Delivery:
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
         self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
+
+    def attach(self, subscription: Subscription) -> asyncio.Future[Any] | None:
+        """Deliver to a new subscription; the future completes when other nodes are asked for its events."""
+        self.subscriptions[subscription] = None
+        return self.route(subscription, keep=subscription.durable is not None)
+
+    def detach(self, subscription: Subscription) -> None:
+        """Deliver to a subscription no longer."""
+        if subscription in self.subscriptions:
+            del self.subscriptions[subscription]
+            self.unroute(subscription)
+
+    def route(self, target: Target, *local: str, keep: bool = False) -> asyncio.Future[Any] | None:
+        """Deliver to a target; the future completes when other nodes are asked for its events.
+
+        `local` expressions are delivered from this node only. `keep` is passed on to `Interest.want`.
+        """
+        for expression in (*target.key_exprs, *local):
+            self.router.add(expression, target)
+        if self.interest is None:
+            return None
+        return self.interest.want(target.key_exprs, target.since_ns, target.records, keep=keep)
+
+    def unroute(self, target: Target, *local: str) -> None:
+        """Undo `route`."""
+        for expression in (*target.key_exprs, *local):
+            self.router.remove(expression, target)
+        if self.interest is not None:
+            self.interest.unwant(target.key_exprs, target.since_ns, target.records)
+
+    def head_moved(self, head: int) -> None:
+        """The head of a log that another process owns has moved: let subscriptions read on."""
+        if head > self.delivered:
+            self.delivered = head
+            for subscription in self.subscriptions:
+                subscription.moved()
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
         """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
@@ -148,7 +203,7 @@ class Delivery:
                 taken.append(events)
         self._wanted.clear()
         if taken and self._taken is not None:
-            self._taken.add_ages(time_ns(), [event.published_at for events in taken for event in events])
+            self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
             tell_received(taken)
 

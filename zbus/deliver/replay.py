@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zbus.errors import LogError
+from zbus.errors import ConfigInvalid, LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
 from zbus.ports.log import Page, Span
 
-from .subscriber import to_ns
-
-if TYPE_CHECKING:
-    from zbus.bus import Bus
-
+from .host import Host
+from .start_position import to_ns
 
 HEAD_START_S = 0.0002
 PAGE_EVENTS = 2000  # a page costs some tenths of a millisecond before its first event
@@ -29,9 +25,10 @@ class Replay:
     """An async iterator over stored events, made by `bus.replay`. Cancelling a step loses nothing."""
 
     def __init__(
-        self, bus: Bus, keys: KeySet, after: int | datetime, until: int | datetime | None, skip_corrupt: bool
+        self, host: Host, keys: KeySet, after: int | datetime, until: int | datetime | None, skip_corrupt: bool
     ) -> None:
-        self._bus, self._keys, self._skip_corrupt = bus, keys, skip_corrupt
+        self._reader, self._count = host.reader, host.dispatcher.count
+        self._keys, self._skip_corrupt = keys, skip_corrupt
         # Both ends are like offsets: `after` itself is left out, `until` is included.
         self._span = Span(
             after if isinstance(after, int) else 0,
@@ -45,7 +42,7 @@ class Replay:
         self._reading: asyncio.Future[Page] | None = None
         self._page: Page | None = None
         self._before = 0  # where that page began
-        self._told: dict[str, Any] = {"keys": keys.expressions, "correlation_id": secrets.token_hex(8)}
+        self._told: dict[str, Any] = {"keys": keys.expressions, "correlation_id": host.runtime.token_hex(8)}
         self._events, self._ended = 0, False
 
     def __aiter__(self) -> Replay:
@@ -65,17 +62,17 @@ class Replay:
         return self._ready.popleft()
 
     async def _read_page(self) -> None:
-        log = self._bus.need_log("replay")
+        log = self._reader.required("replay")
         if not self._narrowed:
             record(EVENT_REPLAY_REQUESTED, logging.DEBUG, span=tuple(self._span), **self._told)
-            self._span = await self._bus.run(log.narrow, self._span)
+            self._span = await self._reader.run(log.narrow, self._span)
             self._narrowed = True
         if self._page is None:
             await self._fetch()
         assert self._page is not None
         page, self._page = self._page, None
         events, self._failed, skipped = page.events(self._skip_corrupt)
-        self._bus.count("corrupt_skipped", skipped)
+        self._count("corrupt_skipped", skipped)
         self._ready.extend(events)
         self._events += len(events)
         if self._failed is not None:  # stay before the bad one: it is met again until it is skipped on request
@@ -106,8 +103,8 @@ class Replay:
 
     def _read_ahead(self) -> None:
         """Let a thread read the next page while this one is looked at."""
-        log = self._bus.need_log("replay")
-        self._reading = self._bus.run(log.read, self._keys, self._span, PAGE_EVENTS)
+        log = self._reader.required("replay")
+        self._reading = self._reader.run(log.read, self._keys, self._span, PAGE_EVENTS)
         self._reading.add_done_callback(_look_at_error)
 
 
@@ -115,3 +112,12 @@ def _look_at_error(reading: asyncio.Future[Page]) -> None:
     """Nobody may ask for that page any more; its error is then nobody's."""
     if not reading.cancelled():
         reading.exception()
+
+
+def check_bounds(after: object, until: object) -> None:
+    """Raise `ConfigInvalid` for a bound that is neither an offset nor a datetime."""
+    for name, bound in (("after", after), ("until", until)):
+        if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
+            raise ConfigInvalid(name, f"{bound!r} is neither an offset nor a datetime")
+        if isinstance(bound, int) and bound < 0:
+            raise ConfigInvalid(name, "offsets are counted from 1")

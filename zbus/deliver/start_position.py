@@ -62,3 +62,10 @@ def _moment(text: str) -> datetime:
     if text.startswith("-"):
         return datetime.now(UTC) - timedelta(seconds=read_age(text[1:]))
     return datetime.fromisoformat(text)
+
+
+def to_ns(moment: datetime) -> int:
+    """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    whole = int(moment.replace(microsecond=0).timestamp())
+    # The log counts in 63 bits: beyond that lies only "never", or "always".
+    return max(-(1 << 62), min(1 << 62, whole * 1_000_000_000 + moment.microsecond * 1000))

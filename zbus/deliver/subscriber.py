@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from zbus.errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
 from zbus.event import Event, Receipt
@@ -26,9 +24,9 @@ from zbus.ports.log import Span
 from zbus.scope import Scope
 
 from .acknowledgements import Durable
-
-if TYPE_CHECKING:
-    from zbus.bus import Bus
+from .host import Host
+from .log_reader import LogReader
+from .start_position import to_ns
 
 T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
@@ -66,7 +64,7 @@ class EventSubscriber:
 
     def __init__(
         self,
-        bus: Bus,
+        host: Host,
         keys: KeySet,
         *,
         start: Start,
@@ -75,46 +73,57 @@ class EventSubscriber:
         overflow: Overflow,
         schema: Any,
     ) -> None:
-        self._bus, self._keys, self._start = bus, keys, start
+        self._host, self._dispatcher, self._reader = host, host.dispatcher, host.reader
+        self._monotonic = host.runtime.monotonic
+        self._keys, self._start = keys, start
         self.durable, self.schema, self.overflow = durable, schema, overflow
         self.queue_events = queue_events
         self.dropped = 0
         self._told_at = -TELL_EVERY_S
         self._bound = durable is not None or schema is not None
-        self._tracing = bus.tracing
+        self._tracing = host.tracing
         self.checks_changed()
         self._queue: deque[Event | _Gap] = deque()
         self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
         self._closed = self._reading = self._nudged = False
-        self._position = bus.delivery.delivered  # everything up to here is queued, handed over, or not asked for
+        self._position = self._dispatcher.delivered  # everything up to here is queued, handed over, or not asked for
         self._handed = self._position
         self._durable: Durable | None = None
         if durable is not None:
-            self._durable = Durable(bus.need_log("a durable name").cursors, bus.run, durable, keys.expressions)
+            self._durable = Durable(
+                self._reader.required("a durable name").cursors, self._reader.run, durable, keys.expressions
+            )
         self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and durable is None
-        self._live = self._resolved and not bus.read_only
+        self._live = self._resolved and not self._reader.read_only
         # With a durable name, or when it spills, events of other nodes go through our own log.
-        self.records = bus.log is not None and (durable is not None or overflow == "spill")
-        self.since_ns = 0 if start == "beginning" else to_ns(start) if isinstance(start, datetime) else time_ns()
-        self._declared = bus.attach(self)
+        self.records = self._reader.log is not None and (durable is not None or overflow == "spill")
+        self.since_ns = host.runtime.time_ns()
+        if start == "beginning":
+            self.since_ns = 0
+        elif isinstance(start, datetime):
+            self.since_ns = to_ns(start)
+        self._declared = self._dispatcher.attach(self)
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
         """A subscription to a topic of a namespace, in force on return; options as for `bus.subscribe`."""
-        return await scope.bus.subscribe(scope.key(topic, "namespace"), **options).declared()
+        subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "namespace"), **options)
+        return await subscription.declared()
 
     @classmethod
     async def for_component(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
         """A subscription to a topic of a component, in force on return; options as for `bus.subscribe`."""
-        return await scope.bus.subscribe(scope.key(topic, "component"), **options).declared()
+        subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "component"), **options)
+        return await subscription.declared()
 
     @classmethod
     async def for_endpoint(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
         """A subscription to a topic of an endpoint, in force on return; options as for `bus.subscribe`."""
-        return await scope.bus.subscribe(scope.key(topic, "endpoint"), **options).declared()
+        subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "endpoint"), **options)
+        return await subscription.declared()
 
     async def declared(self) -> EventSubscriber:
         """Wait until the transports have been told of it; `async with` does this. Cancelled or failed, it is closed."""
@@ -146,7 +155,7 @@ class EventSubscriber:
         """Where another reader would go on: everything up to this offset was handed over, or is not asked for."""
         if self._queue:
             return self._handed
-        return max(self._position, self._bus.delivery.delivered) if self._live else self._position
+        return max(self._position, self._dispatcher.delivered) if self._live else self._position
 
     @property
     def is_live(self) -> bool:
@@ -175,11 +184,11 @@ class EventSubscriber:
                 if isinstance(item, _Gap):
                     raise self._lagged(item)
                 if self.overflow == "block" and len(queue) <= self.queue_events // 2:
-                    self._bus.gate.open(self)
+                    self._host.backpressure.open(self)
                 if item.offset:
                     self._handed = item.offset
-                if self._bus.checks is not None:
-                    self._bus.checks.receive(item)
+                if (validators := self._host.validators) is not None:
+                    validators.receive(item)
                 if self.schema is not None:
                     item.decode()  # refuse here what does not fit; decoding again is the reader's choice
                 if self._tracing is not None:
@@ -252,7 +261,8 @@ class EventSubscriber:
         already, self._closed = self._closed, True
         if not already:
             self._live = False
-            self._bus.detach(self)
+            self._host.backpressure.open(self)
+            self._dispatcher.detach(self)
             self._wake()
         if self._durable is not None:
             await self._durable.give_back()
@@ -277,9 +287,9 @@ class EventSubscriber:
         else:
             self._overflow(events, room)
         if len(queue) * 2 >= self.queue_events:
-            self._bus.crowded = True
+            self._dispatcher.crowded = True
             if len(queue) >= self.queue_events and self.overflow == "block":
-                self._bus.gate.close(self, "a reader's queue is full")
+                self._host.backpressure.close(self, "a reader's queue is full")
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -293,7 +303,7 @@ class EventSubscriber:
     def checks_changed(self) -> None:
         """Other schemas are in force than before, or none."""
         # Whether reading is nothing but taking from the queue.
-        untold = self._bus.checks is None and self._tracing is None
+        untold = self._host.validators is None and self._tracing is None
         self._plain = not self._bound and self.overflow != "block" and untold
 
     def moved(self) -> None:
@@ -313,7 +323,7 @@ class EventSubscriber:
             if self._live or self._join_live():
                 if not self._queue and not self._closed:
                     await self._sleep()
-            elif self._bus.read_only and self._position >= self._bus.delivery.delivered:
+            elif self._reader.read_only and self._position >= self._dispatcher.delivered:
                 await self._sleep()
             else:
                 await self._read_page()
@@ -339,20 +349,20 @@ class EventSubscriber:
         Otherwise a durable name that waits for rare keys would hold back retention for ever.
         """
         if self._live:
-            self._position = max(self._position, self._bus.delivery.delivered)
+            self._position = max(self._position, self._dispatcher.delivered)
         if self._durable is not None:
             self._handed = max(self._handed, self._position)
             self._durable.handled(self._handed)
 
     async def _read_page(self) -> None:
-        log = self._bus.need_log("reading on from the log")
+        log = self._reader.required("reading on from the log")
         # What is read waits in memory too: a small queue asks for small pages.
         limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
-        page = await self._bus.run(log.read, self._keys, Span(self._position), limit)
-        events, error, skipped = page.events(self._bus.config.skip_corrupt)
-        self._bus.count("corrupt_skipped", skipped)
+        page = await self._reader.run(log.read, self._keys, Span(self._position), limit)
+        events, error, skipped = page.events(self._reader.skip_corrupt)
+        self._dispatcher.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
-        self._bus.delivery.deliveries += len(events)
+        self._dispatcher.deliveries += len(events)
         if error is None:
             self._position = page.covered
         else:
@@ -361,27 +371,27 @@ class EventSubscriber:
 
     def _join_live(self) -> bool:
         """Go over to live events, if what lies between is short enough to be handed over from memory."""
-        if self._bus.read_only or self._closed:
+        if self._reader.read_only or self._closed:
             return False
-        missing = self._bus.delivery.recent_after(self._position, self.queue_events)
+        missing = self._dispatcher.recent_after(self._position, self.queue_events)
         if missing is None:
             return False
         self._live = True
         wanted = [event for event in missing if event.key in self._keys]
         if wanted:
-            self._bus.delivery.deliveries += self.offer(wanted)
+            self._dispatcher.deliveries += self.offer(wanted)
         return True
 
     async def _resolve(self) -> None:
         """Find where to start: by offset, by time, or where the durable name stopped."""
         if self._resolved:
             return
-        log = self._bus.need_log("a start in the past, or a durable name,")
+        log = self._reader.required("a start in the past, or a durable name,")
         after = self._position
         if self._start == "beginning":
             after = 0
         elif isinstance(self._start, datetime):
-            after = (await self._bus.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
+            after = (await self._reader.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
         elif isinstance(self._start, int):
             after = max(0, self._start - 1)
         if self._durable is not None:
@@ -402,13 +412,13 @@ class EventSubscriber:
             queue.extend(events[:room])
             self._position = events[room - 1].offset if room > 0 else self._position
             self._live = False  # and read on from the log
-            self._bus.count("spilled", 1)
+            self._dispatcher.count("spilled", 1)
             record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, keys=self.key_exprs, queue_events=self.queue_events)
             return
         self.dropped += len(events) - room
-        self._bus.count("dropped_queue_full", len(events) - room)
-        if time.monotonic() - self._told_at >= TELL_EVERY_S:
-            self._told_at = time.monotonic()
+        self._dispatcher.count("dropped_queue_full", len(events) - room)
+        if self._monotonic() - self._told_at >= TELL_EVERY_S:
+            self._told_at = self._monotonic()
             fields: dict[str, Any] = {"keys": self.key_exprs, "policy": self.overflow, "dropped_total": self.dropped}
             record(EVENT_DROPPED, logging.WARNING, reason="a reader's queue is full", **fields)
         if self.overflow == "drop_oldest":
@@ -431,22 +441,21 @@ class EventSubscriber:
         return SubscriberLagged(**fields, queue_events=self.queue_events)
 
 
-def check_options(bus: Bus, durable: str | None, queue_events: int, overflow: str | None) -> Overflow:
-    """Refuse what contradicts itself; return the policy, which follows from `durable` where it is not given."""
+def check_options(
+    reader: LogReader, start: Start, durable: str | None, queue_events: int, overflow: str | None
+) -> Overflow:
+    """Raise `ConfigInvalid` for options that contradict each other; return the overflow policy."""
     policy = overflow or ("spill" if durable is not None else "drop_oldest")
     if policy not in ("drop_oldest", "drop_newest", "block", "spill"):
-        raise ConfigInvalid("overflow", f"{policy!r} is none of drop_oldest, drop_newest, block, spill")
+        raise ConfigInvalid("overflow", f"{policy!r} must be drop_oldest, drop_newest, block or spill")
     if durable is not None and policy.startswith("drop"):
         raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
     if not isinstance(queue_events, int) or queue_events < 1:
         raise ConfigInvalid("queue_events", "a queue holds at least one event")
-    if bus.log is None and (durable is not None or policy == "spill"):
+    if reader.log is None and (durable is not None or policy == "spill"):
         raise LogMissing("a durable name" if durable is not None else "overflow='spill'")
+    if start != "new" and reader.log is None:
+        raise LogMissing("a start in the past")
+    if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
+        raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")
     return policy  # type: ignore[return-value]
-
-
-def to_ns(moment: datetime) -> int:
-    """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
-    whole = int(moment.replace(microsecond=0).timestamp())
-    # The log counts in 63 bits: beyond that lies only "never", or "always".
-    return max(-(1 << 62), min(1 << 62, whole * 1_000_000_000 + moment.microsecond * 1000))

@@ -12,26 +12,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event
 from zbus.headers import Foreign, encode_foreign
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
-from zbus.ports.log import Receive, Row
+from zbus.ports.fabric import Receive
+from zbus.ports.log import Row
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
 
 from .dedup import Seen
-from .interest import NOTHING
+from .host import Host, Receives
+from .interest import NOTHING, Wants
 from .log_service import LogPage
 from .peer import Origin
 from .sequence_marks import Heard
-
-if TYPE_CHECKING:
-    from zbus.node import Engine
-
-    from .network import Network
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
@@ -46,11 +43,13 @@ Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 class Inbox:
     """Lives on the loop; `receiver` is for the fabrics' threads."""
 
-    def __init__(self, bus: Engine, network: Network) -> None:
-        self.wants, self.count = network.wants, bus.count
-        self._own, self._network = network.origin, network
-        self._deliver, self._commits, self._passed = bus.delivery.unstored, bus.commits, bus.delivery.passed
-        self._payload_bytes_max, self._gate = bus.payload_bytes_max, bus.gate
+    def __init__(
+        self, host: Host, network: Receives, own: int, wants: Wants, payload_bytes_max: int, forwards: bool
+    ) -> None:
+        self.wants, self.count = wants, host.count
+        self._own, self._network, self._forwards = own, network, forwards
+        self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
+        self._payload_bytes_max, self._gate = payload_bytes_max, host.backpressure
         self._loop = asyncio.get_running_loop()
         self._received: deque[Frame] = deque()
         self._bytes = self._overflowed = 0
@@ -156,16 +155,16 @@ class Inbox:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
                 self.heard.hear(beacon, self.wants)
-                self._network.registry.seen(beacon.origin)
+                self._network.beacon_received(beacon.origin)
                 self._origin(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             if len(frame) < CANCEL_BYTES:
                 raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
-            self._network.answers.cancel(int.from_bytes(frame[1:CANCEL_BYTES]))
+            self._network.request_cancelled(int.from_bytes(frame[1:CANCEL_BYTES]))
             return ()
         if kind == NODE:
-            self._network.registry.hear(frame, link, self._network.trust(link))
+            self._network.announcement_received(frame, link)
             return ()
         envelopes = open_frame(frame)
         if not envelopes:
@@ -232,7 +231,7 @@ class Inbox:
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
-        crossing: list[Row] | None = [] if self._network.forward is not None else None
+        crossing: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
         key, want = "", NOTHING

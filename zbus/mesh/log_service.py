@@ -18,6 +18,7 @@ from zbus.headers import Foreign
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
 from zbus.wire.envelope import Envelope, Fields, encode_run, open_frame
+from zbus.wire.provenance import Forward
 
 LOGS = "@zbus/log"  # where any node with a log says which one that is
 NOTHING = ("@zbus/none",)  # an expression for no event at all
@@ -30,9 +31,6 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
 _encode = msgspec.msgpack.Encoder().encode
 
 Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
-
-# Says of an event that another node published whether to send it on: the bridges it crossed, or None to leave it out.
-Forward = Callable[[Event, Foreign], tuple[int, ...] | None]
 
 
 class _Wanted(msgspec.Struct, array_like=True, frozen=True):

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from zbus.errors import FabricError, FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.log import Fabric, Row
+from zbus.ports.fabric import Fabric
+from zbus.ports.log import Row
+from zbus.util.runtime import Runtime
 from zbus.wire.announcement import NODES
 from zbus.wire.beacon import BEACONS
 from zbus.wire.envelope import encode
+from zbus.wire.provenance import Forward
 
+from .host import Host
 from .inbox import Inbox
 from .interest import Wants
+from .link import Link, label, link_names
 from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .node_registry import Registry
 from .request_client import CANCELS, Asker
@@ -35,7 +36,7 @@ from .send_queue import Outbox
 from .transit import Waiting
 
 if TYPE_CHECKING:
-    from zbus.node import Engine
+    from zbus.config import BusConfig
 
 STORE_S = 1.0
 LINGER_S = 0.15
@@ -43,26 +44,25 @@ PAST_NS = 100_000_000  # what began so short ago need not be asked for
 PAGE_TIMEOUT_S = 3.0
 
 
-class Link:
-    """One fabric in use."""
-
-    outbox: Outbox
-
-    def __init__(self, label: str, fabric: Fabric) -> None:
-        self.label, self.fabric, self.receiving = label, fabric, True
-
-
 class Network:
     """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
 
-    def __init__(self, bus: Engine) -> None:
-        self._bus, self._log, self._run = bus, bus.log, bus.run
-        self.origin = self._log.origin if self._log is not None else secrets.randbits(61) << 1
+    def __init__(
+        self,
+        host: Host,
+        config: BusConfig,
+        runtime: Runtime,
+        published_keys: Collection[str],
+        forward: Callable[[str], Forward] | None = None,
+    ) -> None:
+        self._host, self._config, self._log, self._run = host, config, host.log, host.run
+        self._time_ns, self._monotonic = runtime.time_ns, runtime.monotonic
+        self.origin = self._log.origin if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
         self.wants = Wants()
-        self.answers = Answers(bus.count)
-        self.forward = bus.forward  # a bridge sends on what others published
+        self.answers = Answers(host.count)
+        self.forward = forward  # a bridge sends on what others published, over each of its links by name
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
         self._position = 0  # without a log, the number of the last event
@@ -70,10 +70,10 @@ class Network:
         self._stored: dict[str, int] = {}
         self._unstored: dict[str, int] = {}  # what beacons told
         self._since: dict[str, int] = {}
-        self.inbox = Inbox(bus, self)
-        self.asker = Asker(lambda: [link.fabric for link in self.links], bus.run)
-        self.registry = Registry(bus, self)
-        self._declaring = ThreadPoolExecutor(1, "zbus-declare")
+        self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None)
+        self.asker = Asker(lambda: [link.fabric for link in self.links], host.run)
+        self.registry = Registry(config, self, published_keys, host.log is not None, host.count, runtime)
+        self._declaring = runtime.executor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
 
@@ -83,7 +83,7 @@ class Network:
         """Load how far this node was with others; want what it records. Before the first link."""
         if self._log is None:
             return
-        record = self._bus.config.record
+        record = self._config.record
         recorded = list(record if record != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
             recorded += cursor.keys
@@ -96,7 +96,7 @@ class Network:
                 self._since[rest] = value
             elif kind == "heard":
                 self.inbox.heard.load(int(rest, 16), self._stored.pop(name))
-        now = time.time_ns()
+        now = self._time_ns()
         new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
         for each, since in self._since.items():
@@ -105,7 +105,7 @@ class Network:
         service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
         self.answers.serve(log_key(self.origin), service.page)
         self.answers.serve(LOGS, service.tell)
-        for name in link_names(self._bus.config.transports).values():
+        for name in link_names(self._config.transports).values():
             await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
         self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
 
@@ -115,14 +115,14 @@ class Network:
             self.embedded.append(fabric)
             return
         try:
-            link = Link(link_names(self._bus.config.transports).get(url) or label(url), fabric)
-            link.receiving = self._receives(link, self._bus.config.receive_on)
+            link = Link(link_names(self._config.transports).get(url) or label(url), fabric)
+            link.receiving = self._receives(link, self._config.receive_on)
             await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
             if self._log is None:
                 start = self._position  # nothing may be published between this and the next lines
-            link.outbox = Outbox(fabric, self.origin, self._log, start, self._bus.count, self._room, forward)
+            link.outbox = Outbox(fabric, self.origin, self._log, start, self._host.count, self._room, forward)
             self.links.append(link)
             self.registry.tell_soon()
         except BaseException:
@@ -155,7 +155,7 @@ class Network:
 
     async def aclose(self, timeout_s: float) -> int:
         """Stop what runs on the loop; returns how much of it did not end in time."""
-        self._bus.gate.open(self)
+        self._host.backpressure.open(self)
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
@@ -167,9 +167,9 @@ class Network:
     def close(self, timeout_s: float) -> None:
         """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
         self._declaring.shutdown(cancel_futures=True)
-        deadline = time.monotonic() + timeout_s
+        deadline = self._monotonic() + timeout_s
         for link in self.links:
-            link.outbox.close(max(0.1, deadline - time.monotonic()))
+            link.outbox.close(max(0.1, deadline - self._monotonic()))
         self._store(self.inbox.heard.take())
         if self._log is not None and any(link.outbox.has_sent for link in self.links):
             self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
@@ -223,12 +223,12 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.outbox.crowded for link in self.links):
-            self._bus.gate.close(self, "the network is slow")
+            self._host.backpressure.close(self, "the network is slow")
 
     def _room(self) -> None:
         """On an outbox's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._bus.gate.open, self)
+            self._loop.call_soon_threadsafe(self._host.backpressure.open, self)
         except RuntimeError:
             pass  # the loop is closed, and with it the bus
 
@@ -245,7 +245,7 @@ class Network:
         self._since |= new
         for each, since in new.items():
             self.wants.add([each], since, record=True)
-        if since_ns < time.time_ns() - PAST_NS:
+        if since_ns < self._time_ns() - PAST_NS:
             self.inbox.fetch_past(list(new))
         return asyncio.ensure_future(self._begin_recording(new))
 
@@ -282,10 +282,34 @@ class Network:
             raise NobodyAnswers(log_key(origin))
         return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
+    # What the inbox and the node registry call.
+
+    def beacon_received(self, origin: int) -> None:
+        """A node sent a beacon: it is alive."""
+        self.registry.seen(origin)
+
+    def announcement_received(self, frame: bytes, link: str) -> None:
+        """A node announced itself. Raises `EventInvalid` for a malformed frame."""
+        self.registry.hear(frame, link, self.trust(link))
+
+    def request_cancelled(self, request_id: int) -> None:
+        """A requester no longer waits."""
+        self.answers.cancel(request_id)
+
+    @property
+    def subscribed(self) -> Sequence[str]:
+        """The key expressions that this node subscribes to."""
+        return self.wants.expressions
+
+    @property
+    def served(self) -> Sequence[str]:
+        """The keys that this node serves requests for."""
+        return self.answers.keys
+
     @property
     def head(self) -> int:
         """The number of the last event: its offset, or without a log how many were sent."""
-        return self._bus.delivery.delivered if self._log is not None else self._position
+        return self._host.dispatcher.delivered if self._log is not None else self._position
 
     def sent(self, name: str) -> int:
         """Up to which number everything was handed to a link, also to one that is not there now."""
@@ -384,32 +408,6 @@ class Network:
                 self._unstored = {}
             except Exception as error:
                 record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
-
-
-def label(url: str) -> str:
-    """A URL without its secrets and options: what a link is called.
-
-    >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
-    'nats://127.0.0.1:4222'
-    """
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def link_names(urls: Sequence[str]) -> dict[str, str]:
-    """A name for each of several URLs: its label, with a number where only options tell them apart.
-
-    >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
-    {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}
-    """
-    names: dict[str, str] = {}
-    for url in sorted(set(urls)):
-        name = label(url)
-        taken = sum(label(other) == name for other in names)
-        names[url] = f"{name}#{taken + 1}" if taken else name
-    return names
 
 
 def _close(outbox: Outbox, fabric: Fabric, timeout_s: float) -> None:

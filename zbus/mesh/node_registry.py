@@ -8,23 +8,19 @@ run: each node has its own view, of those that it can hear.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import secrets
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.util.runtime import Runtime
 from zbus.version import __version__
 from zbus.wire.announcement import NAMES_MAX, Announcement, decode_announcement, encode_announcement, node_key
 
-if TYPE_CHECKING:
-    from zbus.node import Engine
+from .host import Announces
 
-    from .network import Network
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
 
 TELLS_A_TTL = 3  # how often a node tells of itself within its time to live
 SOON_S = 0.05  # after a new one was heard
@@ -32,7 +28,7 @@ NODES_MAX = 10_000
 GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
 
 
-class Node(NamedTuple):
+class NodeInfo(NamedTuple):
     """A node of the mesh, this one included."""
 
     node: str  # its origin in hex: stays the same as long as its log does
@@ -66,22 +62,30 @@ class _Heard:
 
     __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
 
-    def __init__(self, announcement: Announcement, transport: str, trust: str) -> None:
+    def __init__(self) -> None:
         self.present = True
-        self.update(announcement, transport, trust)
 
-    def update(self, announcement: Announcement, transport: str, trust: str) -> None:
+    def update(self, announcement: Announcement, transport: str, trust: str, runtime: Runtime) -> None:
         self.announcement, self.transport, self.trust = announcement, transport, trust
-        self.at, self.seen_ns = time.monotonic(), time_ns()
+        self.at, self.seen_ns = runtime.monotonic(), runtime.time_ns()
 
 
 class Registry:
     """Lives on the loop."""
 
-    def __init__(self, bus: Engine, network: Network) -> None:
-        self._bus, self._network = bus, network
-        self._run, self._started_at = secrets.token_hex(8), time_ns()
-        self._ttl_s = bus.config.node_ttl_s
+    def __init__(
+        self,
+        config: BusConfig,
+        network: Announces,
+        published_keys: Collection[str],
+        has_log: bool,
+        count: Callable[[str, int], None],
+        runtime: Runtime,
+    ) -> None:
+        self._config, self._network, self._published_keys = config, network, published_keys
+        self._has_log, self._count, self._runtime = has_log, count, runtime
+        self._run, self._started_at = runtime.token_hex(8), runtime.time_ns()
+        self._ttl_s = config.node_ttl_s
         self._heard: dict[int, _Heard] = {}
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._tell_now_and_then())
@@ -97,14 +101,15 @@ class Registry:
                 return
             if len(self._heard) >= NODES_MAX:
                 self._forget_one()
-            self._heard[told.origin] = _Heard(told, link, trust)
+            known = self._heard[told.origin] = _Heard()
+            known.update(told, link, trust, self._runtime)
             self.tell_soon()
             _tell(NODE_JOINED, told, link)
             return
         was_there, again = known.present, known.announcement.run != told.run
         if told.leaving and again:
             return  # of an earlier run, overtaken by the next
-        known.update(told, link, trust)
+        known.update(told, link, trust, self._runtime)
         known.present = not told.leaving
         if told.leaving:
             if was_there:
@@ -121,15 +126,15 @@ class Registry:
         """A beacon came: it is still there."""
         known = self._heard.get(origin)
         if known is not None and known.present:
-            known.at, known.seen_ns = time.monotonic(), time_ns()
+            known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeInfo]:
         """This node first, then the others, by name; those that are gone last."""
         others = [
             _node(each.announcement, each.seen_ns, False, each.present, each.transport, each.trust)
             for each in self._heard.values()
         ]
-        own = _node(self._announcement(), time_ns(), True, True, "", "self")
+        own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
         return [own, *sorted(others, key=lambda node: (not node.present, node.name, node.node))]
 
     def leave(self) -> None:
@@ -140,18 +145,18 @@ class Registry:
     async def _tell_now_and_then(self) -> None:
         every_s = self._ttl_s / TELLS_A_TTL
         while True:
-            begun = time.monotonic()
+            begun = self._runtime.monotonic()
             self._say()
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._soon.wait()
                 await asyncio.sleep(SOON_S)  # one answer to all that came together
                 self._soon.clear()
-            if time.monotonic() - begun < every_s * 1.5:
+            if self._runtime.monotonic() - begun < every_s * 1.5:
                 self._expire()  # else we were frozen ourselves: what others said meanwhile is still to be read
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._runtime.monotonic()
         for origin, each in list(self._heard.items()):
             if each.present and now - each.at > each.announcement.ttl_s:
                 each.present = False
@@ -162,20 +167,19 @@ class Registry:
     def _forget_one(self) -> None:
         gone = min(self._heard, key=lambda origin: (self._heard[origin].present, self._heard[origin].at))
         del self._heard[gone]
-        self._bus.count("nodes_forgotten", 1)
+        self._count("nodes_forgotten", 1)
 
     def _say(self, leaving: bool = False) -> None:
         told = self._announcement(leaving)
         self._network.say_frames([(node_key(told.origin), encode_announcement(told))])
 
     def _announcement(self, leaving: bool = False) -> Announcement:
-        bus, network = self._bus, self._network
-        config = bus.config
+        config, network, host, pid = self._config, self._network, self._runtime.hostname(), self._runtime.pid()
         lists = [
             [*config.listen, *network.endpoints()],
-            sorted(bus.published_keys),
-            sorted(each for each in network.wants.expressions if not each.startswith("@zbus/")),
-            sorted(each for each in network.answers.keys if not each.startswith("@zbus/")),
+            sorted(self._published_keys),
+            sorted(each for each in network.subscribed if not each.startswith("@zbus/")),
+            sorted(each for each in network.served if not each.startswith("@zbus/")),
         ]
         endpoints, publishes, subscribes, serves = [tuple(each[:NAMES_MAX]) for each in lists]
         return Announcement(
@@ -183,13 +187,13 @@ class Registry:
             run=self._run,
             leaving=leaving,
             ttl_s=self._ttl_s,
-            name=config.node or f"{platform.node()}:{os.getpid()}",
+            name=config.node or f"{host}:{pid}",
             bus=config.bus,
-            host=platform.node(),
-            pid=os.getpid(),
+            host=host,
+            pid=pid,
             started_at=self._started_at,
             version=__version__,
-            has_log=bus.log is not None,
+            has_log=self._has_log,
             endpoints=endpoints,
             publishes=publishes,
             subscribes=subscribes,
@@ -199,8 +203,8 @@ class Registry:
         )
 
 
-def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> Node:
-    return Node(
+def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> NodeInfo:
+    return NodeInfo(
         f"{told.origin:x}",
         told.name,
         (told.bus,),

@@ -18,11 +18,11 @@ from zbus.errors import LogTrimmed, ZbusError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
-from zbus.ports.log import Fabric, Log, Row, Span
+from zbus.ports.fabric import Fabric
+from zbus.ports.log import Log, Row, Span
 from zbus.wire.beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from zbus.wire.frames import Framing, Sendable
-
-from .log_service import Forward
+from zbus.wire.provenance import Forward
 
 BACKLOG_EVENTS_MAX = 65_536
 CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything

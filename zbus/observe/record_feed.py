@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zbus.event import Event
 from zbus.headers import CONTENT_TYPE, CORRELATION_ID, JSON
@@ -19,17 +19,14 @@ from zbus.headers import CONTENT_TYPE, CORRELATION_ID, JSON
 from .formatters import as_json
 from .records import RECORDS, listen
 
-if TYPE_CHECKING:
-    from zbus.node import Engine
-
 WAITING_MAX = 1000
 
 
 class RecordFeed:
     """Lives on the loop; records come from any thread."""
 
-    def __init__(self, bus: Engine, level: int) -> None:
-        self._deliver, self._count, self._network = bus.delivery.unstored, bus.count, bus.network
+    def __init__(self, level: int, send: Callable[[Sequence[Event]], None], count: Callable[[str, int], None]) -> None:
+        self._send, self._count = send, count
         self._loop = asyncio.get_running_loop()
         self._identities: dict[str, tuple[int, int]] = {}  # of each name one: who wants some of them misses none
         self._waiting: deque[dict[str, Any]] = deque()
@@ -66,6 +63,4 @@ class RecordFeed:
             self._identities[key] = publisher_id, sequence + 1
             events.append(Event(publisher_id, sequence, time_ns(), key, as_json(fields), headers))
         if events:
-            self._deliver(events)
-            if self._network is not None:
-                self._network.say(events)
+            self._send(events)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -26,10 +26,6 @@ from zbus.event import Event
 from zbus.headers import BAGGAGE, CORRELATION_ID, HEADERS_BYTES_MAX, TRACEPARENT, TRACESTATE, Traced, encode_headers
 
 from .records import record
-
-if TYPE_CHECKING:
-    from zbus.deliver.subscriber import EventSubscriber
-    from zbus.publish.publisher import EventPublisher
 
 Handler = Callable[[Event], Awaitable[Any]]
 
@@ -105,26 +101,6 @@ class Tracing:
 
     # Sending.
 
-    async def publish(
-        self, publisher: EventPublisher, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None
-    ) -> int:
-        """`EventPublisher.publish` in a span; cancellation as there."""
-        with self.sending("publish", publisher.key, headers, correlation_id) as span:
-            return await publisher.publish(payload, headers=span.headers, correlation_id=correlation_id)
-
-    async def publish_many(
-        self,
-        publisher: EventPublisher,
-        payloads: Iterable[Any],
-        headers: Mapping[str, str] | None,
-        correlation_id: str | None,
-    ) -> Sequence[int]:
-        """`EventPublisher.publish_many` in one span, which all of its events share; cancellation as there."""
-        with self.sending("publish", publisher.key, headers, correlation_id) as span:
-            offsets = await publisher.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
-            span.note("messaging.batch.message_count", len(offsets))
-            return offsets
-
     def sending(
         self, operation: str, key: str, headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Sending:
@@ -187,11 +163,11 @@ class Tracing:
 
         return handle
 
-    def service(self, handler: Handler, subscription: EventSubscriber) -> tuple[Handler, contextvars.Context]:
+    def service(self, handler: Handler, durable: str | None) -> tuple[Handler, contextvars.Context]:
         """The handler of `@bus.on`, and where its task runs: not in the span of whoever registered it."""
         apart = contextvars.copy_context()
         apart.run(contexts.attach, Context())
-        return self.handler(handler, subscription.durable), apart
+        return self.handler(handler, durable), apart
 
     def _start(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-if TYPE_CHECKING:
-    from zbus.event import Event
+from zbus.event import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -15,6 +15,47 @@ T_co = TypeVar("T_co", covariant=True)
 Limits = tuple[int, float | None, float | None]  # capacity, ttl, tti
 # A function, what makes a key of its arguments, and which events make its entries fall.
 Wrapped = tuple[Callable[..., Any], "str | Callable[..., Hashable] | None", "str | Iterable[str]"]
+
+
+class Target(Protocol):
+    """Receives delivered events: a subscription, or a rule that invalidates a cache's entries."""
+
+    records: bool  # it reads events of other nodes through the log
+    since_ns: int  # events published before are not requested
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """The key expressions of the events that it receives."""
+
+    def offer(self, events: Sequence[Event]) -> int:
+        """Take a batch of events without waiting. Returns the number of events that a subscriber will read."""
+
+
+class CacheHost(Protocol):
+    """What a cache needs from the bus that it belongs to."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this bus only reads a log that another process owns."""
+
+    @property
+    def close_timeout_s(self) -> float:
+        """Seconds that closing the bus may take."""
+
+    @property
+    def subscribe(self) -> Callable[..., Any]:
+        """`subscribe(*key_exprs)`: used on a read-only bus."""
+
+    @property
+    def route(self) -> Callable[..., asyncio.Future[Any] | None]:
+        """`route(target, *more_exprs)`: deliver to a target; the future completes when the transports know."""
+
+    @property
+    def unroute(self) -> Callable[..., None]:
+        """`unroute(target, *more_exprs)`: undo `route`."""
+
+    def forget_cache(self, name: str) -> None:
+        """The cache of this name was closed: the name is free."""
 
 
 class Cache(Protocol):

@@ -1,61 +1,36 @@
-"""Events that another process has this node publish: whole rows, which come from the log's thread.
+"""Proxied writes: events that another process asks this node to publish, as encoded rows from the log's thread.
 
-They are the business of the bus like any other event: checked as if they were published here, held back while the
-gate is shut, stored by the same commits, and so seen by subscribers, durable names and other nodes.
+They take the same publish path as every other event: checked as if they were published here, delayed by backpressure,
+stored by the same commits, and so seen by subscribers, durable subscriptions and other nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from zbus.errors import EventInvalid, EventTooLarge, ZbusError
-from zbus.headers import decode_headers, encode_headers
+from zbus.errors import BusClosed, EventInvalid, ZbusError
 from zbus.ports.log import Answered, Row
 
-if TYPE_CHECKING:
-    from zbus.node import Engine
-    from zbus.schema.validators import Checks
+from .entry import Entry
 
 
-def check_rows(
-    rows: Sequence[Row], check_key: Callable[[str], object], payload_bytes_max: int, checks: Checks | None = None
-) -> None:
-    """Refuse rows of which any could not have been published; raise `EventInvalid` with the reason."""
-    for key in {row[3] for row in rows}:
-        check_key(key)
-    largest = max([len(row[4]) for row in rows], default=0)
-    if largest > payload_bytes_max:
-        raise EventTooLarge("payload", largest, payload_bytes_max)
-    for headers in {row[5] for row in rows if row[5]}:
-        try:
-            encode_headers(dict(decode_headers(headers)), None, None)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
-    if checks is not None:
-        for row in rows:
-            checks.hold(row[3], row[4])
-
-
-class Intake:
+class ProxiedWrites:
     """Lives on the loop of its bus; only `take` is called from the log's thread, and it only appends and wakes.
 
-    What is not with the log yet when the bus closes is not stored, and its `done` is not called.
+    Rows that are not with the log yet when the bus closes are not stored, and their `done` is not called.
     """
 
-    def __init__(self, bus: Engine) -> None:
-        self._bus = bus
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Sequence[Row], Answered]] = deque()
         self._storing: asyncio.Task[None] | None = None
 
     def take(self, rows: Sequence[Row], done: Answered) -> None:
-        """Take rows, one at least, to be stored together or not at all; `done` is called on the loop."""
+        """Take rows, at least one, to be stored together or not at all; `done` is called on the loop."""
         self._waiting.append((rows, done))
         try:
             self._loop.call_soon_threadsafe(self._begin)
@@ -63,26 +38,25 @@ class Intake:
             pass  # the loop is closed, and with it the bus
 
     def _begin(self) -> None:
-        if self._bus.is_open and (self._storing is None or self._storing.done()):
+        if self._storing is None or self._storing.done():
             self._storing = self._loop.create_task(self._store())
 
     async def _store(self) -> None:
-        bus = self._bus
-        while self._waiting and bus.commits is not None:
+        entry = self._entry
+        while self._waiting and entry.commits is not None:
             rows, done = self._waiting.popleft()
             try:
-                check_rows(rows, bus.check_key, bus.payload_bytes_max, bus.checks)
+                entry.check_rows(rows)
+                await entry.admit((row[3], row[4]) for row in rows)
             except EventInvalid as error:
                 done(error)
                 continue
-            for key in {row[3] for row in rows} if bus.gate.shut else ():
-                await bus.room(key)
-            if not bus.is_open:
+            except BusClosed:
                 return
-            bus.commits.add_many(rows).add_done_callback(partial(_tell, done))
+            entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
-def _tell(done: Answered, stored: asyncio.Future[Sequence[int]]) -> None:
+def _report(done: Answered, stored: asyncio.Future[Sequence[int]]) -> None:
     error = stored.exception()
     if error is None:
         done(stored.result())

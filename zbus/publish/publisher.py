@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import BusClosed, ZbusError
-from zbus.headers import Traced, encode_headers
-from zbus.payload import encode_payload
+from zbus.headers import Traced
 from zbus.scope import Scope
 
+from .entry import Entry
+
 if TYPE_CHECKING:
-    from zbus.bus import Bus
     from zbus.ports.log import Row
 
 CHUNK_EVENTS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_IN_FLIGHT = 4
-KEYS_TOLD_MAX = 1000
 
 
 class EventPublisher:
@@ -30,30 +27,33 @@ class EventPublisher:
     Made by `await bus.publisher("shop/orders/created")` or by `EventPublisher.for_component(...)`.
     """
 
-    __slots__ = ("_bus", "_sequence", "key", "publisher_id")
+    __slots__ = ("_entry", "_sequence", "_transports", "key", "publisher_id")
 
-    def __init__(self, bus: Bus, key: str) -> None:
-        self._bus, self.key = bus, bus.check_key(key)
+    def __init__(self, entry: Entry, key: str) -> None:
+        self._entry, self.key = entry, entry.open_key(key)
+        self._transports = entry.transports
         # 53 bits, so that it survives JSON; random, so that every incarnation is a new one.
-        self.publisher_id = secrets.randbits(53)
-        if len(bus.published_keys) < KEYS_TOLD_MAX:
-            bus.published_keys[key] = None
+        self.publisher_id = entry.randbits(53)
+        entry.announce_key(key)
         self._sequence = 0
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str) -> EventPublisher:
         """A publisher for a topic of a namespace: `for_namespace(bus.namespace("shop"), "news")`."""
-        return cls(scope.bus, scope.key(topic, "namespace"))
+        publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "namespace"))
+        return publisher
 
     @classmethod
     async def for_component(cls, scope: Scope, topic: str) -> EventPublisher:
         """A publisher for a topic of a component: `for_component(bus.component("shop", "orders"), "created")`."""
-        return cls(scope.bus, scope.key(topic, "component"))
+        publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "component"))
+        return publisher
 
     @classmethod
     async def for_endpoint(cls, scope: Scope, topic: str) -> EventPublisher:
         """A publisher for a topic of an endpoint: `for_endpoint(component.endpoint("api"), "called")`."""
-        return cls(scope.bus, scope.key(topic, "endpoint"))
+        publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "endpoint"))
+        return publisher
 
     @property
     def topic(self) -> str:
@@ -73,26 +73,25 @@ class EventPublisher:
         Raises `EventInvalid` (never stored), or a `LogError` that says what is true of the event.
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
-        bus = self._bus
-        if bus.tracing is not None and type(headers) is not Traced:
-            return await bus.tracing.publish(self, payload, headers, correlation_id)
-        body, kind = encode_payload(payload, bus.payload_bytes_max)
-        plain = kind is None and headers is None and correlation_id is None
-        encoded = None if plain else encode_headers(headers, correlation_id, kind)
-        if bus.gate.shut:
-            await bus.room(self.key)
-        if not bus.is_open:
+        entry = self._entry
+        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+            with tracing.sending("publish", self.key, headers, correlation_id) as span:
+                return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
+        if self._transports != entry.transports:
+            self._check_key()
+        body, encoded = entry.encode(self.key, payload, headers, correlation_id)
+        if entry.backpressure.shut:
+            await entry.admit(((self.key, body),))
+        elif not entry.is_open:
             raise BusClosed("publish")
-        if bus.checks is not None:
-            bus.checks.hold(self.key, body)
         sequence = self._sequence
         self._sequence = sequence + 1
-        row = (self.publisher_id, sequence, time_ns(), self.key, body, encoded)
-        if encoded is not None and type(headers) is Traced:
+        row = (self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
+        if type(headers) is Traced:
             headers.sent = (self.publisher_id, sequence, len(body))
-        if bus.commits is not None:
-            return await bus.commits.add(row)
-        if bus.deliver_unlogged((row,)):
+        if entry.commits is not None:
+            return await entry.commits.add(row)
+        if entry.deliver((row,)):
             await asyncio.sleep(0)
         return 0
 
@@ -108,59 +107,70 @@ class EventPublisher:
         Each commit is stored whole or not at all. On an error, a note on it says how many events of
         this call were stored before. Cancelled, a beginning of `payloads` may be stored.
         """
-        bus = self._bus
-        if bus.tracing is not None and type(headers) is not Traced:
-            return await bus.tracing.publish_many(self, payloads, headers, correlation_id)
-        offsets: list[int] = []
+        entry = self._entry
+        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+            with tracing.sending("publish", self.key, headers, correlation_id) as span:
+                offsets = await self.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
+                span.note("messaging.batch.message_count", len(offsets))
+                return offsets
+        stored: list[int] = []
         waiting: deque[asyncio.Future[Sequence[int]]] = deque()
         try:
-            for rows in self._chunks(payloads, headers, correlation_id):
-                if bus.gate.shut:
-                    await bus.room(self.key)
-                if not bus.is_open:
-                    raise BusClosed("publish")
-                if bus.commits is None:
-                    await bus.deliver_many_unlogged(rows)
-                    offsets += [0] * len(rows)
+            for bodies in self._chunks(payloads, headers, correlation_id):
+                await entry.admit((self.key, body) for body, _ in bodies)
+                rows = self._number(bodies)
+                if entry.commits is None:
+                    await entry.deliver_many(rows)
+                    stored += [0] * len(rows)
                     continue
-                waiting.append(bus.commits.add_many(rows))
+                waiting.append(entry.commits.add_many(rows))
                 if len(waiting) >= CHUNKS_IN_FLIGHT:
-                    offsets += await waiting.popleft()
+                    stored += await waiting.popleft()
             while waiting:
-                offsets += await waiting.popleft()
+                stored += await waiting.popleft()
         except ZbusError as error:
-            error.add_note(await _stored_before(offsets, waiting))
+            error.add_note(await _stored_before(stored, waiting))
             raise
-        return offsets
+        return stored
 
     def _chunks(
         self, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
-    ) -> Iterable[list[Row]]:
-        bus, limit, rows, size = self._bus, self._bus.payload_bytes_max, [], 0
-        same: dict[str | None, bytes | None] = {}  # the headers of a call differ by the kind of payload alone
-        for payload in payloads:
-            body, kind = encode_payload(payload, limit)
-            if bus.checks is not None:
-                bus.checks.hold(self.key, body)
-            if kind not in same:
-                same[kind] = encode_headers(headers, correlation_id, kind)
-            encoded = same[kind]
-            rows.append((self.publisher_id, self._sequence, time_ns(), self.key, body, encoded))
-            self._sequence += 1
-            size += len(body)
-            if len(rows) >= CHUNK_EVENTS or size >= CHUNK_BYTES:
-                yield rows
-                rows, size = [], 0
-        if rows:
-            yield rows
+    ) -> Iterable[list[tuple[bytes, bytes | None]]]:
+        """Encoded payloads and headers, in parts that fit into one commit."""
+        entry, size = self._entry, 0
+        chunk: list[tuple[bytes, bytes | None]] = []
+        for each in entry.encode_many(self.key, payloads, headers, correlation_id):
+            if self._transports != entry.transports:
+                self._check_key()
+            chunk.append(each)
+            size += len(each[0])
+            if len(chunk) >= CHUNK_EVENTS or size >= CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+    def _number(self, bodies: Sequence[tuple[bytes, bytes | None]]) -> list[Row]:
+        """Rows with the next sequence numbers. Nothing may reject them after this."""
+        publisher_id, key, time_ns, first = self.publisher_id, self.key, self._entry.time_ns, self._sequence
+        self._sequence = first + len(bodies)
+        return [
+            (publisher_id, sequence, time_ns(), key, body, headers)
+            for sequence, (body, headers) in enumerate(bodies, first)
+        ]
+
+    def _check_key(self) -> None:
+        """A transport was added since the key was checked."""
+        self._entry.open_key(self.key)
+        self._transports = self._entry.transports
 
 
-async def _stored_before(offsets: list[int], waiting: deque[asyncio.Future[Sequence[int]]]) -> str:
+async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Sequence[int]]]) -> str:
     """Wait for what is under way, so that the note on an error is true."""
-    stored = len(offsets)
+    events = len(stored)
     while waiting:
         try:
-            stored += len(await waiting.popleft())
+            events += len(await waiting.popleft())
         except ZbusError:
             pass
-    return f"{stored} events of this call were stored"
+    return f"{events} events of this call were stored"

@@ -12,19 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from zbus.errors import BusClosed, ConfigInvalid, LogReadOnly, SchemaConflict, SchemaError
 from zbus.keys import check_expression
 from zbus.observe.throttle import Told
-from zbus.ports.log import Schema
+from zbus.ports.log import Log, Schema
 
 from .compatibility import differences
 from .json_schema import Validate, canonical, compile_model, compile_schema, hash_of, to_json_schema
 from .validators import PERMISSIVE, REMOVED, STRICT, Check, Checks, in_force
-
-if TYPE_CHECKING:
-    from zbus.node import Engine
 
 T = TypeVar("T")
 Mode = Literal["strict", "permissive"]
@@ -40,11 +37,38 @@ class _Given(NamedTuple):
     is_model: bool
 
 
+class Host(Protocol):
+    """What the registry needs from the node."""
+
+    @property
+    def log(self) -> Log | None:
+        """Where schemas are stored."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether events are validated on this bus."""
+
+    @property
+    def run(self) -> Callable[..., asyncio.Future[Any]]:
+        """`await run(call, *args)`: run a blocking call on a thread."""
+
+    @property
+    def count(self) -> Callable[[str, int], None]:
+        """Add to a counter."""
+
+    def validate_with(self, validators: Checks | None) -> None:
+        """Validate events against these schemas from now on."""
+
+
 class Schemas:
     """The schemas of one bus. Where several expressions match a key, a payload must fit all of them."""
 
-    def __init__(self, bus: Engine) -> None:
-        self._bus = bus
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self._versions: dict[str, list[Schema]] = {}
         self._in_force: dict[str, Schema] = {}
         self._ready: Ready = {}
@@ -77,7 +101,7 @@ class Schemas:
         if mode not in (STRICT, PERMISSIVE):
             raise ConfigInvalid("mode", f"{mode!r} is none of 'strict', 'permissive'")
         self._check_open()
-        given = await self._bus.run(_prepare, expression, schema)
+        given = await self._host.run(_prepare, expression, schema)
         return await self._alone(lambda: self._register(expression, given, mode, force))
 
     async def remove(self, expression: str) -> None:
@@ -94,15 +118,15 @@ class Schemas:
 
         Raises `ConfigInvalid` where the library that checks is not installed. Cancelled, nothing changed.
         """
-        log = self._bus.log
+        log = self._host.log
         if log is None:
             return
-        stored = await self._bus.run(log.schemas.load)
+        stored = await self._host.run(log.schemas.load)
         versions: dict[str, list[Schema]] = {}
         for each in stored:
             versions.setdefault(each.expression, []).append(each)
         schemas = in_force(stored)
-        ready = await self._bus.run(_compile, schemas, self._ready) if self._bus.config.check_schemas else {}
+        ready = await self._host.run(_compile, schemas, self._ready) if self._host.validates else {}
         self._versions = versions
         self._apply(schemas, ready)
 
@@ -120,7 +144,7 @@ class Schemas:
     async def _register(self, expression: str, given: _Given, mode: Mode, force: bool) -> Schema:
         before, made, validate = self._in_force.get(expression), None, given.validate
         if before is not None and before.hash != given.hash and not force:
-            reasons = await self._bus.run(differences, before.schema, given.schema)
+            reasons = await self._host.run(differences, before.schema, given.schema)
             if reasons:
                 raise SchemaConflict(expression, before.version, before.hash, reasons)
         if before is not None and before.hash == given.hash:
@@ -148,22 +172,22 @@ class Schemas:
         return len(self._versions.get(expression, ())) + 1
 
     async def _keep(self, made: Schema) -> None:
-        log = self._bus.log
+        log = self._host.log
         if log is not None:
             if log.read_only:
                 raise LogReadOnly(log.path)
-            await self._bus.run(log.schemas.store, made)
+            await self._host.run(log.schemas.store, made)
         self._versions.setdefault(made.expression, []).append(made)
 
     def _apply(self, schemas: dict[str, Schema], ready: Ready) -> None:
         """Let these be in force, at once and together."""
         self._in_force, self._ready = schemas, ready
-        if self._bus.config.check_schemas:
+        if self._host.validates:
             checks = [Check(each, ready[expression, each.hash]) for expression, each in schemas.items()]
-            self._bus.hold_to(Checks(checks, self._bus.count, self._told) if checks else None)
+            self._host.validate_with(Checks(checks, self._host.count, self._told) if checks else None)
 
     def _check_open(self) -> None:
-        if not self._bus.is_open:
+        if not self._host.is_open:
             raise BusClosed("change a schema")
 
 

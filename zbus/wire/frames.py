@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Foreign, decode_headers
-from zbus.mesh.log_service import Forward
+from zbus.wire.provenance import Forward
 
 from .beacon import Newest
 from .envelope import Fields, encode_run

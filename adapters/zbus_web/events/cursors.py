@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import zbus
-from zbus.introspection import positions
+from zbus.introspection import of
 from zbus_web.http.http_errors import Refusal
 
 UNCHANGED = "No position was changed"
@@ -13,23 +13,25 @@ UNCHANGED = "No position was changed"
 
 async def reset_cursor(bus: zbus.Bus, name: str, offset: int) -> dict[str, Any]:
     """Let a durable name go on after `offset`; returns how far it is. Raises `Refusal`, or `CursorError` in use."""
-    log = bus.need_log("a cursor")
+    reader = of(bus).reader
+    log = reader.required("a cursor")
     await _check_known(bus, name)
     head = await bus.head()
     if not 0 <= offset <= head:
         reason = f"offset {offset} is not from 0 to {head}, the head of the log"
         raise Refusal(422, "offset_invalid", reason, UNCHANGED)
-    await bus.run(log.cursors.reset, name, offset)
+    await reader.run(log.cursors.reset, name, offset)
     return {"name": name, "offset": offset, "lag": head - offset}
 
 
 async def delete_cursor(bus: zbus.Bus, name: str) -> None:
     """Forget a durable name. Raises `Refusal`, or `CursorError` while it is in use."""
-    log = bus.need_log("a cursor")
+    reader = of(bus).reader
+    log = reader.required("a cursor")
     await _check_known(bus, name)
-    await bus.run(log.cursors.delete, name)
+    await reader.run(log.cursors.delete, name)
 
 
 async def _check_known(bus: zbus.Bus, name: str) -> None:
-    if all(each.name != name for each in await positions(bus)):
+    if all(each.name != name for each in await of(bus).positions()):
         raise Refusal(404, "cursor_unknown", f"there is no cursor {name[:200]!r}", UNCHANGED)

@@ -19,6 +19,7 @@ import zbus
 from zbus.deliver.start_position import OFFSET_MAX, read_start
 from zbus.deliver.subscriber import EventSubscriber, Start
 from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
+from zbus.introspection import of
 from zbus_web.access.authenticator import Access, Grant
 from zbus_web.http.event_json import Frames
 from zbus_web.http.http_errors import Refusal
@@ -59,7 +60,7 @@ async def _start(bus: zbus.Bus, request: Request) -> Start:
     if last is not None and last != "":
         if not (last.isascii() and last.isdigit()) or len(last) > 19 or int(last) >= OFFSET_MAX:
             raise Refusal(400, "last_event_id_invalid", f"Last-Event-ID {last[:40]!r} is not the id of an event here")
-        if int(last) > bus.delivery.delivered and int(last) > (head := await bus.head()):
+        if int(last) > of(bus).head and int(last) > (head := await bus.head()):
             reason = (
                 f"the client has seen position {last}, and this log ends at {head}: it is another log, or lost its end"
             )
@@ -104,7 +105,7 @@ class Feed:
             assert self._sub is not None
             self._start = self._told = self._sub.position
             if isinstance(start, int):
-                low_water = await self._bus.run(self._bus.need_log("a feed").low_water)
+                low_water = await (reader := of(self._bus).reader).run(reader.required("a feed").low_water)
                 if max(0, start - 1) < low_water:
                     await self._go_on(max(0, start - 1), low_water, "removed by retention")
         except BaseException:
@@ -115,7 +116,7 @@ class Feed:
         """The frames, a burst at a time."""
         gap, self._gap = self._gap, b""
         # A position that is still to come is no id yet: this log would not know it.
-        place = b"id: %d\n" % self._start if self._start <= self._bus.delivery.delivered else b""
+        place = b"id: %d\n" % self._start if self._start <= of(self._bus).head else b""
         yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, place, gap)
         while not self._ended:
             try:

@@ -21,9 +21,11 @@ from starlette.types import Receive, Scope, Send
 import zbus
 from zbus.event import Event
 from zbus.headers import CONTENT_TYPE, JSON, TEXT
+from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.publish.publisher import EventPublisher
+from zbus.util.memo import Memo
 from zbus_web.access.authenticator import Access
 from zbus_web.http.http_errors import NOTHING_STORED, Refusal
 from zbus_web.http.settings import WebSettings
@@ -56,7 +58,7 @@ class Publishing:
 
     def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Access) -> None:
         self._bus, self._settings, self._access = bus, settings, access
-        self._publishers: dict[str, EventPublisher] = {}
+        self._publishers = Memo[str, EventPublisher](PUBLISHERS_MAX)
         self._once = Once(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,12 +87,8 @@ class Publishing:
         if publisher is None:
             publisher = await bus.publisher(given.key)
             publisher = publishers.pop(given.key, publisher)
-            if len(publishers) >= PUBLISHERS_MAX:
-                del publishers[next(iter(publishers))]
         publishers[given.key] = publisher
-        if bus.gate.shut:
-            await bus.room(given.key)
-        sequence = publisher.sequence  # nothing else runs before `publish` takes it
+        sequence = publisher.sequence
         offset = await publisher.publish(given.payload, headers=given.headers)
         return {"offset": offset, "publisher_id": str(publisher.publisher_id), "sequence": sequence}
 
@@ -104,7 +102,7 @@ class Once:
 
     async def put(self, given: _Given) -> tuple[dict[str, Any], bool]:
         """The answer, and whether this was the first time. Raises a `Refusal` where the first had another body."""
-        if self._bus.log is None:
+        if of(self._bus).reader.log is None:
             raise zbus.LogMissing("an Idempotency-Key")
         identity = _identity(given)
         while (others := self._under_way.get(identity)) is not None:
@@ -124,16 +122,14 @@ class Once:
         return {"offset": event.offset, "publisher_id": str(identity), "sequence": 0}, first
 
     async def _store(self, given: _Given, identity: int) -> tuple[Event, bool]:
-        bus = self._bus
-        if bus.gate.shut:
-            await bus.room(given.key)
-        before = bus.delivery.delivered
+        bus, inside = self._bus, of(self._bus)
+        before = inside.head
         event = Event(identity, 0, time_ns(), given.key, given.payload, given.headers or {})
         (offset,) = await bus.put(event)
         if offset > before:
             return msgspec.structs.replace(event, offset=offset), True
-        log = bus.need_log("an Idempotency-Key")
-        page = await bus.run(log.read, KeySet.all(), Span(offset - 1, offset), 1)
+        log = inside.reader.required("an Idempotency-Key")
+        page = await inside.reader.run(log.read, KeySet.all(), Span(offset - 1, offset), 1)
         events, error, _ = page.events()
         if error is not None:
             raise error

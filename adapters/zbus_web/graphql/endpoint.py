@@ -26,9 +26,7 @@ from zbus_web.access.admission import send_refusal
 from zbus_web.access.authenticator import Access
 from zbus_web.http.http_errors import Refusal
 from zbus_web.http.settings import WebSettings
-from zbus_web.introspect.activity import Activity
-from zbus_web.introspect.live import live_of
-from zbus_web.introspect.views import Views
+from zbus_web.introspect.live import Live
 
 from .schema import Context, GraphSchema, is_bug, make_schema
 
@@ -47,13 +45,12 @@ class _Asked(msgspec.Struct):
     operationName: str | None = None  # noqa: N815 - its name on the wire
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access, activity: Activity) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Access, live: Live) -> list[BaseRoute]:
     """The path, for both ways to come."""
-    views = Views(bus, activity)
-    live, schema = live_of(views), make_schema()
+    schema = make_schema()
 
     def context(connection: HTTPConnection) -> Context:
-        return Context(bus, settings, views, live, access.grant(connection))
+        return Context(bus, settings, live.views, live, access.grant(connection))
 
     async def post(request: Request) -> Response:
         return await _execute(schema, await _read(request), context(request))

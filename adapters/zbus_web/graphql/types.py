@@ -40,7 +40,7 @@ CONFIG = StrawberryConfig(
 
 @strawberry.type(description="A node of the mesh, this one included")
 class Node:
-    """As `zbus.Node`."""
+    """As `zbus.NodeInfo`."""
 
     node: str
     name: str

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 __all__ = ["routes"]
 
-FOLDER = Path(__file__).parent / "console"
+FOLDER = Path(__file__).parents[1] / "console"
 INDEX = "index.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",

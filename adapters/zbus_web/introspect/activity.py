@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zbus.deliver.subscriber import PAGE_EVENTS
-from zbus.introspection import watch
+from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 
@@ -25,8 +25,6 @@ from .log_records import Records
 
 if TYPE_CHECKING:
     import zbus
-
-    from .live import Live
 
 KEYS_MAX = 10_000
 PUBLISHERS_MAX = 10_000
@@ -78,10 +76,9 @@ class Activity:
         self._publishers: Table[tuple[int, str]] = Table(publishers_max)
         self._noted: list[tuple[float, Sequence[Row], int]] = []
         self._noted_events = self._noted_bytes = 0
-        self._followed, self._following = bus.delivery.delivered, asyncio.Lock()
+        self._followed, self._following = of(bus).head, asyncio.Lock()
         self.records = Records()
-        self.live: Live | None = None
-        self._unwatch = watch(bus, self.note)
+        self._unwatch = of(bus).watch(self.note)
 
     def close(self) -> None:
         """Count no more. Safe to call twice."""
@@ -113,14 +110,15 @@ class Activity:
 
         What is more than a look may take is not counted.
         """
-        log, head = self._bus.log, self._bus.delivery.delivered
+        inside = of(self._bus)
+        log, head = inside.reader.log, inside.head
         if log is None or not log.read_only:
             return
         async with self._following:
             for _ in range(FOLLOW_PAGES):
                 if self._followed >= head:
                     return
-                page = await self._bus.run(log.read, KeySet.all(), Span(self._followed, head), PAGE_EVENTS)
+                page = await inside.reader.run(log.read, KeySet.all(), Span(self._followed, head), PAGE_EVENTS)
                 events, error, _ = page.events(skip_corrupt=True)
                 if error is not None:
                     break

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from zbus.errors import ZbusError
-from zbus.introspection import Position, positions
+from zbus.introspection import Position, of
 from zbus.observe.histogram import Histogram
 from zbus_web.access.permissions import Grant
 
@@ -78,15 +78,10 @@ class Live:
     """Moments for those who listen; one task makes them, and it runs only while there is a listener."""
 
     def __init__(self, views: Views) -> None:
-        self._views = views
+        self.views = views
         self._listeners: set[Listener] = set()
         self._last: Moment | None = None
         self._ticking: asyncio.Task[None] | None = None
-
-    @property
-    def is_ticking(self) -> bool:
-        """Whether moments are being made."""
-        return self._ticking is not None
 
     def listen(self) -> Listener:
         """Moments from now on: `async with live.listen() as moments: async for moment in moments: …`."""
@@ -111,22 +106,15 @@ class Live:
         try:
             while True:
                 due = monotonic() + TICK_S
-                await self._views.activity.follow()
-                cursors = await positions(self._views.bus)
-                self._last = Moment(self._views, self._views.bus.stats(), cursors, self._last)
+                await self.views.activity.follow()
+                cursors = await of(self.views.bus).positions()
+                self._last = Moment(self.views, self.views.bus.stats(), cursors, self._last)
                 for listener in self._listeners:
                     listener.offer(self._last)
                 await asyncio.sleep(max(0.0, due - monotonic()))
         except ZbusError:  # the bus was closed, or its log cannot be read: there is nothing more to see
             for listener in self._listeners:
                 listener.end()
-
-
-def live_of(views: Views) -> Live:
-    """The one that all who look share."""
-    if views.activity.live is None:
-        views.activity.live = Live(views)
-    return views.activity.live
 
 
 class Listener:

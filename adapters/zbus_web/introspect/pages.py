@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus.deliver.start_position import OFFSET_MAX, read_position
-from zbus.deliver.subscriber import to_ns
+from zbus.deliver.start_position import OFFSET_MAX, read_position, to_ns
 from zbus.errors import EventCorrupt, LogTrimmed
 from zbus.event import Event
+from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
 from zbus_web.access.authenticator import Access
@@ -65,7 +65,8 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRou
         keys = read_keys(request, settings)
         grant.check_read(keys)
         query = _read_query(request, KeySet(keys), grant.shows)
-        body = await bus.run(answer, bus.need_log("GET /log"), query)
+        reader = of(bus).reader
+        body = await reader.run(answer, reader.required("GET /log"), query)
         return Response(body, media_type="application/json")
 
     return [Route("/log", pages, methods=["GET"])]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import KeyInvalid
-from zbus.introspection import Position, leases, positions, readers
+from zbus.introspection import Position, of
 from zbus.keys import check_expression
 from zbus.schema.asyncapi import asyncapi
 from zbus_web.http.event_json import iso_time
@@ -90,19 +90,19 @@ class Views:
         grant.check_overview()
         return [
             {**each._asdict(), "key_exprs": list(each.key_exprs)}
-            for each in readers(self.bus)
+            for each in of(self.bus).readers()
             if _covers_all(grant, each.key_exprs)
         ]
 
     async def cursors(self, grant: Grant) -> list[dict[str, Any]]:
         """Durable names, those of other processes too."""
         grant.check_overview()
-        return shown_cursors(grant, await positions(self.bus))
+        return shown_cursors(grant, await of(self.bus).positions())
 
     async def leases(self, grant: Grant) -> list[dict[str, Any]]:
         """By which transports know who is there."""
         grant.check_overview()
-        return await leases(self.bus)
+        return await of(self.bus).leases()
 
     def schemas(self, grant: Grant) -> list[dict[str, Any]]:
         """The schemas in force."""
@@ -124,7 +124,7 @@ class Views:
         """Keys and schemas as an AsyncAPI document."""
         grant.check_overview()
         keys = {each["key"] for each in self.topics(grant)}
-        keys |= {key for key in self.bus.published_keys if grant.shows(key)}
+        keys |= {key for key in of(self.bus).published_keys if grant.shows(key)}
         schemas = [each for each in self.bus.schemas.list() if grant.covers(each.expression)]
         return asyncapi(self.bus.config.bus, sorted(keys), schemas)
 

@@ -16,8 +16,7 @@ from zbus_web.events.cursors import delete_cursor, reset_cursor
 from zbus_web.http.http_errors import Refusal
 from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import StreamResponse
-from zbus_web.introspect.activity import Activity
-from zbus_web.introspect.live import LiveStream, live_of
+from zbus_web.introspect.live import Live, LiveStream
 from zbus_web.introspect.views import TOPICS_MAX, Views
 
 LIMIT = 1000
@@ -30,10 +29,9 @@ class _Reset(msgspec.Struct, forbid_unknown_fields=True):
     offset: int
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access, activity: Activity) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Access, live: Live) -> list[BaseRoute]:
     """Every route under /api."""
-    views = Views(bus, activity)
-    live = live_of(views)
+    views = live.views
 
     def shown(name: str, show: Shown) -> Route:
         async def endpoint(request: Request) -> Response:

@@ -17,6 +17,8 @@ from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import Streams
 from zbus_web.introspect import pages
 from zbus_web.introspect.activity import Activity
+from zbus_web.introspect.live import Live
+from zbus_web.introspect.views import Views
 from zbus_web.introspect.web_metrics import Counting, Figures
 
 from . import api, health
@@ -32,6 +34,7 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
     secret = bus.config.session_secret
     access = Access(settings, secret.get_secret_value().encode() if secret is not None else None)
     activity = Activity(bus)
+    live = Live(Views(bus, activity))
     streams = Streams(settings.keepalive_s)
     figures = Figures(streams)
     app = Starlette(
@@ -40,12 +43,12 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
             *feed.routes(bus, settings, access),
             *pages.routes(bus, settings, access),
             *health.routes(bus, settings, access, figures),
-            *api.routes(bus, settings, access, activity),
-            *graph.routes(bus, settings, access, activity),
+            *api.routes(bus, settings, access, live),
+            *graph.routes(bus, settings, access, live),
             *assets.routes(),
         ],
         middleware=[Middleware(Counting, figures), Middleware(Guard, settings=settings, access=access)],
         exception_handlers=dict(HANDLERS),
     )
-    app.state.streams, app.state.figures, app.state.access, app.state.activity = streams, figures, access, activity
+    app.state.streams, app.state.figures, app.state.access, app.state.live = streams, figures, access, live
     return app

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 import zbus
 import zbus.metrics
+from zbus.introspection import of
 from zbus_web.access.authenticator import Access
 from zbus_web.http.settings import WebSettings
 from zbus_web.introspect.web_metrics import Figures
@@ -28,10 +29,8 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access, figures: Figure
 
     async def health(request: Request) -> Response:
         """Without a token: it tells that the server answers, and how far its log is."""
-        if not bus.is_open:
+        if not of(bus).is_open:
             raise zbus.BusClosed("answer")
-        return Response(
-            msgspec.json.encode({"status": "ok", "head": bus.delivery.delivered}), media_type="application/json"
-        )
+        return Response(msgspec.json.encode({"status": "ok", "head": of(bus).head}), media_type="application/json")
 
     return [Route("/metrics", metrics, methods=["GET"]), Route("/healthz", health, methods=["GET"])]

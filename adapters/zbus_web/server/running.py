@@ -93,7 +93,7 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         for connection in list(server.server_state.connections):
             connection.transport.abort()  # a client that does not read would keep it for ever
         listener.close()
-        app.state.activity.close()
+        app.state.live.views.activity.close()
 
 
 def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:

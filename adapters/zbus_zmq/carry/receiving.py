@@ -16,7 +16,7 @@ import zmq
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Receive
+from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
 from zbus.util.window import Window
 from zbus_zmq.address.topics import MARK, key_of, mark_of, node_of, prefix_of, widest

@@ -17,7 +17,7 @@ import zmq
 
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
-from zbus.ports.log import Heard
+from zbus.ports.fabric import Heard
 from zbus_zmq.find.discovery import Node, Nodes
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links

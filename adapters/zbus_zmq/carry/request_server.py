@@ -20,7 +20,7 @@ import zmq
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.log import Question
+from zbus.ports.fabric import Question
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of

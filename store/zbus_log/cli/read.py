@@ -13,6 +13,7 @@ from zbus.cli.reading import open_to_read
 from zbus.cli.render.output import ends_with_its_reader, note
 from zbus.cli.render.printer import EventPrinter, print_live, print_stored
 from zbus.cli.render.values import parse_position
+from zbus.introspection import of
 
 from .options import KeyOption, LogArgument, check_is_there
 
@@ -77,7 +78,7 @@ async def _tail(log: Path, number: int, follow: bool, keys: list[str]) -> None:
 
 async def _last(bus: zbus.Bus, keys: list[str], number: int, head: int) -> list[zbus.Event]:
     """The last events of some keys: look back, further each time, until there are enough or there is no more."""
-    low_water = await bus.run(bus.need_log("tail").low_water)
+    low_water = await (reader := of(bus).reader).run(reader.required("tail").low_water)
     found: list[zbus.Event] = []
     reach = LOOK_BACK * number
     while number:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogOwned, ZbusError
 from zbus.keys import check_key
 from zbus.ports.log import Answered, Row
-from zbus.publish.proxied_writes import check_rows
+from zbus.publish.entry import check_rows
 from zbus.schema.validators import Checks, make_checks
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log

@@ -11,13 +11,13 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 
 from zbus.cli.render.values import parse_position
-from zbus.deliver.subscriber import to_ns
+from zbus.deliver.start_position import to_ns
 from zbus_log.cli.options import check_is_there
 from zbus_log.cold.tier import Cold
 from zbus_spark.columns import schema_of
 from zbus_spark.options import ReadOptions
+from zbus_spark.partitions import bounds
 from zbus_spark.reading import read
-from zbus_spark.source import bounds
 
 _LOG = "The log: a SQLite file of zbus, or a node that serves it, such as zenoh://127.0.0.1:7447."
 

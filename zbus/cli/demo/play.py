@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import zbus
+from zbus.introspection import of
 
 from .ledger import Ledger, Watch
 from .worker import Worker
@@ -92,7 +93,8 @@ class Play:
         )
         await asyncio.sleep(AWAY_S)
         if self._fault == "forget":
-            await bus.run(bus.need_log("the demo").cursors.reset, DURABLE, 0)
+            reader = of(bus).reader
+            await reader.run(reader.required("the demo").cursors.reset, DURABLE, 0)
         await self.worker.start()
         self._say("the durable subscriber is back")
 

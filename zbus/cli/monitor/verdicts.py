@@ -26,7 +26,7 @@ class Verdicts:
     async def look(self) -> None:
         """Read the schemas again, if it is time."""
         now = time.monotonic()
-        if self._bus.log is None or now - self._looked_at < LOOK_EVERY_S:
+        if self._bus.config.log is None or now - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = now
         await self._bus.schemas.load()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import zbus
 from zbus.deliver.subscriber import EventSubscriber
 from zbus.errors import SubscriberLagged
+from zbus.introspection import of
 from zbus.observe.histogram import Histogram
 
 from .counts import KeyCounts, Rate
@@ -34,7 +35,7 @@ class BusFrames:
         async with self._bus as bus, bus.subscribe("**", queue_events=QUEUE_EVENTS) as subscriber:
             counting = asyncio.create_task(self._count(subscriber))
             try:
-                self._began = bus.delivery.delivered
+                self._began = of(bus).head
                 self._look(self._began)
                 while True:
                     begun = time.monotonic()
@@ -61,15 +62,15 @@ class BusFrames:
             self._taken.add(time.time_ns() - event.published_at)
 
     def _look(self, head: int) -> float | None:
-        return self._published.per_s(head if self._bus.log is not None else self._keys.seen)
+        return self._published.per_s(head if self._bus.config.log is not None else self._keys.seen)
 
     async def _frame(self, elapsed_s: float) -> Frame:
         bus = self._bus
-        head = await bus.head() if bus.log is not None else None
+        head = await bus.head() if bus.config.log is not None else None
         stats = bus.stats()
         dropped = dropped_of(stats)
         taken, self._taken = self._taken, Histogram()
-        hears = not bus.read_only
+        hears = not bus.config.read_only
         return Frame(
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             source=self._source,

@@ -1,0 +1,31 @@
+"""Reading the node's log from the event loop: the log, and the threads that blocking calls run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from zbus.errors import LogMissing
+from zbus.ports.log import Log
+
+T = TypeVar("T")
+
+
+class LogReader(NamedTuple):
+    """Shared by the subscriptions and replays of one node."""
+
+    log: Log | None
+    run: Callable[..., asyncio.Future[Any]]  # run a blocking call on a thread of the node
+    skip_corrupt: bool
+
+    @property
+    def read_only(self) -> bool:
+        """Whether another process owns the log, so that no commit is seen here."""
+        return self.log is not None and self.log.read_only
+
+    def required(self, doing: str) -> Log:
+        """Return the log. Raises `LogMissing` if this bus has none; `doing` says what it was needed for."""
+        if self.log is None:
+            raise LogMissing(doing)
+        return self.log

@@ -1,0 +1,45 @@
+"""A link: one transport in use, and its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from zbus.ports.fabric import Fabric
+
+from .send_queue import Outbox
+
+
+class Link:
+    """One fabric in use."""
+
+    outbox: Outbox
+
+    def __init__(self, label: str, fabric: Fabric) -> None:
+        self.label, self.fabric, self.receiving = label, fabric, True
+
+
+def label(url: str) -> str:
+    """A URL without its secrets and options: what a link is called.
+
+    >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
+    'nats://127.0.0.1:4222'
+    """
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def link_names(urls: Sequence[str]) -> dict[str, str]:
+    """A name for each of several URLs: its label, with a number where only options tell them apart.
+
+    >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
+    {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}
+    """
+    names: dict[str, str] = {}
+    for url in sorted(set(urls)):
+        name = label(url)
+        taken = sum(label(other) == name for other in names)
+        names[url] = f"{name}#{taken + 1}" if taken else name
+    return names

@@ -1,0 +1,36 @@
+"""What publishing needs from the node: its contract with the rest of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any, Protocol
+
+from zbus.ports.log import Row
+
+
+class Access(Protocol):
+    """Decides which keys may be published to. None is installed yet: the entry has the slot."""
+
+    def check_publish(self, key: str) -> None:
+        """Raise if this key may not be published to."""
+
+
+class Validators(Protocol):
+    """Validates payloads against the registered schemas before an event is stored."""
+
+    @property
+    def hold(self) -> Callable[[str, bytes], None]:
+        """`hold(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
+
+
+class Host(Protocol):
+    """What the entry needs from the node."""
+
+    def check_key(self, key: str) -> str:
+        """Return a key that every transport in use can carry. Raises `KeyInvalid`."""
+
+    def is_blocked(self, reasons: Set[Any], keys: Iterable[str]) -> bool:
+        """Return whether one of the reasons for backpressure concerns a publisher of these keys."""
+
+    def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
+        """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
