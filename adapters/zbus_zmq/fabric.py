@@ -57,10 +57,6 @@ DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counts, Any], Discovery]] = {
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Open the fabric of a `zmq://` URL. Blocks: call it off the loop."""
-    if config.wire == "dynamo":
-        from zbus_dynamo.zmq_plane import open_fabric as open_dynamo  # another envelope, another discovery
-
-        return open_dynamo(config, url)
     return ZmqFabric(read_options(config, url), session)
 
 
