@@ -24,8 +24,13 @@ def open_log(config: BusConfig) -> Log | None:
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
-    """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop."""
-    return cast("Fabric", _load("zbus.fabrics", url.partition("://")[0], "transport")(config, url, session))
+    """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop.
+
+    Another wire than our own is another implementation, such as `zmq+dynamo`.
+    """
+    scheme = url.partition("://")[0]
+    name = scheme if config.wire == "zbus" else f"{scheme}+{config.wire}"
+    return cast("Fabric", _load("zbus.fabrics", name, "transport")(config, url, session))
 
 
 def open_tracing(config: BusConfig) -> Tracing | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import EventInvalid, FabricLacks
+from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
 from zbus.keys import KeySet
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
@@ -30,6 +30,8 @@ NAME = "nats with the dynamo wire"
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
     """Connect to the server that the URL, or else `NATS_SERVER`, names."""
+    if session is not None:
+        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
     connection = Connection(load_options(config, url), DynamoNats.name).open()
     return DynamoNats(connection, config.payload_bytes_max)
 

@@ -24,11 +24,6 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Connect to NATS as the URL, `options` and the environment say. Blocks: call it off the loop."""
     if session is not None:
         raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
-    if config.wire == "dynamo":
-        from zbus_dynamo import nats_plane  # it builds on this package
-
-        plane: Fabric = nats_plane.open_fabric(config, url)
-        return plane
     options = load_options(config, url)
     if options.stream or options.durable:
         raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")

@@ -8,7 +8,7 @@ publishers notice. Several brokers run side by side and know nothing of each oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from .address.topics import MARK, node_of
 from .io.curve import attach_authenticator, open_keys
 from .io.io_thread import IoThread
 from .io.pacing import LAST, MORE, PacedSender, quick_send
-from .io.receive import BURST_MESSAGES, NOBLOCK, received
+from .io.receive import BURST_MESSAGES, NOBLOCK, Recv, received
 from .io.sockets import bind, make_socket
 from .io.source import source_of
 
@@ -73,7 +73,7 @@ class Broker:
         self._pacer = PacedSender(self._io, self._out, self._options.stall_s, self._counts, b"", self._marks)
         self.xsub = bind(self._in, xsub, self._options)
         self.xpub = bind(self._out, xpub, self._options)
-        self._recv: Callable[[int, bool], zmq.Frame] = self._in.recv  # type: ignore[assignment]  # copy=False
+        self._recv: Recv = self._in.recv  # type: ignore[assignment]  # copy=False
         self._send = quick_send(self._out)
         self._io.on_readable(self._in, self._forward)
         self._io.on_readable(self._out, self._subscribe)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
 GRACE_S = 0.3  # after the start, a request waits this long for a node that serves its key
+DRAIN_S = 2.0  # a node withdraws before it has sent everything: its events are received for this long
 RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
 
 # The ways to find nodes, by the value of the option `discovery`. The last argument is the application's Zenoh session.
@@ -57,10 +58,6 @@ DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counts, Any], Discovery]] = {
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Open the fabric of a `zmq://` URL. Blocks: call it off the loop."""
-    if config.wire == "dynamo":
-        from zbus_dynamo.zmq_plane import open_fabric as open_dynamo  # another envelope, another discovery
-
-        return open_dynamo(config, url)
     return ZmqFabric(read_options(config, url), session)
 
 
@@ -85,6 +82,7 @@ class ZmqFabric:
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
         self._nodes: Nodes = {}
+        self._leaving: dict[str, Node] = {}  # nodes that have gone a moment ago
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
@@ -251,21 +249,27 @@ class ZmqFabric:
         return self._discovery.look() if self._discovery is not None else {}
 
     def _found(self, nodes: Nodes) -> None:
-        """The live nodes, on the I/O thread: connect to the new ones, drop the dead."""
-        gone = self._nodes.keys() - nodes.keys()
+        """Take over the live nodes, on the I/O thread. A connection to a node that is gone is kept for a moment."""
+        gone = {name: node for name, node in self._nodes.items() if name not in nodes}
         self._nodes = nodes
         if gone:
-            self._receiving.on_readable()  # what they sent before they went
+            self._leaving.update(gone)
             self._receiving.forget(gone)
-        if not self._options.brokered:
-            self._subscriptions.want(
-                {
-                    node.publish: node.curve_key
-                    for node in nodes.values()
-                    if node.publish is not None and node.node != self.node
-                }
-            )
+            self._io.later(DRAIN_S, lambda: self._forget(gone))
+        self._connect()
         self._client.set_nodes(nodes)
+
+    def _forget(self, gone: Nodes) -> None:
+        for name in gone:
+            self._leaving.pop(name, None)
+        self._connect()
+
+    def _connect(self) -> None:
+        if not self._options.brokered:
+            nodes = (*self._leaving.values(), *self._nodes.values())
+            self._subscriptions.want(
+                {each.publish: each.curve_key for each in nodes if each.publish is not None and each.node != self.node}
+            )
 
     def _send_request(self, request: PendingRequest, nodes: Nodes) -> None:
         self._found(nodes)

@@ -319,7 +319,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, msgspec.Struct):
-        return plain(msgspec.structs.asdict(value))
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)  # on the wire, and here
+        return plain({name: getattr(value, field) for name, field in names})
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,12 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from zmq_support import Collector, fabrics, until
+import zmq
+from zmq_support import Collector, fabrics, raw_socket, until
 
 import zbus
 from zbus.config import BusConfig
 from zbus.errors import FabricError
+from zbus_zmq.address.topics import topic_of
 from zbus_zmq.fabric import open_fabric
+from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.lease import encode_lease, take_lease
 
 
 @pytest.fixture
@@ -211,6 +215,30 @@ def test_what_was_sent_just_before_closing_still_arrives(url: str) -> None:
         one.close()
 
         assert collector.wait(2000) == [b"%d" % number for number in range(2000)]
+
+
+def test_what_a_node_sends_after_its_lease_is_gone_still_arrives(url: str, tmp_path: Path) -> None:
+    collector = Collector()
+    with (
+        zmq.Context() as context,
+        raw_socket(context, zmq.XPUB, RCVTIMEO=20_000) as publisher,
+        fabrics(url, 1) as (here,),
+    ):
+        publisher.bind("tcp://127.0.0.1:*")
+        leaving = Node(node="ab" * 8, publish=publisher.get_string(zmq.LAST_ENDPOINT))
+        lease = tmp_path / f"{leaving.node}.json"
+        lease.write_bytes(encode_lease(take_lease("default", leaving, 3600)))
+        here.listen(["a/b"], collector)
+        while publisher.recv()[1:] != topic_of("a/b"):
+            pass  # its marks
+        assert until(lambda: leaving.node in here._nodes)
+
+        lease.unlink()
+        assert until(lambda: leaving.node not in here._nodes)
+        publisher.send_multipart([topic_of("a/b"), b"the last one"])
+
+        assert collector.wait(1) == [b"the last one"]
+        assert until(lambda: here.diagnostics()["connections"] == 0)
 
 
 def test_a_fabric_that_cannot_be_opened_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq_support import until
 
 from zbus.observe.counters import Counts
+from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
 
 # libzmq aborts the process where this goes wrong, so it has one of its own.
@@ -144,4 +146,43 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
         assert len(clock.delays) == 12, "what is no longer wanted is not tried again"
         links.want({"nonsense": None})
         assert [delay <= 0.5 for delay in clock.delays[12:]] == [True]
+        links.close()
+
+
+def test_links_know_which_endpoints_are_connected_and_report_the_first_and_the_last(tmp_path: Path) -> None:
+    counts = Counts("test")
+    io, linked = IoThread("test", counts), list[bool]()
+    with zmq.Context() as context, context.socket(zmq.PUB) as one, context.socket(zmq.PUB) as two:
+        one_at = f"tcp://127.0.0.1:{one.bind_to_random_port('tcp://127.0.0.1')}"
+        two_at = f"ipc://{tmp_path / 'socket'}"
+        two.bind(two_at)
+
+        def start() -> Links:
+            made = Links(io, io.context.socket(zmq.SUB), None, counts, schemes=("tcp://", "ipc://"))
+            made.on_linked = linked.append
+            made.want({one_at: None, two_at: None})
+            return made
+
+        links = io.call("start", start)
+        try:
+            assert until(lambda: links.connected == {one_at, two_at})
+            one.close(0)
+            assert until(lambda: links.connected == {two_at})
+            assert (linked, counts.snapshot()) == ([True], {"disconnected": 1})
+
+            io.call("drop", lambda: links.want({}))  # libzmq reports no event for it
+
+            assert (links.connected, links.made, linked) == (frozenset(), 0, [True, False])
+        finally:
+            io.close(5.0)
+
+
+def test_an_endpoint_of_another_scheme_is_refused() -> None:
+    counts = Counts("test")
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        links = Links(Clock(), socket, None, counts)  # type: ignore[arg-type]
+
+        assert not links.connect("ipc:///tmp/somewhere", None)
+
+        assert counts.snapshot() == {"connect_failed": 1}
         links.close()

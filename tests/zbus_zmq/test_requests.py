@@ -169,10 +169,12 @@ class ClientSocket:
     def send_multipart(self, parts: list[bytes], flags: int) -> None:
         self.sent.append(parts)
 
-    def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
+    def recv(self, flags: int, copy: bool) -> SimpleNamespace:
         if not self.arrived:
             raise zmq.Again
-        return [zmq.Frame(part) for part in self.arrived.popleft()]
+        part = self.arrived[0].pop(0)
+        more = bool(self.arrived[0]) or self.arrived.popleft() != []
+        return SimpleNamespace(bytes=part, more=more)
 
 
 def pending_request(

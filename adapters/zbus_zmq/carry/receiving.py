@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import zmq
 
@@ -22,7 +22,7 @@ from zbus.util.window import Window
 from zbus_zmq.address.topics import MARK, key_of, mark_of, node_of, prefix_of, widest
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.pacing import PROBE
-from zbus_zmq.io.receive import BURST_MESSAGES, NOBLOCK
+from zbus_zmq.io.receive import BURST_MESSAGES, NOBLOCK, Recv
 from zbus_zmq.io.source import source_of
 from zbus_zmq.io.stamps import SEEN_MAX, SENDER_BYTES, STAMP_BYTES
 
@@ -38,7 +38,7 @@ class Receiving:
     def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, brokers: int) -> None:
         """`brokers`: from how many of them messages come; 0 for none in between."""
         self._io, self._socket, self._node, self._counts = io, socket, node, counts
-        self._recv: Callable[[int, bool], zmq.Frame] = socket.recv  # type: ignore[assignment]  # copy=False
+        self._recv: Recv = socket.recv  # type: ignore[assignment]  # copy=False
         self._stamped, self._own = brokers > 0, bytes.fromhex(node)
         self._seen = Window[bytes](SEEN_MAX) if brokers > 1 else None  # one broker brings nothing twice
         self._receive: Receive | None = None

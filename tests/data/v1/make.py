@@ -879,7 +879,7 @@ class ZmqCaught(Caught):
 
     async def ask(self, key: str, payload: bytes) -> list[tuple[bytes | None, dict[str, Any]]]:
         leases = [zmq_lease.decode_lease(data) for data in self._read()]
-        where = next(each.node.questions for each in leases if each is not None and key in each.node.answers)
+        where = next(each.node.requests for each in leases if each is not None and key in each.node.serves)
         found: list[tuple[bytes | None, dict[str, Any]]] = []
         socket_ = self._context.socket(zmq.DEALER)
         socket_.linger = 0
@@ -895,7 +895,7 @@ class ZmqCaught(Caught):
 
     async def answer(self, *keys: str) -> None:
         where = f"tcp://127.0.0.1:{self._port}"
-        told = zmq_discovery.Node(node=self._id, publish=None, questions=where, answers=keys)
+        told = zmq_discovery.Node(node=self._id, publish=None, requests=where, serves=keys)
         path = self._registry / f"{self._id}.json"
         self._registry.mkdir(mode=0o700, exist_ok=True)
         draft = path.with_suffix(".new")
