@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from inside import node_of
 from log_support import append, ask, wait_until
+from msgspec.structs import replace
 
 import zbus
 import zbus_log
@@ -121,7 +122,7 @@ async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path
                 while not node_of(here).network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)
             # A node that is met for the first time tells new from old by the time of publishing.
-            now = [(row[0], row[1], time.time_ns(), *row[3:]) for row in rows(500)]
+            now = [replace(row, published_at=time.time_ns()) for row in rows(500)]
             await in_thread(zbus_log.put, log_path, [now])
             async with asyncio.timeout(30):
                 seen = [(await anext(far)).identity for _ in range(500)]
