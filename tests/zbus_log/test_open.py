@@ -50,7 +50,7 @@ from zbus import BusConfig
 from zbus_log import Row, open_log
 log = open_log(BusConfig(log=sys.argv[1]))
 answers = SimpleQueue()
-log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put)
+log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put, None)
 answers.get()
 print("ready", flush=True)
 sys.stdin.read()
@@ -559,7 +559,7 @@ def test_after_a_power_cut_a_log_that_was_not_synced_never_gives_an_offset_out_a
 
     answers: SimpleQueue[Any] = SimpleQueue()
     log = open_log(BusConfig(log=str(path), durability="os"))
-    log.append([row(100)], answers.put)
+    log.append([row(100)], answers.put, None)
     offsets = offsets_of(answers.get(timeout=10))
     log.close(5)
 

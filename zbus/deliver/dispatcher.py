@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zbus.event import Event
+from zbus.headers import NO_HEADERS, Headers
+from zbus.observe import records
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
@@ -74,7 +76,6 @@ class Dispatcher:
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
-        self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
 
     def attach(self, subscription: Subscription) -> asyncio.Future[Any] | None:
         """Deliver to a new subscription; the future completes when other nodes are asked for its events."""
@@ -114,19 +115,40 @@ class Dispatcher:
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Deliver a part of the log's tail."""
-        routes, gathered, passed = self.router.routes, self._wanted, self.passed
+        routes, passed, size = self.router.routes, self.passed, 0
+        gathered: dict[Target, list[Event]] = {}
         for row, offset in zip(rows, offsets, strict=True):
+            size += len(row.payload)
             targets = routes(row.key)
             if passed and (row.publisher_id, row.sequence) in passed:
                 targets = tuple(target for target in targets if target.records)
             if targets:
-                event = row.event(offset)
+                headers = row.headers  # `row.event(offset)` without its call: this is done for every event
+                event = Event(
+                    row.publisher_id,
+                    row.sequence,
+                    row.published_at,
+                    row.key,
+                    row.payload,
+                    Headers(headers) if headers else NO_HEADERS,
+                    offset,
+                    row.provenance,
+                )
                 for target in targets:
-                    gathered[target].append(event)
+                    if target in gathered:
+                        gathered[target].append(event)
+                    else:
+                        gathered[target] = [event]
         if gathered:
-            self._offer()
+            self._offer(gathered)
         self.delivered = offsets[-1]
-        size = self._remember(rows, offsets)
+        self._recent.append((rows, offsets, size))
+        self._recent_events += len(rows)
+        self._recent_bytes += size
+        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
+            gone, _, gone_bytes = self._recent.popleft()
+            self._recent_events -= len(gone)
+            self._recent_bytes -= gone_bytes
         for watch in self.watchers:
             watch(rows, size)
 
@@ -148,15 +170,16 @@ class Dispatcher:
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
-        routes, gathered = self.router.routes, self._wanted
+        routes = self.router.routes
+        gathered: dict[Target, list[Event]] = {}
         key, targets = "", routes(events[0].key)
         for event in events:
             if event.key != key:
                 key, targets = event.key, routes(event.key)
             for target in targets:
-                gathered[target].append(event)
+                gathered.setdefault(target, []).append(event)
         if gathered:
-            self._offer()
+            self._offer(gathered)
 
     def recent_after(self, offset: int, limit: int) -> list[Event] | None:
         """The delivered events after `offset`, if they are few and still in memory; else None."""
@@ -171,27 +194,14 @@ class Dispatcher:
                 found += [row.event(at) for row, at in zip(rows, offsets, strict=True) if at > offset]
         return found
 
-    def _offer(self) -> None:
+    def _offer(self, gathered: Mapping[Target, list[Event]]) -> None:
         """Hand over what was gathered, once per target."""
         taken = []
-        for target, events in self._wanted.items():
+        for target, events in gathered.items():
             if number := target.offer(events):
                 self.deliveries += number
                 taken.append(events)
-        self._wanted.clear()
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
-        if taken and wanted(logging.DEBUG):
+        if taken and (records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG)):
             tell_received(taken)
-
-    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
-        """Keep what was stored for a while; returns how large its payloads are."""
-        total = sum([len(row.payload) for row in rows])
-        self._recent.append((rows, offsets, total))
-        self._recent_events += len(rows)
-        self._recent_bytes += total
-        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
-            gone, _, size = self._recent.popleft()
-            self._recent_events -= len(gone)
-            self._recent_bytes -= size
-        return total

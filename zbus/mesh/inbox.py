@@ -59,6 +59,7 @@ class Inbox:
         self._origins: dict[int, Origin] = {}
         self._reported_at: dict[str, float] = {}
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.stored_events = 0  # of other nodes, in our log
         self.received: dict[str, int] = {}  # events by link, duplicates among them
         self.heard = Heard()
         self._storing: dict[int, asyncio.Future[Any]] = {}
@@ -332,6 +333,8 @@ class Inbox:
 
         def look(done: asyncio.Future[Any]) -> None:
             self._passed.difference_update(passed)
+            if not done.cancelled() and done.exception() is None:
+                self.stored_events += len(rows) - len(done.result().repeated)
             if not done.cancelled() and isinstance(done.exception(), LogError):
                 self.count("record_failed", len(rows))
                 self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))
