@@ -4,56 +4,76 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo demo-pipeline test java browser screenshots check bench faults lock clean
+.PHONY: help demo demo-pipeline test java browser system screenshots check bench faults lock clean
 
 help:
-	@echo "make demo    an embedded bus at work, 20 s at most"
+	@echo "make demo    an embedded bus at work, about ten seconds; installs only what it needs"
 	@echo "make demo-pipeline    Spark's jobs over a log of 200,000 events; leaves a report in zbus-pipeline-demo/"
 	@echo "make test    the whole test suite, under 10 minutes"
 	@echo "make check   lint, types and import direction"
 	@echo "make bench   the benchmarks, each beside its peer; writes benchmarks/results/"
 	@echo "make faults  the long fault runs: 200 x kill -9 and more"
-	@echo "make lock    refresh requirements.lock from pyproject.toml"
+	@echo "make lock    refresh requirements.lock and requirements-demo.lock from pyproject.toml"
+
+define CHECK_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "zbus needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+endef
 
 # Every package is pinned by version and hash; the build backend comes from the same lock.
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "zbus needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $(READY)
 
-demo: $(READY)
-	$(BIN)/zbus demo
+# A part of the same environment, with the same versions: `make test` completes it. The lock has every dependency, so pip
+# need not resolve any, and modules are compiled when they are imported: both save time before the first line.
+FROM_DEMO_LOCK := --no-deps --require-hashes -r requirements-demo.lock
+$(DEMO_READY): requirements-demo.lock pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Installing what the demo needs into $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) download --dest $(VENV)/packages $(FROM_DEMO_LOCK)
+	@du -sk $(VENV)/packages | awk '{ printf "%.0f MB of packages downloaded\n", $$1 / 1024 }'
+	@$(PIP) install --no-index --find-links $(VENV)/packages --no-compile $(FROM_DEMO_LOCK)
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@rm -rf $(VENV)/packages
+	@touch $(DEMO_READY)
 
-demo-pipeline: $(READY) java
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY))
+	@$(BIN)/zbus demo
+
+demo-pipeline: java
 	rm -rf zbus-pipeline-demo
 	$(BIN)/zbus pipeline demo zbus-pipeline-demo
 
-# What Spark runs on: Debian's, if there is none and this user may install it.
-JAVA_PACKAGE := openjdk-17-jre-headless
-java: $(READY)
-	@$(BIN)/python -c 'from zbus.cli.java import *; raise SystemExit((java_version() or 0) < JAVA_VERSION_MIN)' || { \
+# Programs that are not on PyPI: Debian's packages, installed if this user may. Otherwise one message names all of them.
+java browser system: $(READY)
+	@packages= purposes=; \
+	lack() { packages="$$packages $$1"; purposes="$${purposes:+$$purposes; }$$2"; }; \
+	case $@ in java | system) \
+		$(BIN)/python -c 'from zbus.cli.java import *; raise SystemExit((java_version() or 0) < JAVA_VERSION_MIN)' || \
+			lack openjdk-17-jre-headless "Spark needs Java 17 or later";; \
+	esac; \
+	case $@ in browser | system) \
+		command -v chromium >/dev/null || lack "chromium fonts-liberation" "the console is tested in Chromium"; \
+		command -v promtool >/dev/null || lack prometheus "its metrics are checked by promtool";; \
+	esac; \
+	[ -z "$$packages" ] || { \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
 		command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; } && \
-		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(JAVA_PACKAGE); } || \
-		{ echo "Spark needs Java 17 or later: sudo apt-get install -y $(JAVA_PACKAGE)" >&2; exit 1; }
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $$packages; } || \
+		{ echo "$$purposes. Install what is missing: sudo apt-get install -y$$packages" >&2; exit 1; }
 
-# What the console is tested in, and what checks its metrics: Debian's, if there are none and this user may install them.
-BROWSER_PACKAGES := chromium fonts-liberation prometheus
-browser:
-	@{ command -v chromium && command -v promtool; } >/dev/null || { \
-		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
-		command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; } && \
-		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $(BROWSER_PACKAGES); } || \
-		{ echo "The console is tested in Chromium, its metrics by promtool: sudo apt-get install -y $(BROWSER_PACKAGES)" >&2; exit 1; }
-
-screenshots: $(READY) browser
+screenshots: browser
 	$(BIN)/python tests/browser/screenshots.py docs/images
 
-test: $(READY) java browser
+test: system
 	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
 
 check: $(READY)
@@ -62,16 +82,19 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY) java browser
+bench: system
 	$(BIN)/python benchmarks/run.py
 
-faults: $(READY) java
+faults: java
 	$(BIN)/python -m pytest -m nightly --timeout 3600
 
+LOCK := $(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \
+	--quiet
 lock: $(READY)
-	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --python-version 3.11 \
-		--no-header --no-annotate --upgrade --quiet -o requirements.lock
+	$(PIP) install uv
+	$(LOCK) --group dev --upgrade -o requirements.lock
+	rm -f requirements-demo.lock
+	$(LOCK) --group build --constraint requirements.lock -o requirements-demo.lock
 
 clean:
 	rm -rf $(VENV) zbus-pipeline-demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

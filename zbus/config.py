@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict, SettingsError
 
 from .errors import ConfigInvalid, KeyInvalid
 from .keys import KeySet
@@ -18,6 +20,7 @@ from .util.session_token import SECRET_BYTES_MIN
 _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
+_NEED_A_LOG = ("record", "cold", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
 
 
 def _split(value: Any) -> Any:
@@ -75,10 +78,23 @@ class BusConfig(BaseSettings):
     retain_past_cursors: bool = Field(False, description="let retention pass durable cursors")
 
     def __init__(self, **given: Any) -> None:
-        try:
+        with config_errors("configuration", known=type(self).model_fields):
             super().__init__(**given)
-        except ValidationError as error:
-            raise _as_config_invalid(error) from error
+
+    @classmethod
+    def exactly(cls, **given: Any) -> Self:
+        """Build a configuration from the arguments and the defaults only. Raises `ConfigInvalid` as usual.
+
+        It reads neither the environment nor a file: for a bus that zbus opens for itself, because the `ZBUS_…`
+        variables are about the application's bus and its log. It also takes microseconds, not milliseconds.
+
+        >>> BusConfig.exactly(log="memory").log
+        'memory'
+        """
+        config = cls.__new__(cls)
+        with config_errors("configuration", known=cls.model_fields):
+            BaseModel.__init__(config, **given)  # validates; BaseSettings.__init__ would read the environment first
+        return config
 
     @field_validator("log")
     @classmethod
@@ -104,9 +120,9 @@ class BusConfig(BaseSettings):
             found = Path(path).read_text().strip()
         except (OSError, TypeError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it holds no text"
-            raise _Contradiction("session_secret_file", f"{path}: {reason}") from None
+            raise Contradiction("session_secret_file", f"{path}: {reason}") from None
         if given is not None and found != (given.get_secret_value() if isinstance(given, SecretStr) else given):
-            raise _Contradiction("session_secret_file", "it holds another secret than session_secret: name one of them")
+            raise Contradiction("session_secret_file", "it holds another secret than session_secret: name one of them")
         return values | {"session_secret": found}
 
     @field_validator("session_secret")
@@ -152,31 +168,29 @@ class BusConfig(BaseSettings):
     def _consistent(self) -> BusConfig:
         if self.mode == "embedded" and (self.listen or self.connect):
             field = "listen" if self.listen else "connect"
-            raise _Contradiction(field, "mode 'embedded' opens no socket; use mode 'peer', 'client' or 'router'")
+            raise Contradiction(field, "mode 'embedded' opens no socket; use mode 'peer', 'client' or 'router'")
         if self.mode == "client" and not self.connect:
-            raise _Contradiction("connect", "mode 'client' needs at least one endpoint to connect to")
+            raise Contradiction("connect", "mode 'client' needs at least one endpoint to connect to")
         if self.mode in ("peer", "router") and not (self.listen or self.connect):
-            raise _Contradiction("listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to")
+            raise Contradiction("listen", f"mode {self.mode!r} needs an endpoint to listen on or to connect to")
         chosen = [each for each in self.receive_on if not any(url.startswith(each) for url in self.transports)]
         if chosen:
-            raise _Contradiction("receive_on", f"{chosen[0]!r} is none of `transports`")
+            raise Contradiction("receive_on", f"{chosen[0]!r} is none of `transports`")
         names = {each.partition("://")[0] for each in self.transports or (self.transport,)}
         if self.wire == "dynamo" and not names <= {"nats", "zmq"}:
-            raise _Contradiction("wire", "the dynamo wire is spoken on nats and zmq")
-        if self.record != "own" and self.log is None:
-            raise _Contradiction("record", "there is no log: set log to a path")
-        if self.read_only and self.record != "own":
-            raise _Contradiction("record", "a log that is only read records nothing")
+            raise Contradiction("wire", "the dynamo wire is spoken on nats and zmq")
         if self.log is None:
-            for field in ("cold", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss"):
-                if getattr(self, field):
-                    raise _Contradiction(field, "there is no log: set log to a path")
+            for field in _NEED_A_LOG:
+                if getattr(self, field) != type(self).model_fields[field].default:
+                    raise Contradiction(field, "there is no log: set log to a path")
+        if self.read_only and self.record != "own":
+            raise Contradiction("record", "a log that is only read records nothing")
         if self.log == "memory" and self.read_only:
-            raise _Contradiction("read_only", "a log in memory belongs to this bus alone")
+            raise Contradiction("read_only", "a log in memory belongs to this bus alone")
         if self.log == "memory" and self.cold is not None:
-            raise _Contradiction("cold", "a log in memory ends with the bus, and has no cold tier")
+            raise Contradiction("cold", "a log in memory ends with the bus, and has no cold tier")
         if self.read_only and self.mode != "embedded":
-            raise _Contradiction("mode", "a bus that is read-only is embedded")
+            raise Contradiction("mode", "a bus that is read-only is embedded")
         return self
 
     @property
@@ -200,10 +214,37 @@ class BusConfig(BaseSettings):
         return found
 
 
-class _Contradiction(ValueError):
+class Contradiction(ValueError):
+    """Raised by a validator of a whole model to name the field that `ConfigInvalid` shall name."""
+
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(reason)
         self.field = field
+
+
+@contextmanager
+def config_errors(
+    whole: str = "", *, known: Iterable[str] = (), within: str = "", noun: str = "setting"
+) -> Iterator[None]:
+    """Raise the first problem of a pydantic `ValidationError` as `ConfigInvalid`, without the value: it may be secret.
+
+    `known` are the names to list if one is unknown, and `noun` is what such a name is. The field is `whole` if the
+    problem is in no single field, and follows `within`, such as a file's name, if that is given. Items of a list are
+    counted from 1.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = "; known are: ".join(filter(None, (f"there is no such {noun}", ", ".join(known))))
+        place = [part + 1 if isinstance(part, int) else part for part in first["loc"]]
+        field = cause.field if isinstance(cause, Contradiction) else ".".join(map(str, place)) or whole
+        raise ConfigInvalid(": ".join(filter(None, (within, field))), reason) from None
+    except SettingsError as error:  # a variable that is to hold JSON, and does not
+        raise ConfigInvalid(whole, str(error)) from None
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> BusConfig:
@@ -211,13 +252,28 @@ def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> Bus
 
     `DYN_EVENT_PLANE` names the transport where nothing else does.
     """
+    return BusConfig(**_from_file(path) | given)
+
+
+def load_only(*names: str, **given: Any) -> BusConfig:
+    """Build a `BusConfig` from what is given; of the environment and the TOML file it takes only the settings `names`.
+
+    For a bus that a command opens for itself: the other settings are about the application's bus, and may not even be
+    valid together with those of the command.
+    """
+    with config_errors("configuration"):
+        found = _from_file(None) | EnvSettingsSource(BusConfig)()
+    return BusConfig.exactly(**{name: found[name] for name in names if name in found} | given)
+
+
+def _from_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Return the settings of the file, without those that the environment sets too."""
     path = path or os.environ.get("ZBUS_CONFIG")
     values = _read_toml(path) if path else {}
     values.pop("web", None)  # the table of `zbus serve`
     if os.environ.get("DYN_EVENT_PLANE"):
         values.setdefault("transport", os.environ["DYN_EVENT_PLANE"])
-    named = {name: value for name, value in values.items() if f"ZBUS_{name.upper()}" not in os.environ}
-    return BusConfig(**named | given)
+    return {name: value for name, value in values.items() if f"ZBUS_{name.upper()}" not in os.environ}
 
 
 def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -225,16 +281,3 @@ def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigInvalid("config", f"{os.fspath(path)}: {error}") from error
-
-
-def _as_config_invalid(error: ValidationError) -> ConfigInvalid:
-    """The first problem, with its field and its reason; a secret value is never repeated."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, _Contradiction):
-        return ConfigInvalid(cause.field, str(cause))
-    field = ".".join(str(part) for part in first["loc"]) or "configuration"
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        reason = f"there is no such setting; known are: {', '.join(BusConfig.model_fields)}"
-    return ConfigInvalid(field, reason)

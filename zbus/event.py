@@ -23,6 +23,39 @@ class Receipt:
         self.schema, self.acknowledge = schema, acknowledge
 
 
+class Offset(int):
+    """The offset of a published event: an `int` that also says which event it is.
+
+    `first` is False if an event of the same identity was stored before, and nothing was stored now.
+
+    >>> offset = Offset(12, 7, 0)
+    >>> offset + 1, offset.publisher_id, offset.sequence, offset.first
+    (13, 7, 0, True)
+    """
+
+    publisher_id: int
+    sequence: int
+    first: bool
+
+    def __new__(cls, offset: int, publisher_id: int, sequence: int, first: bool = True) -> Offset:
+        """Return an offset with the identity of its event."""
+        made = int.__new__(cls, offset)
+        made.publisher_id, made.sequence, made.first = publisher_id, sequence, first
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Offset, (int(self), self.publisher_id, self.sequence, self.first)
+
+
+class Provenance(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where an event that another node published came from."""
+
+    origin: int  # the log, or the node without one, that sent it
+    offset: int  # its position there
+    via: tuple[int, ...] = ()  # the bridges that forwarded it
+    link: str = ""  # the transport over which it arrived
+
+
 # Not tracked by the garbage collector: events are many, and no cycle leads through one.
 class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One event. Identity is (`publisher_id`, `sequence`), on every node and every transport.
@@ -42,6 +75,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     payload: bytes
     headers: Mapping[str, str] = NO_HEADERS
     offset: int = 0
+    provenance: Provenance | None = None  # None if a publisher of this node published it
     _receipt: Receipt | None = None
 
     @property
@@ -128,4 +162,4 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     def _with(self, receipt: Receipt) -> Event:
         """The same event, as one subscription hands it over."""
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
-        return Event(*fields, self.headers, self.offset, receipt)
+        return Event(*fields, self.headers, self.offset, self.provenance, receipt)

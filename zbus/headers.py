@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -28,8 +27,6 @@ _NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, str]).decode
-_decode_source = msgspec.msgpack.Decoder(tuple[int, int, tuple[int, ...], str, dict[str, str]]).decode
-_SOURCE = 0x95  # an array of five: the headers of an event that another node published, and where it came from
 _ENCODED_TYPE = {kind: _encode({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
 
 
@@ -62,28 +59,37 @@ def encode_headers(
     return encoded
 
 
-class Foreign(dict[str, str]):
-    """The headers of an event that was received and recorded here: the same, and where it came from.
+class Headers(Mapping[str, str]):
+    """Encoded headers, decoded when some code reads them. `raw` is passed on unchanged until then."""
 
-    `origin` is the node that sent it, `offset` its place in the log there, `via` the bridges it crossed
-    before, `link` the transport over which it came.
-    """
+    __slots__ = ("_decoded", "raw")
 
-    __slots__ = ("link", "offset", "origin", "via")
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._decoded: dict[str, str] | None = None
 
-    def __init__(
-        self, headers: Mapping[str, str], origin: int, offset: int, via: tuple[int, ...] = (), link: str = ""
-    ) -> None:
-        super().__init__(headers)
-        self.origin, self.offset, self.via, self.link = origin, offset, via, link
+    def _all(self) -> dict[str, str]:
+        if self._decoded is None:
+            self._decoded = _decode(self.raw)
+        return self._decoded
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __bool__(self) -> bool:
+        return True  # no headers at all are `NO_HEADERS`
+
+    def __repr__(self) -> str:
+        return repr(self._all())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return dict, (dict(self),)  # elsewhere it is an event like any other
-
-
-def is_foreign(encoded: bytes | None) -> bool:
-    """Whether encoded headers are those of an event that another node published."""
-    return encoded is not None and encoded[0] == _SOURCE
+        return dict, (dict(self._all()),)
 
 
 class Traced(dict[str, str]):
@@ -101,19 +107,22 @@ class Traced(dict[str, str]):
         self.sent: tuple[int, int, int] | None = None
 
 
-def encode_foreign(headers: Foreign) -> bytes:
-    """What the log keeps of headers that came with an event from another node."""
-    return _encode((headers.origin, headers.offset, headers.via, headers.link, dict(headers)))
+def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
+    """Return encoded headers as a mapping that is decoded when it is read; no headers is the common case."""
+    return Headers(encoded) if encoded else NO_HEADERS
 
 
-def decode_headers(encoded: bytes | dict[str, str] | None) -> Mapping[str, str]:
-    """The headers of a stored event, unless they are decoded already; none is the common case."""
-    if not encoded and type(encoded) is not Foreign:
-        return NO_HEADERS
-    if isinstance(encoded, dict):
-        return encoded
-    assert encoded is not None
-    if encoded[0] == _SOURCE:
-        origin, offset, via, link, headers = _decode_source(encoded)
-        return Foreign(headers, origin, offset, via, link)
-    return cast("Mapping[str, str]", _decode(encoded))
+def raw_headers(headers: Mapping[str, str]) -> bytes | None:
+    """Return the encoded form of an event's headers, or None if it has none."""
+    if type(headers) is Headers:
+        return headers.raw
+    return _encode(dict(headers)) if headers else None
+
+
+def check_encoded(encoded: bytes) -> None:
+    """Check headers that another process encoded. Raises `EventInvalid` if they could not have been published."""
+    try:
+        headers = _decode(encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
+    encode_headers(headers, None, None)

@@ -123,7 +123,7 @@ def _links(links: dict[str, dict[str, Any]]) -> Iterator[Metric]:
 
     sent = CounterMetricFamily("zbus_sent", "Events handed to a transport", labels=["transport"])
     received = CounterMetricFamily("zbus_received", "Events that a transport brought", labels=["transport"])
-    waiting = GaugeMetricFamily("zbus_outbox_events", "Events that wait for a transport", labels=["transport"])
+    waiting = GaugeMetricFamily("zbus_send_queue_events", "Events that wait for a transport", labels=["transport"])
     for label, link in list(links.items())[:LABELS_MAX]:
         sent.add_metric([label], link["sent"])
         received.add_metric([label], link["received"])

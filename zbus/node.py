@@ -19,7 +19,6 @@ from .deliver.log_reader import LogReader
 from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
 from .event import Event
-from .headers import is_foreign
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import tell_published
@@ -167,7 +166,10 @@ class Node:
                 log.watch(lambda head: _call_soon(loop, self.dispatcher.head_moved, head))
                 return
             took = self.stats.commit if config.metrics else None
-            self.entry.commits = Commits(log, self.backpressure, config.pending_bytes_max, self._stored, took)
+            listeners = (self.dispatcher.stored, self._published, self._send)
+            self.entry.commits = Commits(
+                log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
+            )
         from .mesh.network import Network  # not before: it takes a while to import
 
         self.network = Network(self, config, self.runtime, self.entry.published_keys, self._forward)
@@ -436,25 +438,22 @@ class Node:
         for subscription in self.dispatcher.subscriptions:
             subscription.checks_changed()
 
-    def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        rows, offsets = self.dispatcher.stored(rows, offsets)
-        if rows:
-            self._published(rows, offsets)
-        if self.network is not None and rows:
-            self.network.send(rows, offsets)
-
-    def _published(self, rows: Sequence[Row], offsets: Sequence[int] | None) -> None:
+    def _published(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         own = rows
         if self.network is not None and self.network.wants.records:  # some may be of other nodes
-            own = [row for row in rows if not is_foreign(row[5])]
+            own = [row for row in rows if row.provenance is None]
         self.entry.published_events += len(own)
         if own and wanted(logging.DEBUG):
             tell_published(own, offsets)
 
+    def _send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        if self.network is not None and self.network.links:
+            self.network.send(rows, offsets)
+
     def _send_records(self, events: Sequence[Event]) -> None:
         self.dispatcher.unstored(events)
         if self.network is not None:
-            self.network.say(events)
+            self.network.announce(events)
 
     def _list_cursors(self) -> None:
         with suppress(ZbusError):  # readers of the file see the error; these numbers are only older then

@@ -133,6 +133,6 @@ class Session:
         rows: list[Row] = []
         for body, headers in chunk:
             now = entry.time_ns()
-            rows += [(*next_identity(each), now, each, body, headers) for each in (key, own)]
-        offsets = await entry.store(rows)
+            rows += [Row(*next_identity(each), now, each, body, headers) for each in (key, own)]
+        offsets, _ = await entry.store(rows)
         return list(zip(offsets[::2], offsets[1::2], strict=True))

@@ -44,7 +44,8 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Ou
         except EventInvalid as error:
             counts.tell(EVENT_DROPPED, "refused_key", key, detail=str(error)[:500])
             continue
-        for event in events:
+        for each in events:
+            event = each.event()
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
                 counts.tell(EVENT_CHANGED, "headers_left_out", key, detail="the dynamo wire carries none; sent without")
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)

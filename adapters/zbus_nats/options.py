@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from zbus.config import BusConfig
+from zbus.config import BusConfig, config_errors
 from zbus.errors import ConfigInvalid
 
 PORT = 4222
@@ -153,10 +153,8 @@ def load_options(config: BusConfig, url: str) -> NatsOptions:
         given.update(_login_from_environment())
     for field, value in _from_environment(_TRUST).items():
         given.setdefault(field, value)
-    try:
+    with config_errors(known=NatsOptions.model_fields, within="options", noun="option"):
         return NatsOptions(**given)
-    except ValidationError as error:
-        raise _as_config_invalid(error) from None
 
 
 def _from_url(url: str) -> dict[str, Any]:
@@ -220,12 +218,3 @@ def _login_from_environment() -> dict[str, str]:
 
 def _from_environment(names: Mapping[str, str]) -> dict[str, str]:
     return {field: os.environ[name] for field, name in names.items() if os.environ.get(name)}
-
-
-def _as_config_invalid(error: ValidationError) -> ConfigInvalid:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        reason = f"NATS knows no such option; known are: {', '.join(NatsOptions.model_fields)}"
-    return ConfigInvalid("options", f"{field}: {reason}" if field else reason)

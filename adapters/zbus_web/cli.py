@@ -7,22 +7,25 @@ import os
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import zbus
+from zbus.cli.apps import new_app
 from zbus.cli.render.output import encode_json, note, write
 from zbus.cli.serving import serve as run_until_told
 from zbus.errors import ConfigInvalid
 
-from .demo import play
-from .http.settings import WebSettings, load_settings
-from .server.running import serving
+if TYPE_CHECKING:
+    from .http.settings import WebSettings
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False)
+# A reader's bus has no network and keeps no events of other nodes, even if the environment configures the owner so.
+READER: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": (), "record": "own"}
+
+app = new_app()
 
 
 @app.command()
@@ -54,6 +57,8 @@ def serve(
     The first line on stdout is JSON with the URL: when it is there, it answers. Other machines can reach it only with
     --host, and then it asks for a token.
     """
+    from .http.settings import load_settings
+
     given: dict[str, Any] = {"host": host, "port": port}
     if host_name:
         given["hosts"] = tuple(host_name)
@@ -71,6 +76,9 @@ def serve(
 
 
 async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *, demo: bool, read_only: bool) -> None:
+    from .demo import play
+    from .server.running import serving
+
     async with AsyncExitStack() as open_things:
         if log is None and demo:
             log = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="zbus-demo-"))) / "demo.db"
@@ -90,7 +98,7 @@ async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *
 
 
 def _bus(log: Path | None, config: Path | None, read_only: bool) -> zbus.Bus:
-    given: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": ()} if read_only else {}
+    given: dict[str, Any] = dict(READER) if read_only else {}
     bus = zbus.open(log, config=config, **given)
     if bus.config.log is None:
         raise ConfigInvalid("log", "a server needs one: zbus serve LOG, or ZBUS_LOG, or --demo for a look around")

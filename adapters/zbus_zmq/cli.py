@@ -5,21 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zbus.cli.apps import new_app
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, write
 from zbus.errors import ConfigInvalid
 
-from .address.options import ZmqOptions, check_endpoint, validated
-from .broker import Broker
-from .io.curve import make_keys
+if TYPE_CHECKING:
+    from .broker import Broker
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @app.command()
@@ -41,6 +41,9 @@ def broker(
     The first line on stdout is JSON with the endpoints. Reports of subscriptions and rates go to stderr, or
     with --json to stdout. Ctrl-C and SIGTERM end it.
     """
+    from .address.options import ZmqOptions, check_endpoint, validated
+    from .broker import Broker
+
     if new_keys is not None:
         _make_keys(new_keys, name)
         return
@@ -86,6 +89,8 @@ def _line(report: dict[str, Any]) -> str:
 
 
 def _make_keys(folder: Path, name: str) -> None:
+    from .io.curve import make_keys
+
     public, secret = make_keys(folder, name)
     write(encode_json({"public": str(public), "secret": str(secret)}))
     note(f"give {public.name} away, keep {secret.name} to yourself")

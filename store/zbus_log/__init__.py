@@ -1,12 +1,20 @@
 """The SQLite append log of zbus: the source of truth of a node."""
 
-from .client.proxied_writes import put, retain
-from .client.write_routes import OwnerTakesNoErrands, Put
-from .cold.tier import Cold
-from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
-from .log import SqliteLog, open_log
-from .read.verify import Report, verify
-from .retention import Rules, Trimmed
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from zbus.ports.log import Row
+
+if TYPE_CHECKING:
+    from .client.proxied_writes import put, retain
+    from .client.write_routes import OwnerTakesNoErrands, Put
+    from .cold.tier import Cold
+    from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
+    from .log import SqliteLog, open_log
+    from .read.verify import Report, verify
+    from .retention import Rules, Trimmed
 
 __all__ = [
     "Cold",
@@ -16,6 +24,7 @@ __all__ = [
     "OwnerTakesNoErrands",
     "Put",
     "Report",
+    "Row",
     "Rules",
     "Segment",
     "SqliteLog",
@@ -25,3 +34,28 @@ __all__ = [
     "retain",
     "verify",
 ]
+
+_WHERE = {
+    "Cold": ".cold.tier",
+    "ColdDamaged": ".file.manifest",
+    "ColdFile": ".file.manifest",
+    "Manifest": ".file.manifest",
+    "OwnerTakesNoErrands": ".client.write_routes",
+    "Put": ".client.write_routes",
+    "Report": ".read.verify",
+    "Rules": ".retention",
+    "Segment": ".file.manifest",
+    "SqliteLog": ".log",
+    "Trimmed": ".retention",
+    "open_log": ".log",
+    "put": ".client.proxied_writes",
+    "retain": ".client.proxied_writes",
+    "verify": ".read.verify",
+}
+
+
+# The command line imports this package to list its commands: what takes long to import comes when it is asked for.
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name], __name__), name)

@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructF
 from zbus.errors import ConfigInvalid
 from zbus.event import Event
 from zbus.headers import decode_headers
+from zbus.wire.provenance import split_headers
 
 Names = Callable[[Iterable[int]], Mapping[int, str]]
 
@@ -175,7 +176,7 @@ def _arrow(name: str) -> pa.DataType:
 def _from_headers(blobs: pa.Array, names: list[str]) -> dict[str, pa.Array]:
     """The map of all headers, and the columns of single ones, as they are asked for."""
     encoded = blobs.dictionary_encode()
-    decoded = [decode_headers(blob) for blob in encoded.dictionary.to_pylist()]
+    decoded = [decode_headers(split_headers(blob)[0] if blob else None) for blob in encoded.dictionary.to_pylist()]
     made = {}
     for name in names:
         alone = name.removeprefix(HEADER)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from zbus.config import config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 from zbus.ports.log import Span
@@ -50,15 +51,8 @@ class ReadOptions(BaseModel):
                 values[field] = _nanoseconds(name, time)
         if not values.get("path"):
             raise ConfigInvalid("path", 'name a log: .load("app.db"), or .load("zenoh://127.0.0.1:7447")')
-        try:
+        with config_errors("options", known=[*names.values(), "from", "to"], noun="option"):
             return cls(**values)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"])) or "options"
-            reason = first["msg"].removeprefix("Value error, ")
-            if first["type"] == "extra_forbidden":
-                reason = f"there is no such option; known are: {', '.join([*names.values(), 'from', 'to'])}"
-            raise ConfigInvalid(field, reason) from error
 
     @field_validator("key", mode="before")
     @classmethod

@@ -134,7 +134,7 @@ class RemoteLog:
 
 def _connect(url: str, name: str) -> Fabric:
     """A transport as a guest: with no log, hearing nothing but replies."""
-    config = BusConfig(transport="zenoh", transports=(), mode="embedded", listen=(), connect=(), log=None, record="own")
+    config = BusConfig.exactly()
     deadline, pauses = time.monotonic() + CONNECT_S, Backoff(*RETRY_S)
     while True:
         try:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
-from zbus.config import load_config
+from zbus.config import config_errors, load_config
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import check_key
 from zbus_log.file.database import log_errors, make_engine
@@ -61,17 +61,13 @@ class SinkOptions(BaseModel):
             raise ConfigInvalid("path", 'name a log: .save("app.db"), or .start("app.db")')
         if "://" in values["path"]:
             raise ConfigInvalid("path", f"{values['path']!r}: a sink writes to a log's file on the driver's host")
-        try:
+        with config_errors(known=names.values(), noun="option"):
             found = cls(**values)
+        try:
             if found.key is not None:
                 check_key(found.key)
         except KeyInvalid as error:
             raise ConfigInvalid("key", str(error)) from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            unknown = f"there is no such option; known are: {', '.join(names.values())}"
-            reason = unknown if first["type"] == "extra_forbidden" else first["msg"]
-            raise ConfigInvalid(".".join(map(str, first["loc"])), reason) from error
         return found
 
     @property

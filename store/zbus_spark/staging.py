@@ -164,7 +164,7 @@ def rows_of(parts: Sequence[Part], publisher_id: int, first_sequence: int) -> It
                         columns = [column.to_pylist() for column in batch.slice(start, CHUNK_ROWS).columns]
                         now = time.time_ns()
                         yield [
-                            (publisher_id, sequence + place, now, key, payload, headers)
+                            Row(publisher_id, sequence + place, now, key, payload, headers)
                             for place, (key, payload, headers) in enumerate(zip(*columns, strict=True))
                         ]
                         sequence += len(columns[0])

@@ -401,6 +401,26 @@ def test_a_bridge_that_makes_no_sense_is_refused_with_the_field(given: dict[str,
     assert caught.value.field.split(".")[0] == field
 
 
+def test_a_bridge_takes_no_setting_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"between": ("nats://a", "zenoh://b:1"), "keys": ["shop/**"]}
+    expected = zbus.Bridge(**given).bus.config, zbus.Bridge(**given, log=tmp_path / "b.db").bus.config
+    for name, value in {"COLD": "tier", "RETAIN_AGE_S": "9", "ACCEPT_LOSS": "true", "DURABILITY": "os"}.items():
+        monkeypatch.setenv(f"ZBUS_{name}", value)
+
+    assert zbus.Bridge(**given).bus.config == expected[0]
+    assert zbus.Bridge(**given, log=tmp_path / "b.db").bus.config == expected[1]
+
+
+async def test_a_payload_that_is_larger_than_the_bridge_allows_does_not_cross(tmp_path: Path) -> None:
+    between = (f"zmq://?registry={tmp_path}/a", f"zmq://?registry={tmp_path}/b")
+    async with zbus.open(transport=between[0]) as left, zbus.open(transport=between[1]) as right:
+        async with ears(right, "shop/**") as at_right, zbus.Bridge(between, ["shop/**"], payload_bytes_max=10):
+            publisher = await left.publisher("shop/a")
+            await publisher.publish(b"x" * 11)
+            await publisher.publish(b"x" * 10)
+            assert [len(event.payload) for event in await at_right.only(1)] == [10]
+
+
 def test_a_secret_in_a_url_is_never_shown() -> None:
     bridge = zbus.Bridge(("nats://user:hunter2@127.0.0.1:4222", "zenoh://127.0.0.1:7447?password=hunter2"), ["a/**"])
     shown = repr(bridge.config) + bridge.name + repr(bridge.stats()) + repr(bridge.diagnostics())

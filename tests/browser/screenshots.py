@@ -24,7 +24,7 @@ def main() -> None:
     """Start it, let it run for a while, and take the pictures."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "zbus.cli", "serve", "--demo", "--port", "0"]
+    command = [sys.executable, "-m", "zbus", "serve", "--demo", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as serving:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["url"]

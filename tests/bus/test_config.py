@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict, model_validator
 
 import zbus
 from zbus import BusConfig, ConfigInvalid
-from zbus.config import load_config
+from zbus.config import Contradiction, config_errors, load_config, load_only
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +214,109 @@ def test_a_password_in_a_url_is_never_shown(field: str) -> None:
     assert "hush" not in repr(config) + str(config)
 
 
+# A bus of zbus itself, which is not the application's.
+
+OF_THE_APPLICATION = {
+    "ZBUS_LOG": "env.db",
+    "ZBUS_COLD": "tier",
+    "ZBUS_RETAIN_AGE_S": "86400",
+    "ZBUS_RECORD": "shop/**",
+    "ZBUS_TRANSPORT": "nats",
+    "ZBUS_SESSION_SECRET_FILE": "missing",
+    "ZBUS_OPTIONS": "not JSON",
+    "ZBUS_CONFIG": "missing.toml",
+    "DYN_EVENT_PLANE": "zmq",
+}
+
+
+def test_an_exact_configuration_has_what_is_given_and_the_defaults_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defaults, given = BusConfig(), BusConfig(log="app.db", listen="tcp/127.0.0.1:7447", mode="peer")
+    for name, value in OF_THE_APPLICATION.items():
+        monkeypatch.setenv(name, value)
+
+    assert BusConfig.exactly() == defaults
+    assert BusConfig.exactly(log="app.db", listen="tcp/127.0.0.1:7447", mode="peer") == given
+
+
+def test_an_exact_configuration_reads_no_environment_variable_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unreadable(dict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            raise AssertionError(f"{name} was read")
+
+        get = items = keys = __iter__ = __getitem__  # type: ignore[assignment]
+
+    monkeypatch.setattr(os, "environ", Unreadable())
+    with pytest.raises(AssertionError, match="was read"):
+        load_config()
+
+    BusConfig.exactly(log="app.db")
+
+
+def test_some_settings_of_the_environment_and_the_file_can_be_taken_and_the_others_do_not_count(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text("transport = 'zmq'\nmode = 'peer'\nlisten = ['tcp/127.0.0.1:7447']\nskip_corrupt = true\n")
+    for name, value in {**OF_THE_APPLICATION, "ZBUS_CONFIG": str(toml), "ZBUS_OPTIONS": '{"user": "x"}'}.items():
+        monkeypatch.setenv(name, value)
+
+    found = load_only("transport", "skip_corrupt", "options", node="n")
+
+    expected = BusConfig.exactly(transport="nats", skip_corrupt=True, options={"user": "x"}, node="n")
+    assert found == expected
+    assert load_only("transport", transport="zenoh").transport == "zenoh"
+
+
+def test_a_variable_that_is_to_hold_json_and_does_not_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZBUS_OPTIONS", SECRET)
+
+    for make in (BusConfig, load_only):
+        with pytest.raises(ConfigInvalid, match="options") as caught:
+            make()
+        assert SECRET not in str(caught.value)
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    size: int = 0
+    parts: list[int] = []
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Model:
+        if self.size == 13:
+            raise Contradiction("size", "it brings bad luck")
+        if self.size == 14:
+            raise ValueError("neither does this")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "reason"),
+    [
+        ({"size": "x"}, "size", "Input should be a valid integer"),
+        ({"parts": [1, "x"]}, "parts.2", "Input should be a valid integer"),
+        ({"size": 13}, "size", "it brings bad luck"),
+        ({"size": 14}, "whole", "neither does this"),
+        ({"sise": 1}, "sise", "there is no such part; known are: size, parts"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("within", ["", "file.toml"])
+def test_the_first_problem_that_pydantic_finds_becomes_a_field_and_a_reason(
+    within: str, given: dict[str, Any], field: str, reason: str
+) -> None:
+    with (
+        pytest.raises(ConfigInvalid) as caught,
+        config_errors("whole", known=("size", "parts"), within=within, noun="part"),
+    ):
+        Model(**given)
+
+    assert caught.value.field == (f"{within}: {field}" if within else field)
+    assert caught.value.reason.startswith(reason)
+
+
 # What is refused, when the bus is opened and before anything else.
 
 PEER = {"mode": "peer", "listen": ["tcp/127.0.0.1:0"]}
@@ -274,10 +378,14 @@ def test_a_wrong_or_contradictory_setting_fails_at_open_with_the_field_and_the_r
     assert str(caught.value) == f"{field}: {caught.value.reason}"
 
 
-@pytest.mark.parametrize(("settings", "field", "reason"), CONTRADICTIONS, ids=str)
-def test_a_bus_config_that_contradicts_itself_cannot_be_made(settings: dict[str, Any], field: str, reason: str) -> None:
-    with pytest.raises(ConfigInvalid, match=reason):
-        BusConfig(**settings)
+@pytest.mark.parametrize(("settings", "field", "reason"), CONTRADICTIONS + INVALID, ids=str)
+def test_a_bus_config_that_is_wrong_or_contradicts_itself_cannot_be_made(
+    settings: dict[str, Any], field: str, reason: str
+) -> None:
+    for make in (BusConfig, BusConfig.exactly):
+        with pytest.raises(ConfigInvalid, match=reason) as caught:
+            make(**settings)
+        assert caught.value.field == field
 
 
 def test_a_wrong_value_in_the_environment_is_refused_like_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ from zbus_log.write.writer import Writer
 when, path, many = sys.argv[1], sys.argv[2], sys.argv[3] == "many"
 insert = Writer._insert
 def dying(self, rows, first):
-    ours = [row for row in rows if row[4] == b"x"]
+    ours = [row for row in rows if row.payload == b"x"]
     if ours and when == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     insert(self, rows, first)

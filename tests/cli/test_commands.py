@@ -19,12 +19,11 @@ import typer
 from cli_processes import Commands
 
 import zbus
-from zbus.cli.app import app
 from zbus.cli.java import JAVA_INSTALL
 from zbus.cli.render.values import parse_age, parse_position, parse_size, parse_start
 
 WAIT_S = 30.0
-COMMAND = [sys.executable, "-m", "zbus.cli"]
+COMMAND = [sys.executable, "-m", "zbus"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 run = Commands()
 
@@ -493,48 +492,6 @@ def test_a_file_that_is_no_log_is_one_line_and_never_a_traceback(tmp_path: Path,
         assert done.stderr.startswith(b"zbus: ")
         assert done.stderr.count(b"\n") == 1
         assert str(path) in done.stderr.decode()
-
-
-def commands() -> Iterator[tuple[str, Any]]:
-    """Every command, also those that other packages bring."""
-
-    def walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-        yield path, command
-        if hasattr(command, "list_commands"):
-            context = command.context_class(command)
-            for name in command.list_commands(context):
-                yield from walk(f"{path} {name}", command.get_command(context, name))
-
-    return walk("zbus", typer.main.get_command(app))
-
-
-ALL = dict(commands())
-
-
-def test_all_commands_are_there() -> None:
-    own = {f"zbus {name}" for name in ("pub", "sub", "monitor", "top", "nodes", "demo", "bench", "doctor", "log")}
-    of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "retain")}
-    jobs = {f"zbus pipeline {name}" for name in ("rollup", "gaps", "coverage", "sessions", "demo")}
-
-    assert {"zbus"} | own | of_the_log | jobs <= set(ALL)
-
-
-@pytest.mark.parametrize("path", ALL)
-def test_every_command_and_every_option_has_help(path: str) -> None:
-    command = ALL[path]
-
-    assert command.help
-    assert len(command.help) > 20
-    for parameter in command.params:
-        assert getattr(parameter, "help", None), f"{path} {parameter.name} has no help"
-
-
-def test_help_is_the_manual_and_goes_to_stdout() -> None:
-    done = run("sub", "--help")
-
-    assert (done.returncode, done.stderr) == (0, b"")
-    for option in ("--log", "--from", "--durable", "--count", "--timeout", "EXPR"):
-        assert option in done.stdout.decode()
 
 
 def test_values_are_read_as_people_write_them() -> None:

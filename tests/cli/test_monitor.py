@@ -234,7 +234,7 @@ async def test_records_of_other_nodes_are_shown_beside_their_events(server: Nats
     arguments = ["monitor", "shop/**", "--transport", server.url, "--records", "--grep", "hello", "--count", "1"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "zbus.cli", *arguments, env=ENVIRONMENT, stdout=pipe, stderr=pipe
+        sys.executable, "-m", "zbus", *arguments, env=ENVIRONMENT, stdout=pipe, stderr=pipe
     )
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):

@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 async def start(*arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "zbus.cli", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        sys.executable, "-m", "zbus", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from inside import node_of
 
 import zbus
+from zbus.ports.log import Row
 
 
 class Order(pydantic.BaseModel):
@@ -210,7 +211,7 @@ async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes
     await fill(bus, "a/b", 1500)
     loop = asyncio.get_running_loop()
     stored: asyncio.Future[list[int]] = loop.create_future()
-    rows = [(7, sequence, 1, "a/b", b"%d" % sequence, None) for sequence in range(3)]
+    rows = [Row(7, sequence, 1, "a/b", b"%d" % sequence, None) for sequence in range(3)]
     node_of(bus).log.append(rows, lambda offsets: loop.call_soon_threadsafe(stored.set_result, offsets))
     offsets = await stored
 
@@ -221,7 +222,7 @@ async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes
             while not subscription.is_live:
                 await asyncio.sleep(0.001)
         node_of(bus).dispatcher.stored(rows, offsets)
-        node_of(bus).dispatcher.stored([(7, 3, 1, "a/b", b"3", None)], [1504])
+        node_of(bus).dispatcher.stored([Row(7, 3, 1, "a/b", b"3", None)], [1504])
 
         assert read == list(range(1, 1504))
         assert [event.offset for event in await waiting] == [1504]

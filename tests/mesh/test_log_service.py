@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 from log_support import append, raw
+from msgspec.structs import replace
 
-from zbus.event import Event
-from zbus.headers import Foreign, encode_foreign, encode_headers
+from zbus.event import Event, Provenance
+from zbus.headers import encode_headers
 from zbus.keys import KeySet
 from zbus.mesh.log_service import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
 from zbus.ports.log import Row, Span
@@ -31,19 +32,20 @@ def log(log_path: Path) -> Iterator[SqliteLog]:
 
 
 def row(sequence: int, key: str = "shop/orders", at: int = 0, headers: bytes | None = None) -> Row:
-    return 7, sequence, at or 1_000 + sequence, key, b"%d" % sequence, headers
+    return Row(7, sequence, at or 1_000 + sequence, key, b"%d" % sequence, headers)
 
 
 def recorded(sequence: int, key: str = "shop/orders") -> Row:
     """What another node published and this one recorded."""
-    return row(sequence, key, headers=encode_foreign(Foreign({"tenant": "x"}, 5, 900 + sequence)))
+    tenant = encode_headers({"tenant": "x"}, None, None)
+    return replace(row(sequence, key, headers=tenant), provenance=Provenance(5, 900 + sequence))
 
 
 class Asking:
     """Asks a service without a network in between."""
 
     def __init__(self, log: SqliteLog, heard: tuple[int, ...] = ()) -> None:
-        self.service, self.origin = LogService(log, log.origin, heard=lambda: heard), log.origin
+        self.service, self.origin = LogService(log, log.log_id, heard=lambda: heard), log.log_id
 
     async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         for reply in (self.service.tell if key == LOGS else self.service.page)(body):
@@ -168,7 +170,7 @@ async def test_pages_are_as_large_as_the_asker_takes_them_up_to_a_limit(log: Sql
 def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: SqliteLog, question: tuple[Any, ...]) -> None:
     append(log, [row(0), recorded(1), row(2), row(3)])
 
-    *frames, last = LogService(log, log.origin).page(encode(question))
+    *frames, last = LogService(log, log.log_id).page(encode(question))
 
     assert len(frames) == 1
     assert decode(last[1:])[:3] == [4, 4, 0]
@@ -177,7 +179,7 @@ def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: Sqlite
 def test_fields_that_a_later_version_adds_to_a_question_are_no_matter(log: SqliteLog) -> None:
     append(log, [row(0)])
 
-    _, last = LogService(log, log.origin).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
+    _, last = LogService(log, log.log_id).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
 
     assert decode(last[1:]) == [1, 1, 0, 0]
 
@@ -195,14 +197,14 @@ async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log
 
     told = await ask_log(Asking(log, (11, 13)).ask, 5.0)
 
-    assert (told.origin, told.head, told.low_water, told.heard) == (log.origin, 10, 6, (11, 13))
+    assert (told.origin, told.head, told.low_water, told.heard) == (log.log_id, 10, 6, (11, 13))
 
 
 def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:
-    command = [sys.executable, "-m", "zbus.cli", "log", "stats", str(log_path)]
+    command = [sys.executable, "-m", "zbus", "log", "stats", str(log_path)]
 
     table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     figures = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
 
-    assert f"{log.origin:x}" in table.stdout
-    assert json.loads(figures.stdout)["origin"] == f"{log.origin:x}"
+    assert f"{log.log_id:x}" in table.stdout
+    assert json.loads(figures.stdout)["origin"] == f"{log.log_id:x}"

@@ -1,4 +1,4 @@
-"""Two nodes over Zenoh: events cross, and the outbox makes good what a crash kept from being sent.
+"""Two nodes over Zenoh: events cross, and the send queue makes good what a crash kept from being sent.
 
 The link is a socket file in the test's own folder, so there is no port to collide with.
 """

@@ -208,7 +208,7 @@ async def test_the_command_lists_nodes_as_a_table_and_as_json(tmp_path: Path) ->
     with nats_server(tmp_path / "nats") as server:
         async with zbus.open(transport=server.url, node="worker-7") as bus, bus.subscribe("jobs/*"):
             for flags in ([], ["--json"]):
-                command = [sys.executable, "-m", "zbus.cli", "nodes", "--transport", server.url, *flags]
+                command = [sys.executable, "-m", "zbus", "nodes", "--transport", server.url, *flags]
                 process = await asyncio.create_subprocess_exec(
                     *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
                 )
@@ -223,7 +223,7 @@ async def test_the_command_lists_nodes_as_a_table_and_as_json(tmp_path: Path) ->
 
 
 async def test_nodes_needs_a_network() -> None:
-    command = [sys.executable, "-m", "zbus.cli", "nodes"]
+    command = [sys.executable, "-m", "zbus", "nodes"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2

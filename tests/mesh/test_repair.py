@@ -34,7 +34,7 @@ on_every_wire = pytest.mark.parametrize("buses", WIRES, ids=[each.name for each 
 
 
 async def publish_one_by_one(publisher: zbus.EventPublisher, count: int, losses: Losses | None = None) -> None:
-    """Each in a frame of its own: the next is published when the one before arrived, or the outbox had a moment."""
+    """Each in a frame of its own: the next is published when the one before arrived, or the send queue had a moment."""
     for number in range(count):
         arrived = losses.events_lost + losses.events_passed if losses is not None else 0
         await publisher.publish(b"%d" % number)

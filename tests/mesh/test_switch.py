@@ -22,7 +22,7 @@ import zbus
 from zbus import plugins
 from zbus.config import BusConfig
 from zbus.mesh import network as network_module
-from zbus.mesh.send_queue import Outbox
+from zbus.mesh.send_queue import SendQueue
 from zbus.ports.fabric import Fabric
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,7 +55,7 @@ async def test_what_is_committed_while_a_transport_is_added_goes_over_it_too(
     """The moment between opening a link and using it is made long here; a reader hears on the new transport alone."""
     old, new = old_and_new
 
-    class SlowOutbox(Outbox):
+    class SlowSendQueue(SendQueue):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             time.sleep(0.5)
@@ -64,7 +64,7 @@ async def test_what_is_committed_while_a_transport_is_added_goes_over_it_too(
     b = await new.open("b", log=False)
     publisher = await a.publisher("shop/orders")
     async with b.subscribe("shop/**") as subscription:
-        monkeypatch.setattr(network_module, "Outbox", SlowOutbox)
+        monkeypatch.setattr(network_module, "SendQueue", SlowSendQueue)
         switching = asyncio.create_task(a.switch_transport(new.wire.url, overlap_s=0.1))
         while not switching.done():
             await publisher.publish(b"")

@@ -202,7 +202,7 @@ async def test_a_replay_is_told_of_at_its_beginning_and_its_end(log_path: Path, 
 async def test_a_replay_of_what_retention_removed_is_told_of_as_failed(log_path: Path, told: Told) -> None:
     async with zbus.open(log_path) as bus:
         await (await bus.publisher("a/b")).publish_many([b"x"] * 10)
-    subprocess.run([sys.executable, "-m", "zbus.cli", "log", "retain", str(log_path), "--events", "2"], check=True)
+    subprocess.run([sys.executable, "-m", "zbus", "log", "retain", str(log_path), "--events", "2"], check=True)
     async with zbus.open(log_path) as bus:
         with pytest.raises(zbus.LogTrimmed):
             await anext(bus.replay("a/**", after=1))
@@ -292,7 +292,7 @@ async def test_a_closed_bus_hears_no_records() -> None:
 
 
 def test_the_command_line_writes_records_as_json() -> None:
-    command = [sys.executable, "-m", "zbus.cli", "--records", "json", "pub", "a/b", "x", "--log", "memory"]
+    command = [sys.executable, "-m", "zbus", "--records", "json", "pub", "a/b", "x", "--log", "memory"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     assert done.returncode == 0, done.stderr

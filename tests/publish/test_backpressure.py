@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from mesh_fakes import FakeRuntime, recorded
 
 from zbus.observe.records import EVENT_BACKPRESSURE
 from zbus.publish.backpressure import RECORD_EVERY_S, Gate
@@ -119,3 +120,27 @@ async def test_a_reason_that_was_never_given_cannot_be_taken_away() -> None:
     gate.open("reader")
 
     assert gate.shut
+
+
+async def test_both_reasons_may_be_taken_away_before_the_publisher_runs() -> None:
+    gate = Gate()
+    gate.close("log", "the log is behind")
+    gate.close("reader", "a reader is full")
+    waiting = asyncio.create_task(gate.wait(lambda reasons: True))
+    await settle()
+
+    gate.open("log")
+    gate.open("reader")
+
+    await waiting
+
+
+async def test_the_record_names_the_reason_and_the_number_of_closings() -> None:
+    gate = Gate(FakeRuntime())
+
+    with recorded() as found:
+        gate.close("log", "the log is behind")
+
+    assert found == [
+        {"level": logging.INFO, "record": EVENT_BACKPRESSURE, "reason": "the log is behind", "closings_total": 1}
+    ]

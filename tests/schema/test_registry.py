@@ -18,6 +18,7 @@ from inside import node_of
 from pydantic import BaseModel, field_validator
 
 import zbus
+from zbus.ports.log import Row
 from zbus.schema.json_schema import HASH_DIGITS
 from zbus_log import put
 
@@ -380,7 +381,7 @@ async def test_put_stores_all_or_nothing_of_a_call(log_path: Path) -> None:
 
 
 async def test_what_another_process_has_the_owner_publish_is_held_to_the_schemas(log_path: Path) -> None:
-    good, bad = [(7, n, 1, KEY, b'{"id": 1}', None) for n in (0, 1)], (7, 9, 1, KEY, b"{}", None)
+    good, bad = [Row(7, n, 1, KEY, b'{"id": 1}', None) for n in (0, 1)], Row(7, 9, 1, KEY, b"{}", None)
     async with zbus.open(log_path) as bus:
         made = await bus.schemas.register(EXPRESSION, Order)
         with pytest.raises(zbus.SchemaInvalid) as caught:

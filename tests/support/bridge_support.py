@@ -91,14 +91,14 @@ def router(port: int) -> Bus:
 class Command:
     """A `zbus` command as a process: its lines of stdout as JSON, its stderr as text."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, **environment: str) -> None:
         self.process = subprocess.Popen(
             [str(Path(sys.executable).with_name("zbus")), *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")} | environment,
         )
         self.lines: queue.Queue[str] = queue.Queue()
         self.errors: list[str] = []
@@ -152,9 +152,9 @@ class Command:
 
 
 @contextmanager
-def command(*arguments: object) -> Iterator[Command]:
+def command(*arguments: object, **environment: str) -> Iterator[Command]:
     """A running command that ends with the block, one way or another."""
-    running = Command(*arguments)
+    running = Command(*arguments, **environment)
     try:
         yield running
     finally:

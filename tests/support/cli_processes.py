@@ -2,7 +2,7 @@
 
 Run as a script, this imports the command line once and then forks for each call that it reads from stdin. Tests
 load `Commands` with `runpy`, as tests are no package. What ends differently in a forked process (signals, pipes that
-close, the interpreter's own end) is tested with `python -m zbus.cli`.
+close, the interpreter's own end) is tested with `python -m zbus`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 from log_support import append, raw
 
 from zbus import BusConfig, Event
-from zbus.headers import Foreign, decode_headers, encode_foreign, encode_headers
+from zbus.event import Provenance
+from zbus.headers import decode_headers, encode_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
+from zbus.wire.provenance import split_headers
 from zbus_log import Rules, SqliteLog, open_log
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdFile, Segment
@@ -99,7 +101,7 @@ def write_file(path: Path, rows: Sequence[Sequence[Any]], row_group: int = 1 << 
     """Rows of the log as one Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = [list(column) for column in zip(*rows, strict=True)]
-    columns[5] = [list(dict(decode_headers(encoded)).items()) for encoded in columns[6]]
+    columns[5] = [list(dict(decode_headers(split_headers(each)[0] if each else None)).items()) for each in columns[6]]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
     # A page is looked at for its size after each batch: where events are large, each is to be a page of its own.
@@ -122,12 +124,13 @@ def make_row(number: int) -> Row:
     """Times that mostly rise, over several days, with some steps back; headers of both kinds."""
     at = START + number * DAY // 300 - (number % 7) * 1_000_000
     headers = None
+    came = None
     if number % 5 == 0:
         headers = encode_headers({"h": f"wert ü {number}"}, None, None)
     elif number % 11 == 0:
-        headers = encode_foreign(Foreign({"n": str(number)}, 7, number, (3, 5), "nats"))
+        headers, came = encode_headers({"n": str(number)}, None, None), Provenance(7, number, (3, 5), "nats")
     key = KEYS[(number * 7 + number // 11) % len(KEYS)]
-    return 1 + number % 3, number, at, key, b"%d" % number * (number % 9), headers
+    return Row(1 + number % 3, number, at, key, b"%d" % number * (number % 9), headers, came)
 
 
 def fill(path: Path, events: int = EVENTS) -> None:

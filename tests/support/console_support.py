@@ -99,7 +99,7 @@ class ServeProcess:
     """`zbus serve` as people start it; it can be killed."""
 
     def __init__(self, log: Path, port: int) -> None:
-        command = [sys.executable, "-m", "zbus.cli", "serve", str(log), "--port", str(port)]
+        command = [sys.executable, "-m", "zbus", "serve", str(log), "--port", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
         assert self._process.stdout is not None
         self.url: str = json.loads(self._process.stdout.readline())["url"]

@@ -22,7 +22,7 @@ class Command:
 
     def __init__(self, *arguments: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("ZBUS_", "DYN_"))}
-        command = [sys.executable, "-m", "zbus.cli", *arguments]
+        command = [sys.executable, "-m", "zbus", *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
         assert json.loads(self._process.stdout.readline()), f"zbus {arguments[0]} did not start"

@@ -54,7 +54,7 @@ def frame(events: Iterable[Stored], partitions: int = 2) -> DataFrame:
 def store(path: Path, events: Iterable[Stored]) -> Path:
     """The same as a log."""
     rows = [
-        (
+        Row(
             each.publisher_id,
             each.sequence,
             each.published_ns,

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 WAIT_S = 60.0
-COMMAND = [sys.executable, "-m", "zbus.cli"]
+COMMAND = [sys.executable, "-m", "zbus"]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("ZBUS_") and name not in ("NO_COLOR", "CI")
 } | {"TERM": "xterm-256color", "PYTHONUTF8": "1"}

@@ -25,7 +25,7 @@ def history(first: int, events: int, keys: Iterable[str] = KEYS) -> list[Row]:
     """Rows that go over midnight, some of them with headers, none with the payload of another."""
     names = list(keys)
     return [
-        (
+        Row(
             7,
             number,
             NIGHT_NS + number * 1_000_003,

@@ -170,7 +170,7 @@ class Served:
     """`zbus serve` in a process of its own. Its first line is awaited."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
-        command = [sys.executable, "-m", "zbus.cli", "serve", *map(str, arguments)]
+        command = [sys.executable, "-m", "zbus", "serve", *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             env=ENVIRONMENT | environment,

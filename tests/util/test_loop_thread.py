@@ -65,9 +65,11 @@ def test_a_coroutine_that_takes_too_long_is_cancelled(thread: LoopThread) -> Non
         finally:
             cancelled.set()
 
+    begun = time.monotonic()
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         thread.run(hang(), 0.05)
 
+    assert time.monotonic() - begun < 4.0
     assert cancelled.wait(10.0)
 
 
@@ -84,7 +86,7 @@ def test_posted_functions_are_called_in_order_on_the_thread(thread: LoopThread) 
 def test_a_loop_that_was_not_started_or_has_ended_runs_nothing(made: Callable[..., LoopThread]) -> None:
     thread = made()
     with pytest.raises(LoopEnded):
-        thread.run(name())
+        thread.begin(name())
     thread.start()
     assert thread.stop(10.0)
 
@@ -98,11 +100,15 @@ def test_a_loop_that_was_not_started_or_has_ended_runs_nothing(made: Callable[..
 def test_work_that_is_left_at_the_end_is_cancelled_and_says_so(made: Callable[..., LoopThread]) -> None:
     thread, errors = made(), list[BaseException]()
     thread.start()
-    begun = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def hang() -> None:
         begun.set()
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
     def wait() -> None:
         try:
@@ -117,6 +123,7 @@ def test_work_that_is_left_at_the_end_is_cancelled_and_says_so(made: Callable[..
     waiting.join(10.0)
 
     assert [type(error) for error in errors] == [LoopEnded]
+    assert cancelled.is_set()
 
 
 def test_a_task_that_does_not_let_itself_be_cancelled_cannot_keep_the_thread(

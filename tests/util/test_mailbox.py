@@ -196,6 +196,18 @@ def test_a_paused_mailbox_keeps_its_items_and_wakes_nobody() -> None:
     assert batches[1:] == [["e"]]
 
 
+def test_a_mailbox_that_was_paused_while_it_was_empty_wakes_nobody_either() -> None:
+    loop = Loop()
+    mailbox, batches = made(loop)
+    mailbox.pause()
+    mailbox.post("a")
+    assert loop.woken == 0
+
+    mailbox.resume()
+    loop.turn()
+    assert batches == [["a"]]
+
+
 def test_a_consumer_that_pauses_within_a_turn_gets_nothing_more_until_it_resumes() -> None:
     loop, batches = Loop(), list[list[int]]()
 

@@ -10,13 +10,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from inside import node_of
+from mesh_fakes import rows
 
 import zbus
 from zbus.errors import EventInvalid, FabricError
+from zbus.event import Provenance
+from zbus.headers import encode_headers
 from zbus.mesh.log_service import LogPage, LogService, LogTold, ask_log, ask_page
 from zbus.mesh.request_client import Asked, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
+from zbus.ports.log import Row
+from zbus.wire import frames as frames_module
 from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
-from zbus.wire.envelope import CANCEL, encode
+from zbus.wire.envelope import CANCEL, Envelope, encode, open_frame
+from zbus.wire.frames import FRAME_BYTES_MAX, FRAME_EVENTS_MAX, Frames, Framing, Sendable
 
 numbers = st.integers(0, (1 << 63) - 1)
 beacons = st.builds(
@@ -207,3 +213,151 @@ async def test_an_event_over_the_limit_is_not_taken(caplog: pytest.LogCaptureFix
 
         assert (await anext(subscription)).sequence == 1
         assert bus.stats()["invalid_received"] == 1
+
+
+# Frames out of events.
+
+ORIGIN, FLOOR = 3, 100
+
+
+def sendable(*keys: str, first: int = 101) -> list[Sendable]:
+    """One event per key; the sequence of each is its offset."""
+    return [(rows([offset], key)[0], offset) for offset, key in enumerate(keys, first)]
+
+
+def opened(made: Frames) -> list[list[Envelope]]:
+    return [open_frame(frame) for _, frame in made.frames]
+
+
+def chain(made: Frames) -> list[tuple[str, int, int]]:
+    return [(each.key, each.offset, each.previous) for frame in opened(made) for each in frame]
+
+
+def test_events_of_one_key_in_a_row_share_a_frame_and_the_order_is_kept() -> None:
+    made = Framing(ORIGIN, FLOOR, None).make(sendable("a", "a", "b", "a", "a"))
+
+    assert [(key, len(frame)) for (key, _), frame in zip(made.frames, opened(made), strict=True)] == [
+        ("a", 2),
+        ("b", 1),
+        ("a", 2),
+    ]
+    assert [each.offset for frame in opened(made) for each in frame] == [101, 102, 103, 104, 105]
+    assert {(each.origin, each.via) for frame in opened(made) for each in frame} == {(ORIGIN, ())}
+    assert made.events == 5
+
+
+def test_each_event_names_the_one_before_it_on_its_key() -> None:
+    made = Framing(ORIGIN, FLOOR, None).make(sendable("a", "a", "b", "a", "b", "b"))
+
+    found = [("a", 101, 100), ("a", 102, 101), ("b", 103, 100), ("a", 104, 102), ("b", 105, 103), ("b", 106, 105)]
+    assert chain(made) == found
+    assert made.last == {"a": 104, "b": 106}
+    assert made.newest == {"a": (104, 7, 104), "b": (106, 7, 106)}
+
+
+def test_the_chain_continues_after_frames_that_were_sent_and_only_then() -> None:
+    framing = Framing(ORIGIN, FLOOR, None)
+    first = framing.make(sendable("a", "b"))
+    assert chain(framing.make(sendable("a", "b"))) == chain(first)  # it failed, and is made again
+
+    framing.sent(first, 102)
+
+    assert chain(framing.make(sendable("b", "a", "c", first=103))) == [
+        ("b", 103, 102),
+        ("a", 104, 101),
+        ("c", 105, 100),
+    ]
+
+
+def test_a_chain_that_starts_again_names_the_position_it_starts_after() -> None:
+    framing = Framing(ORIGIN, FLOOR, None)
+    framing.sent(framing.make(sendable("a")), 101)
+
+    framing.restart(200)
+
+    assert chain(framing.make(sendable("a", first=201))) == [("a", 201, 200)]
+
+
+def test_the_keys_of_a_chain_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_module, "KEYS_MAX", 2)
+    framing = Framing(ORIGIN, FLOOR, None)
+    framing.sent(framing.make(sendable("a", "b")), 102)
+    assert chain(framing.make(sendable("a", first=103))) == [("a", 103, 101)]
+
+    framing.sent(framing.make(sendable("c", first=103)), 103)
+
+    assert chain(framing.make(sendable("a", first=104))) == [("a", 104, 103)]  # as if its gap ended there
+
+
+def test_a_frame_has_a_limited_number_of_events() -> None:
+    made = Framing(ORIGIN, FLOOR, None).make(sendable(*["a"] * (2 * FRAME_EVENTS_MAX + 1)))
+
+    assert [len(frame) for frame in opened(made)] == [FRAME_EVENTS_MAX, FRAME_EVENTS_MAX, 1]
+    assert [previous for _, _, previous in chain(made)] == list(range(100, 100 + made.events))
+
+
+@pytest.mark.parametrize(
+    ("size", "frames"),
+    [(FRAME_BYTES_MAX // 10, [9, 11]), (FRAME_BYTES_MAX // 3, [2] * 8 + [4]), (3 * FRAME_BYTES_MAX, [1] * 18 + [2])],
+)
+def test_a_frame_has_a_limited_size_unless_one_event_is_larger(size: int, frames: list[int]) -> None:
+    large: list[Sendable] = [(rows([offset], "a", payload=b"x" * size)[0], offset) for offset in range(101, 119)]
+    small = sendable("a", "a", first=119)
+
+    made = Framing(ORIGIN, FLOOR, None).make([*large, *small])
+
+    assert [len(frame) for frame in opened(made)] == frames
+    assert all(len(frame) <= FRAME_BYTES_MAX or len(open_frame(frame)) == 1 for _, frame in made.frames)
+
+
+def test_headers_count_towards_the_size_of_a_frame() -> None:
+    headers = {"note": "x" * 40_000}
+    encoded = encode_headers(headers, None, None)
+    events: list[Sendable] = [(Row(7, offset, 1, "a", b"", encoded), offset) for offset in range(101, 111)]
+
+    made = Framing(ORIGIN, FLOOR, None).make(events)
+
+    assert [len(frame) for frame in opened(made)] == [3, 3, 3, 1]
+    assert all(each.event().headers == headers for frame in opened(made) for each in frame)
+
+
+def far(offset: int, published_at: int) -> Sendable:
+    """An event of node 21 that crossed bridge 19."""
+    came = Provenance(21, 4, (19,), "nats://far")
+    return Row(8, offset, published_at, "a", b"x", encode_headers({"a": "b"}, None, None), came), offset
+
+
+def test_a_bridge_forwards_events_of_other_nodes_with_the_nodes_that_they_crossed() -> None:
+    asked: list[tuple[str, Provenance]] = []
+
+    def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
+        asked.append((key, came))
+        return None if len(asked) == 2 else (*came.via, came.origin)
+
+    events = [far(101, 11), *sendable("a", first=102), far(103, 13), far(104, 12)]
+    made = Framing(ORIGIN, FLOOR, forward).make([*events, *sendable("a", first=105)])
+
+    found = [(each.offset, each.via, each.previous) for frame in opened(made) for each in frame]
+    assert found == [(101, (19, 21), 100), (102, (), 101), (104, (19, 21), 102), (105, (), 104)]
+    assert (made.events, made.forwarded, made.forwarded_at) == (4, 2, 12)
+    assert asked == [("a", Provenance(21, 4, (19,), "nats://far"))] * 3
+
+
+def test_a_node_that_is_not_a_bridge_leaves_out_events_of_other_nodes() -> None:
+    made = Framing(ORIGIN, FLOOR, None).make([far(101, 11), *sendable("a", first=102)])
+
+    assert chain(made) == [("a", 102, 100)]
+    assert (made.events, made.forwarded, made.forwarded_at) == (1, 0, 0)
+
+
+def test_the_topic_is_the_last_segment_of_the_key() -> None:
+    made = Framing(ORIGIN, FLOOR, None).make(sendable("shop/orders/created", "orders"))
+
+    assert [(each.key, each.topic) for frame in opened(made) for each in frame] == [
+        ("shop/orders/created", "created"),
+        ("orders", "orders"),
+    ]
+
+
+def test_nothing_makes_no_frames() -> None:
+    assert Framing(ORIGIN, FLOOR, None).make([]) == Frames()

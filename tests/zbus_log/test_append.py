@@ -15,7 +15,7 @@ import pysqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_support import append, raw, sealed_blocks, wait_until
+from log_support import append, offsets_of, raw, sealed_blocks, wait_until
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
@@ -29,7 +29,7 @@ EVERYTHING = KeySet(["**"])
 
 
 def row(publisher: int, sequence: int, key: str = "shop/orders/created", payload: bytes = b"x") -> Row:
-    return publisher, sequence, 1_700_000_000_000_000_000 + sequence, key, payload, None
+    return Row(publisher, sequence, 1_700_000_000_000_000_000 + sequence, key, payload, None)
 
 
 def identities(log: SqliteLog) -> list[tuple[int, int]]:
@@ -120,7 +120,7 @@ def test_appends_that_gather_during_a_commit_share_few_transactions(path: str, l
         log.append([row(1, sequence)], answers.put)
     go_on.set()
 
-    offsets = [list(answers.get(timeout=20)) for _ in range(500)]
+    offsets = [list(offsets_of(answers.get(timeout=20))) for _ in range(500)]
     assert offsets == [[offset] for offset in range(3, 503)]
     assert wal_commits(path) - before <= 6  # one for `hold`, then halves of what waits
 
@@ -224,7 +224,7 @@ def test_a_duplicate_in_appends_that_share_a_commit_is_stored_once(log: SqliteLo
         log.append([row(1, 0), row(1, 1)], answers.put)
     go_on.set()
 
-    assert [list(answers.get(timeout=20)) for _ in range(3)] == [[2, 3]] * 3
+    assert [list(offsets_of(answers.get(timeout=20))) for _ in range(3)] == [[2, 3]] * 3
     assert identities(log) == [(9, 0), (1, 0), (1, 1)]
 
 
@@ -300,7 +300,7 @@ def test_a_forgotten_publisher_beside_a_new_one_is_looked_up_again(
 
 @pytest.mark.parametrize("headers", [None, msgspec.msgpack.encode({"a": "b"})])
 def test_an_empty_payload_is_stored_by_itself(log: SqliteLog, headers: bytes | None) -> None:
-    assert append(log, [(1, 0, 5, "a/b", b"", headers)]) == [1]
+    assert append(log, [Row(1, 0, 5, "a/b", b"", headers)]) == [1]
 
     events, _, _ = log.read(EVERYTHING, Span(), 1).events()
     assert [event.payload for event in events] == [b""]
@@ -327,7 +327,7 @@ bodies = st.tuples(
 @given(batch=st.lists(bodies, min_size=1, max_size=8))
 def test_any_bytes_and_headers_come_back_as_they_went_in(shared_log: SqliteLog, batch: list[Any]) -> None:
     rows = [
-        (
+        Row(
             publisher,
             next(sequences),
             published_at,

@@ -20,7 +20,7 @@ from cli_processes import Commands
 import zbus
 
 WAIT_S = 30.0
-COMMAND = [sys.executable, "-m", "zbus.cli", "log"]
+COMMAND = [sys.executable, "-m", "zbus", "log"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 
@@ -219,7 +219,7 @@ def test_cursors_are_listed_moved_and_forgotten(log_path: Path) -> None:
 
     (cursor,) = lines("cursors", log_path, "--json")
     assert (cursor["name"], cursor["offset"], cursor["behind"]) == ("billing", 4, 1)
-    assert (cursor["keys"], cursor["owner_pid"]) == (["**"], None)
+    assert (cursor["keys"], cursor["owner"]) == (["**"], None)
     assert "billing" in run("cursors", log_path).stdout
 
     for target, offset in (("beginning", 0), ("end", 5), ("2", 2)):

@@ -41,10 +41,10 @@ from log_support import append
 import zbus
 from zbus import blocking
 from zbus.errors import LogTrimmed
-from zbus.headers import Foreign
+from zbus.event import Provenance
 from zbus.keys import KeySet
 from zbus.mesh.log_service import LogService
-from zbus.ports.log import Span
+from zbus.ports.log import Row, Span
 from zbus.wire.envelope import open_frame
 from zbus_log import Cold, SqliteLog
 from zbus_log.cold import merge as coldmerge
@@ -143,10 +143,8 @@ def test_headers_and_where_an_event_came_from_survive(joined: SqliteLog) -> None
     by_offset = {event.offset: event for event in follow(joined, KeySet.all())}
 
     assert dict(by_offset[5].headers) == {"h": "wert ü 5"}
-    foreign = by_offset[11].headers
-    assert isinstance(foreign, Foreign)
-    assert (foreign.origin, foreign.offset, foreign.via, foreign.link) == (7, 11, (3, 5), "nats")
-    assert dict(foreign) == {"n": "11"}
+    assert by_offset[11].provenance == Provenance(7, 11, (3, 5), "nats")
+    assert dict(by_offset[11].headers) == {"n": "11"}
 
 
 def test_nothing_is_gone_while_the_tier_has_it(joined: SqliteLog) -> None:
@@ -235,7 +233,7 @@ def test_large_events_in_one_row_group_are_read_in_bounded_memory(log_path: Path
     size, count = 1 << 20, 96
     with opened(log_path) as log:
         for number in range(count):
-            append(log, [(1, number, START, f"{'ab'[number % 2]}/x", bytes([number]) * size, None)])
+            append(log, [Row(1, number, START, f"{'ab'[number % 2]}/x", bytes([number]) * size, None)])
         offload(log_path, count)
         trim(log, count)
         after, highest, before = 0, 0, pyarrow.total_allocated_bytes()
@@ -321,7 +319,7 @@ async def test_the_folder_of_the_tier_can_be_another_one(log_path: Path, tmp_pat
 
 def command(*arguments: object) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "zbus.cli", "log", *map(str, arguments)], capture_output=True, timeout=60, check=False
+        [sys.executable, "-m", "zbus", "log", *map(str, arguments)], capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]

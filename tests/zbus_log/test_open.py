@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pysqlite3
 import pytest
-from log_support import append
+from log_support import append, offsets_of
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogDamaged, LogOwned, ZbusError
@@ -36,21 +36,21 @@ from zbus_log.file.tables import MIGRATIONS, VERSION
 EVERYTHING = KeySet(["**"])
 DATA = Path(__file__).parents[1] / "data"
 GOLDEN: list[Row] = [
-    (7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}', None),
-    (7, 1, 1_700_000_000_000_000_001, "shop/orders/paid", b"\x00\xff\xfe", msgspec.msgpack.encode({"schema": "v1"})),
-    (9, 5, 1_700_000_000_000_000_002, "fleet/é", b"x" * 300, None),
-    (7, 2, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 2}', None),
-    ((1 << 53) - 1, 0, (1 << 63) - 1, "audit", b"last", msgspec.msgpack.encode({"content-type": "text/plain"})),
+    Row(7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}', None),
+    Row(7, 1, 1_700_000_000_000_000_001, "shop/orders/paid", b"\x00\xff\xfe", msgspec.msgpack.encode({"schema": "v1"})),
+    Row(9, 5, 1_700_000_000_000_000_002, "fleet/é", b"x" * 300, None),
+    Row(7, 2, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 2}', None),
+    Row((1 << 53) - 1, 0, (1 << 63) - 1, "audit", b"last", msgspec.msgpack.encode({"content-type": "text/plain"})),
 ]
 
 OWNER = """
 import sys
 from queue import SimpleQueue
 from zbus import BusConfig
-from zbus_log import open_log
+from zbus_log import Row, open_log
 log = open_log(BusConfig(log=sys.argv[1]))
 answers = SimpleQueue()
-log.append([(1, n, n, "a/b", b"x", None) for n in range(10)], answers.put)
+log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put)
 answers.get()
 print("ready", flush=True)
 sys.stdin.read()
@@ -58,7 +58,7 @@ sys.stdin.read()
 
 
 def row(sequence: int, publisher: int = 1) -> Row:
-    return publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None
+    return Row(publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None)
 
 
 @contextmanager
@@ -370,7 +370,7 @@ def test_identity_holds_across_an_accepted_loss(path: Path, tmp_path: Path) -> N
     assert again[0] > 8
 
 
-def test_how_far_the_outbox_was_is_known_after_a_restart(path: Path) -> None:
+def test_how_far_the_send_queue_was_is_known_after_a_restart(path: Path) -> None:
     with opened(path) as log:
         for sequence in range(10):
             append(log, [row(sequence)])
@@ -560,7 +560,7 @@ def test_after_a_power_cut_a_log_that_was_not_synced_never_gives_an_offset_out_a
     answers: SimpleQueue[Any] = SimpleQueue()
     log = open_log(BusConfig(log=str(path), durability="os"))
     log.append([row(100)], answers.put)
-    offsets = answers.get(timeout=10)
+    offsets = offsets_of(answers.get(timeout=10))
     log.close(5)
 
     assert list(offsets) == [reserved + 1]

@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from inside import node_of
 from log_support import append, ask, wait_until
+from msgspec.structs import replace
 
 import zbus
 import zbus_log
@@ -44,7 +45,7 @@ OWNER = """
 
 
 def rows(count: int, publisher: int = 7, start: int = 0, key: str = "shop/orders", payload: bytes = b"x") -> list[Row]:
-    return [(publisher, n, 1 + n, key, payload, None) for n in range(start, start + count)]
+    return [Row(publisher, n, 1 + n, key, payload, None) for n in range(start, start + count)]
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -121,7 +122,7 @@ async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path
                 while not node_of(here).network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)
             # A node that is met for the first time tells new from old by the time of publishing.
-            now = [(row[0], row[1], time.time_ns(), *row[3:]) for row in rows(500)]
+            now = [replace(row, published_at=time.time_ns()) for row in rows(500)]
             await in_thread(zbus_log.put, log_path, [now])
             async with asyncio.timeout(30):
                 seen = [(await anext(far)).identity for _ in range(500)]
@@ -133,7 +134,9 @@ async def test_headers_and_payloads_arrive_as_they_were_put(log_path: Path) -> N
     encoded = msgspec.msgpack.encode({"trace": "é", "kind": "order"})
     large = os.urandom(PIECE_BYTES + 10)  # over the size of a piece, and one event all the same
     async with zbus.open(log_path) as bus:
-        await in_thread(zbus_log.put, log_path, [[(1, 0, 5, "a/b", b"\0\xff", encoded), (1, 1, 6, "a/b", large, None)]])
+        await in_thread(
+            zbus_log.put, log_path, [[Row(1, 0, 5, "a/b", b"\0\xff", encoded), Row(1, 1, 6, "a/b", large, None)]]
+        )
         first, second = [event async for event in bus.replay()]
 
     assert (first.payload, dict(first.headers)) == (b"\0\xff", {"trace": "é", "kind": "order"})
@@ -220,14 +223,14 @@ async def test_a_publisher_of_the_owner_never_waits_long_while_another_process_p
 # What is refused
 
 REFUSED = {
-    "a wildcard": (1, 1, 1, "a/*", b"", None),
-    "a key of the system": (1, 1, 1, "@zbus/x", b"", None),
-    "half a character in a key": (1, 1, 1, "a/\ud800", b"", None),
-    "headers that are none": (1, 1, 1, "a/b", b"", b"\xc1"),
-    "headers with a line break": (1, 1, 1, "a/b", b"", msgspec.msgpack.encode({"a": "b\r\nc"})),
-    "a negative number": (1, -1, 1, "a/b", b"", None),
-    "a number over 63 bits": (1 << 63, 1, 1, "a/b", b"", None),
-    "a number over 64 bits": (1 << 64, 1, 1, "a/b", b"", None),
+    "a wildcard": Row(1, 1, 1, "a/*", b"", None),
+    "a key of the system": Row(1, 1, 1, "@zbus/x", b"", None),
+    "half a character in a key": Row(1, 1, 1, "a/\ud800", b"", None),
+    "headers that are none": Row(1, 1, 1, "a/b", b"", b"\xc1"),
+    "headers with a line break": Row(1, 1, 1, "a/b", b"", msgspec.msgpack.encode({"a": "b\r\nc"})),
+    "a negative number": Row(1, -1, 1, "a/b", b"", None),
+    "a number over 63 bits": Row(1 << 63, 1, 1, "a/b", b"", None),
+    "a number over 64 bits": Row(1 << 64, 1, 1, "a/b", b"", None),
     "text for a payload": (1, 1, 1, "a/b", "text", None),
     "a number for a payload": (1, 1, 1, "a/b", 5, None),
     "a row that is too short": (1, 1, 1),

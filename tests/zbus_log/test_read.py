@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 
 
 def row(sequence: int, key: str = "a/b", payload: bytes = b"x", at: int = 0) -> Row:
-    return 1, sequence, at or sequence, key, payload, None
+    return Row(1, sequence, at or sequence, key, payload, None)
 
 
 def follow(log: SqliteLog, keys: KeySet, span: Span = WHOLE, limit: int = 1000) -> list[Event]:
@@ -113,7 +113,7 @@ def test_pages_cover_what_an_expression_asks_for_exactly_once(
     keys = KeySet(wanted)
     last = len(stored.rows) if until is None else until
     after = max(after, last - 300) if limit == 1 else after  # a page for each event is slow
-    expected = [n + 1 for n, stored_row in enumerate(stored.rows) if after < n + 1 <= last and stored_row[3] in keys]
+    expected = [n + 1 for n, stored_row in enumerate(stored.rows) if after < n + 1 <= last and stored_row.key in keys]
 
     found = follow(stored.log, keys, Span(after, until), limit)
 
@@ -236,7 +236,7 @@ def test_a_replay_of_one_key_in_a_hundred_does_not_read_all_payloads(path: str, 
     some, some_bytes = cost(KeySet(["k/42"]))
 
     assert everything == size
-    assert some == sum(stored_row[3] == "k/42" for stored_row in rows)
+    assert some == sum(stored_row.key == "k/42" for stored_row in rows)
     assert all_bytes > size * 2000  # what is measured are indeed the payloads
     assert some_bytes < all_bytes / 5
 
@@ -269,7 +269,7 @@ def test_an_event_larger_than_a_page_is_served_alone(log: SqliteLog) -> None:
 
 def test_headers_count_towards_the_bytes_of_a_page(log: SqliteLog) -> None:
     headers = msgspec.msgpack.encode({"note": "h" * 1024 * 1024})
-    append(log, [(1, n, n, "a/b", b"x", headers) for n in range(20)])
+    append(log, [Row(1, n, n, "a/b", b"x", headers) for n in range(20)])
 
     events, error, _ = log.read(EVERYTHING, Span(), 1000).events()
 

@@ -25,7 +25,7 @@ EVERYTHING = KeySet(["**"])
 
 
 def row(sequence: int, payload: bytes = b"x", at_ns: int = 0) -> Row:
-    return 1, sequence, at_ns or time.time_ns(), f"k/{sequence % 10}", payload, None
+    return Row(1, sequence, at_ns or time.time_ns(), f"k/{sequence % 10}", payload, None)
 
 
 def offsets(log: SqliteLog, expression: str = "**") -> list[int]:

@@ -12,7 +12,7 @@ from log_support import append
 from zbus import BusConfig
 from zbus.errors import LogDamaged, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports.log import Schema, Span
+from zbus.ports.log import Row, Schema, Span
 from zbus_log import open_log, verify
 
 DATA = Path(__file__).parents[1] / "data"
@@ -52,7 +52,7 @@ def test_a_version_is_never_replaced(log_path: Path) -> None:
         with pytest.raises(Exception, match="UNIQUE"):
             log.schemas.store(ONE._replace(hash="cd34"))
         assert log.schemas.load() == [ONE]
-        assert append(log, [(1, 0, 1, "a", b"", None)])[0] == 1  # and the writer goes on
+        assert append(log, [Row(1, 0, 1, "a", b"", None)])[0] == 1  # and the writer goes on
     finally:
         log.close(5)
 

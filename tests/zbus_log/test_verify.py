@@ -20,7 +20,7 @@ SIZE = 2 * BLOCK + 300  # two sealed blocks, and an end that is not sealed
 
 
 def row(sequence: int) -> Row:
-    return 1, sequence, sequence, f"k/{sequence % 10}", b"payload-%06d" % sequence, None
+    return Row(1, sequence, sequence, f"k/{sequence % 10}", b"payload-%06d" % sequence, None)
 
 
 def damage(path: Path, statement: str) -> None:

@@ -87,7 +87,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
     def came_up_to(number: int) -> bool:
         return number <= 0 or (bool(came.items) and int(came.items[-1] or 0) >= number)
 
-    def outbox() -> None:
+    def send_queue() -> None:
         """As the core does: what was not handed over, or may be lost, is sent again."""
         number = 0
         while number < total:
@@ -101,7 +101,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
                 wait_for(lambda: here.ready("load") and there.ready("load"))
                 number = max(0, number - 5_000)
 
-    sending = threading.Thread(target=outbox)
+    sending = threading.Thread(target=send_queue)
     sending.start()
     for _ in range(3):
         before = len(came.items)
@@ -145,6 +145,8 @@ def test_what_is_listened_to_while_there_is_no_server_is_in_force_when_it_is_bac
     there.listen(["after"], came)
     server.start()
     wait_for(lambda: here.ready("a") and there.ready("a"))
+    # The server serves each connection on its own: only an answer shows that it knows the subscription.
+    there.connection.run(there.connection.client.flush(10), 20.0)  # type: ignore[attr-defined]
     here.send([("before", b"no"), ("after", b"yes")])
 
     assert came.wait(1) == [b"yes"]

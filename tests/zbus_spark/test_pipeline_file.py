@@ -9,6 +9,7 @@ from spark_support import spark
 from tier_support import make_log, replayed
 
 from zbus.errors import ConfigInvalid
+from zbus.ports.log import Row
 from zbus_log import put
 from zbus_spark.cli import app
 from zbus_spark.failures import SparkFailed
@@ -103,7 +104,7 @@ async def test_a_stream_goes_on_where_it_was(file: Path) -> None:
     run(spark(), load(file))
     assert len(await replayed(file.parent / "copies.db")) == 200
 
-    put(file.parent / "app.db", [[(9, number, 1, "audit/new", b"new", None) for number in range(5)]])
+    put(file.parent / "app.db", [[Row(9, number, 1, "audit/new", b"new", None) for number in range(5)]])
     run(spark(), load(file))
     assert len(await replayed(file.parent / "copies.db")) == 205
 

@@ -100,6 +100,17 @@ def test_a_log_is_read_over_every_transport_exactly_as_it_is_stored(mesh: Mesh) 
     assert [event.offset for event in events] == list(range(1, 15_001))
 
 
+@pytest.mark.parametrize("setting", ["COLD", "RETAIN_AGE_S", "RECORD", "SESSION_SECRET_FILE", "CONFIG"])
+def test_a_log_is_read_whatever_the_settings_of_a_log_of_this_application_are(
+    setting: str, url: str, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node_at(url, log_path) as bus:
+        bus.publisher("shop/orders").publish(b"o")
+        monkeypatch.setenv(f"ZBUS_{setting}", "7")
+
+        assert [event.payload for event in read(url, Span(0, 1))] == [b"o"]
+
+
 def test_ranges_keys_and_times_are_those_of_the_log(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         orders, audit = bus.publisher("shop/orders"), bus.publisher("audit/x")

@@ -21,7 +21,7 @@ import pyspark_zbus
 import zbus
 from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
-from zbus.ports.log import Span
+from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, put
 from zbus_spark import SparkFailed, local, spark_errors
 from zbus_spark.columns import RAW, SCHEMA, Columns
@@ -173,7 +173,7 @@ def test_a_trimmed_range_is_an_error_unless_a_loss_is_allowed(log_path: Path) ->
 
 
 def test_an_end_in_what_was_trimmed_is_an_error_and_not_an_empty_frame(log_path: Path) -> None:
-    put(log_path, [[(1, number, 1_000 + number, "a/b", b"", None) for number in range(9000)]])
+    put(log_path, [[Row(1, number, 1_000 + number, "a/b", b"", None) for number in range(9000)]])
     trim(log_path, 6000)  # what is left has the times from 7000 on
 
     for gone in ({"endOffset": 1}, {"endOffset": 6000}, {"toNs": 6999}, {"toNs": 5}, {"fromNs": 2000, "toNs": 6999}):

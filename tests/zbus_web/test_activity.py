@@ -33,7 +33,7 @@ def everything(key: str) -> bool:
 
 
 def row(key: str, publisher: int = 7, sequence: int = 0, payload: bytes = b"xx", at: int = 1) -> Row:
-    return (publisher, sequence, at, key, payload, None)
+    return Row(publisher, sequence, at, key, payload, None)
 
 
 async def test_every_event_that_is_stored_is_counted_by_key_and_publisher(log_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_while_no_broker_is_there_sending_says_so_and_goes_on_after_its_restart(
 
 
 def send_again_and_again(fabric: Any, frame: bytes) -> None:
-    """As an outbox does."""
+    """As a send queue does."""
     for _ in range(20):
         try:
             fabric.send([("a/b", frame)])

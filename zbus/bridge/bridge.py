@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from zbus.errors import FabricError
-from zbus.event import Event
-from zbus.headers import Foreign
+from zbus.event import Provenance
 from zbus.introspection import snapshot
 from zbus.keys import KeySet
 from zbus.mesh.link import Link
-from zbus.mesh.send_queue import Outbox
+from zbus.mesh.send_queue import SendQueue
 from zbus.node import Node
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
@@ -159,17 +158,17 @@ class Bridge:
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
         link = self._link(target)
-        outbox: Outbox | None = link.outbox if link is not None else None
+        send_queue: SendQueue | None = link.send_queue if link is not None else None
         network = self._node.network
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
-        lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
+        lag_ns = send_queue.forwarded_lag_ns if send_queue is not None else 0
         if oldest_ns is not None:
             lag_ns = max(0, self._time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
-            "linked": outbox is not None,
-            "crossed": outbox.crossed if outbox is not None else 0,
+            "linked": send_queue is not None,
+            "crossed": send_queue.forwarded if send_queue is not None else 0,
             "lag_ms": round(lag_ns / 1e6, 3),
             "waiting_events": waiting,
         }
@@ -179,15 +178,15 @@ class Bridge:
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
-        """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
+        """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
         keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
-        def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent or event.key not in keys:
+        def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
+            if came.link == link or link == silent or key not in keys:
                 return None
-            return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
+            return (*came.via, came.origin) if came.origin else came.via
 
         return forward
 

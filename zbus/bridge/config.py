@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from zbus.config import BusConfig
+from zbus.config import BusConfig, Contradiction, config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 from zbus.mesh.link import link_names
@@ -39,12 +39,13 @@ class BridgeConfig(BaseModel):
     retain_age_s: float | None = Field(None, gt=0, description="remove events from the log that are older than this")
     retain_bytes: int | None = Field(None, ge=1, description="keep the log under this size")
     retain_events: int | None = Field(None, ge=1, description="keep this many events in the log at most")
+    payload_bytes_max: int = Field(
+        BusConfig.model_fields["payload_bytes_max"].default, ge=1, description="larger payloads do not cross"
+    )
 
     def __init__(self, **given: Any) -> None:
-        try:
+        with config_errors("bridge", known=type(self).model_fields):
             super().__init__(**given)
-        except ValidationError as error:
-            raise _as_config_invalid(error) from None
 
     @field_validator("keys")
     @classmethod
@@ -58,21 +59,21 @@ class BridgeConfig(BaseModel):
     def _consistent(self) -> Self:
         schemes = [url.partition("://")[0] for url in self.urls]
         if self.urls[0] == self.urls[1]:
-            raise _Wrong("between", "both ends are the same transport: nothing would cross")
+            raise Contradiction("between", "both ends are the same transport: nothing would cross")
         if self.raw and not any(scheme.endswith("+raw") for scheme in schemes):
-            raise _Wrong("raw", f"neither end can be raw: only {' and '.join(RAW)} carry plain messages")
+            raise Contradiction("raw", f"neither end can be raw: only {' and '.join(RAW)} carry plain messages")
         placed = bool(self.listen or self.connect)
         if placed and schemes.count("zenoh") != 1:
             field = "listen" if self.listen else "connect"
-            raise _Wrong(field, "it is for the one end that is zenoh; here it is not clear which")
+            raise Contradiction(field, "it is for the one end that is zenoh; here it is not clear which")
         if "zenoh://" in self.urls and not placed:
-            raise _Wrong("between", "zenoh:// reaches nobody: write zenoh://host:port, or give listen or connect")
+            raise Contradiction("between", "zenoh:// has no address: write zenoh://host:port, or set listen or connect")
         if self.mode is not None and not placed:
-            raise _Wrong("mode", "it goes with listen or connect; zenoh://host:port alone is a client there")
+            raise Contradiction("mode", "it goes with listen or connect; zenoh://host:port alone is a client there")
         try:
             self.bus_config()
         except ConfigInvalid as error:
-            raise _Wrong("between" if error.field == "transports" else error.field, error.reason) from None
+            raise Contradiction("between" if error.field == "transports" else error.field, error.reason) from None
         return self
 
     @property
@@ -96,7 +97,7 @@ class BridgeConfig(BaseModel):
     def bus_config(self) -> BusConfig:
         """The node that a bridge is: two transports, and a log that records what crosses."""
         first, second = self.labels
-        return BusConfig(
+        return BusConfig.exactly(
             transports=self.urls,
             receive_on={"both": (), "forth": (first,), "back": (second,)}[self.direction],
             log=self.log,
@@ -107,9 +108,7 @@ class BridgeConfig(BaseModel):
             retain_age_s=self.retain_age_s,
             retain_bytes=self.retain_bytes,
             retain_events=self.retain_events,
-            read_only=False,
-            options={},
-            wire="zbus",
+            payload_bytes_max=self.payload_bytes_max,
         )
 
     def _url(self, given: str) -> str:
@@ -143,22 +142,3 @@ def _table(number: int, table: Any) -> BridgeConfig:
         return BridgeConfig(**table)
     except ConfigInvalid as error:
         raise ConfigInvalid(f"[[bridge]] {number}: {error.field}", error.reason) from None
-
-
-class _Wrong(ValueError):
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(reason)
-        self.field = field
-
-
-def _as_config_invalid(error: ValidationError) -> ConfigInvalid:
-    """The first problem, with its field and its reason; a value may hold a secret and is never repeated."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, _Wrong):
-        return ConfigInvalid(cause.field, str(cause))
-    field = ".".join(str(part) for part in first["loc"]) or "bridge"
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        reason = f"there is no such setting; known are: {', '.join(BridgeConfig.model_fields)}"
-    return ConfigInvalid(field, reason)

@@ -10,12 +10,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, NoReturn
 
 import typer
-import typer.core
 import typer.main
 
 import zbus
 from zbus.errors import ConfigInvalid
 
+from .apps import Group, new_app
 from .bench.command import bench
 from .bridge import bridge
 from .demo.command import demo
@@ -30,11 +30,11 @@ from .sub import sub
 from .top.command import top
 
 COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
-EXTRAS = {"pipeline": "spark", "serve": "web"}  # what is installed with a command's libraries
+EXTRAS = {"pipeline": "spark", "serve": "web", "broker": "zmq"}  # what is installed with a command's libraries
 
 
-class Commands(typer.core.TyperGroup):
-    """A group that also finds the commands of other packages, and imports only the one that is asked for."""
+class Commands(Group):
+    """A group that also finds the commands of other packages. They import their libraries when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Our own first, then the others."""
@@ -46,6 +46,15 @@ class Commands(typer.core.TyperGroup):
         own = super().get_command(ctx, cmd_name)
         other = _others().get(cmd_name)
         return own if own is not None or other is None else _load(other)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises `ConfigInvalid` if a library of another package's command is not installed."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if ctx.invoked_subcommand not in _others() or (error.name or "").startswith("zbus"):  # a bug
+                raise
+            raise _not_installed(ctx.invoked_subcommand, error) from error
 
 
 class Records(StrEnum):
@@ -63,11 +72,9 @@ class Level(StrEnum):
     warning = "warning"
 
 
-app = typer.Typer(
+app = new_app(
+    "An event bus with a durable log. Data goes to stdout, prose to stderr; exit codes: 0, 1 (error), 2 (usage).",
     cls=Commands,
-    help="An event bus with a durable log. Data goes to stdout, prose to stderr; exit codes: 0, 1 (error), 2 (usage).",
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 for command in (pub, sub, monitor, top, bridge, router, nodes, demo, bench, doctor):
     app.command()(command)
@@ -124,23 +131,28 @@ def _load(point: EntryPoint) -> Any:
     try:
         found = point.load()
     except ImportError as error:
-        found = _stand_in(point.name, error.name.partition(".")[0] if error.name else str(error))
+        found = _stand_in(_not_installed(point.name, error))
     command = typer.main.get_command(found)
     command.name = point.name
     return command
 
 
-def _stand_in(name: str, missing: str) -> typer.Typer:
-    """A command whose library is not installed: still listed, and it says what to do."""
-    app = typer.Typer(add_completion=False)
+def _not_installed(name: str, error: ImportError) -> ConfigInvalid:
+    missing = error.name.partition(".")[0] if error.name else str(error)
+    extra = EXTRAS.get(name)
+    how = f"pip install 'zbus-mesh[{extra}]'" if extra else "zbus doctor prints the line that installs it"
+    return ConfigInvalid(name, f"it needs {missing}, which is missing: {how}")
+
+
+def _stand_in(error: ConfigInvalid) -> typer.Typer:
+    """A command that cannot even be imported: it is still listed, and its help and its error say what is missing."""
+    app = new_app()
 
     @app.command(
-        help=f"Not installed: it needs {missing}.",
+        help=f"Not installed: {error.reason}.",
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def stand_in() -> None:
-        install = EXTRAS.get(name)
-        how = f"pip install 'zbus-mesh[{install}]'" if install else "zbus doctor prints the line that installs it"
-        raise ConfigInvalid(name, f"it needs {missing}, which is missing: {how}")
+        raise error
 
     return app

@@ -81,7 +81,7 @@ def measure_fsync(folder: Path) -> dict[str, float]:
 async def _sqlite() -> dict[str, Any]:
     """Open a log: the log itself knows which SQLite it refuses, and why."""
     try:
-        async with zbus.open("memory", mode="embedded", transport="zenoh", listen=(), connect=()) as bus:
+        async with zbus.open(config=zbus.BusConfig.exactly(log="memory")) as bus:
             diagnostics = of(bus).reader.required("doctor").diagnostics()
     except ZbusError as error:
         return {"version": None, "ok": False, "reason": str(error)}

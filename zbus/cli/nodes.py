@@ -14,6 +14,7 @@ from zbus.errors import ConfigInvalid
 
 from .loop import run
 from .options import JsonOption, TransportOption
+from .reading import open_networked
 from .render.output import encode_json, note, show, write
 
 NAMES_SHOWN = 4
@@ -27,7 +28,7 @@ def nodes(
     json: JsonOption = False,
 ) -> None:
     """List the nodes of a transport. Each tells of itself as soon as it hears that somebody is new here."""
-    bus = zbus.open(**({"transport": transport} if transport else {}), node="zbus nodes")
+    bus = open_networked(transport, node="zbus nodes")
     if not bus.config.networked:
         raise ConfigInvalid("transport", "without a network there is nobody else: give --transport URL")
     found = run(_listen(bus, wait))

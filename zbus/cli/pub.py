@@ -13,6 +13,7 @@ from zbus.keys import check_key
 
 from .loop import run
 from .options import LogOption, TransportOption
+from .reading import configured_log, open_networked
 from .render.output import encode_json, write
 from .stdin import read_all, read_lines
 
@@ -41,7 +42,9 @@ def pub(
         raise typer.BadParameter("give one, or pipe it in", param_hint="PAYLOAD")
     check_key(key)
     headers = dict(_header(each) for each in header or ())
-    bus = zbus.open(log, **({"transport": transport} if transport else {}))
+    log = log or configured_log()
+    chosen = {"transport": transport} if transport else {}
+    bus = open_networked(transport) if log is None else zbus.open(log, **chosen)
     if bus.config.log is None and not bus.config.networked:
         reason = "without one nobody would ever see the event: give --log PATH (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)

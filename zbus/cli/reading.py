@@ -1,4 +1,7 @@
-"""Opening a log to read it, beside its owner or without one, or a transport to hear it. Reading never owns a log."""
+"""The buses that commands open: on a log to read it, without owning it, or on a transport, without a log.
+
+The `ZBUS_…` variables in a command's environment are the application's. Each bus here takes only those that it needs.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,55 @@ import typer
 import zbus
 from zbus.errors import ConfigInvalid
 
+READER_SETTINGS = ("cold", "skip_corrupt")
+NETWORK_SETTINGS = (
+    "transport",
+    "transports",
+    "mode",
+    "listen",
+    "connect",
+    "options",
+    "wire",
+    "payload_bytes_max",
+    "close_timeout_s",
+)
+
+
+def configured_log() -> Path | None:
+    """Return the log that `ZBUS_LOG` or the TOML file names, or None."""
+    from zbus.config import load_only
+
+    log = load_only("log").log
+    return None if log is None else Path(log)
+
 
 def open_to_read(log: Path) -> zbus.Bus:
-    """A bus that only reads `log`; nothing of the environment makes it open a socket.
+    """Return a bus that only reads `log` and opens no socket.
 
-    Whoever looks at a log wants to see what is in it, also what no schema accepts.
+    It does not validate events, because a user who looks at a log wants to see the events that violate a schema too.
     """
-    return zbus.open(log, read_only=True, mode="embedded", listen=(), connect=(), check_schemas=False)
+    from zbus.config import load_only
+
+    return zbus.open(config=load_only(*READER_SETTINGS, log=str(log), read_only=True, check_schemas=False))
+
+
+def open_networked(transport: str | None, **given: str) -> zbus.Bus:
+    """Return a bus without a log on `transport`, or on the transport that the environment configures."""
+    from zbus.config import load_only
+
+    chosen = {"transport": transport, "transports": ()} if transport else {}
+    return zbus.open(config=load_only(*NETWORK_SETTINGS, check_schemas=False, **chosen, **given))
 
 
 def open_to_hear(log: Path | None, transport: str | None) -> zbus.Bus:
-    """A bus that reads `log`, or hears what other nodes publish on `transport` (or where `ZBUS_…` says)."""
+    """Return a bus that reads `log`, or receives from `transport`, or from what the environment configures."""
     if log is not None and transport is not None:
         raise typer.BadParameter("read a log, or hear a transport: give one of them", param_hint="--transport")
+    log = log or (configured_log() if transport is None else None)
     if log is not None:
         return open_to_read(log)
-    bus = zbus.open(check_schemas=False, **({"transport": transport} if transport else {}))
-    if bus.config.log is None and not bus.config.networked:
+    bus = open_networked(transport)
+    if not bus.config.networked:
         reason = "without one there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)
     return bus

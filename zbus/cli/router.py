@@ -40,19 +40,7 @@ def router(
 async def _router(listen: tuple[str, ...], connect: tuple[str, ...], options: dict[str, str]) -> None:
     from zbus.config import BusConfig
 
-    config = BusConfig(
-        transport="zenoh",
-        transports=(),
-        receive_on=(),
-        mode="router",
-        listen=listen,
-        connect=connect,
-        options=options,
-        log=None,
-        record="own",
-        read_only=False,
-        wire="zbus",
-    )
+    config = BusConfig.exactly(mode="router", listen=listen, connect=connect, options=options)
     async with Bus(config) as bus:
         zid = str(bus.zenoh.zid())
         write(encode_json({"ready": True, "zid": zid, "listen": list(listen), "connect": list(connect)}))

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zbus.errors import LogError, ZbusError
-from zbus.ports.log import Cursors
+from zbus.errors import ZbusError
+from zbus.ports.log import Cursors, Lease
 
 STORE_S = 0.02
 
@@ -20,7 +20,8 @@ class Durable:
     def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str]) -> None:
         self.name, self._cursors, self._run, self._keys = name, cursors, run, keys
         self.acknowledged = 0
-        self._claiming: asyncio.Future[int] | None = None
+        self._claiming: asyncio.Future[Lease] | None = None
+        self._token = ""
         self._timer: asyncio.TimerHandle | None = None
 
     async def claim(self, start: int) -> int:
@@ -31,7 +32,7 @@ class Durable:
         if self._claiming is None:
             self._claiming = self._run(self._cursors.claim, self.name, self._keys, start)
         try:
-            self.acknowledged = await asyncio.shield(self._claiming)
+            self._token, self.acknowledged = await asyncio.shield(self._claiming)
         except ZbusError:
             self._claiming = None
             raise
@@ -49,18 +50,18 @@ class Durable:
         loop = asyncio.get_running_loop()
         stored: asyncio.Future[None] = loop.create_future()
 
-        def settle(error: LogError | None) -> None:
+        def settle(error: ZbusError | None) -> None:
             if not stored.done():
                 stored.set_exception(error) if error is not None else stored.set_result(None)
 
-        def done(error: LogError | None) -> None:  # on the cursors' thread
+        def done(error: ZbusError | None) -> None:  # on the cursors' thread
             try:
                 loop.call_soon_threadsafe(settle, error)
             except RuntimeError:
                 pass  # the loop is closed; the position is stored all the same
 
         self.acknowledged = max(self.acknowledged, offset)
-        self._cursors.advance(self.name, offset, done)
+        self._cursors.advance(self.name, self._token, offset, done)
         await stored
 
     async def give_back(self) -> None:
@@ -69,17 +70,17 @@ class Durable:
             claiming, self._claiming = self._claiming, None
             await asyncio.shield(asyncio.ensure_future(self._give_back(claiming)))
 
-    async def _give_back(self, claiming: asyncio.Future[int]) -> None:
+    async def _give_back(self, claiming: asyncio.Future[Lease]) -> None:
         try:
-            claimed = await claiming
+            token, claimed = await claiming
         except ZbusError:
             return
         if self.acknowledged > claimed:
             self._store()
-        await self._run(self._cursors.release, self.name)
+        await self._run(self._cursors.release, self.name, token)
 
     def _store(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._cursors.advance(self.name, self.acknowledged)
+        self._cursors.advance(self.name, self._token, self.acknowledged)

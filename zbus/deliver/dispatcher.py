@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from zbus.event import Event
-from zbus.headers import NO_HEADERS, decode_headers
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
@@ -113,49 +112,31 @@ class Dispatcher:
             for subscription in self.subscriptions:
                 subscription.moved()
 
-    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
-        """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
-        given = rows
-        if offsets[0] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
-            fresh = {at: row for row, at in zip(rows, offsets, strict=True) if at > self.delivered}
-            rows, offsets = list(fresh.values()), list(fresh)
-            if not rows:
-                self._forget_passed(given)
-                return rows, offsets
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """Deliver a part of the log's tail."""
         routes, gathered, passed = self.router.routes, self._wanted, self.passed
         for row, offset in zip(rows, offsets, strict=True):
-            targets = routes(row[3])
-            if passed and (row[0], row[1]) in passed:
+            targets = routes(row.key)
+            if passed and (row.publisher_id, row.sequence) in passed:
                 targets = tuple(target for target in targets if target.records)
             if targets:
-                publisher_id, sequence, published_at, key, payload, headers = row
-                event = Event(
-                    publisher_id,
-                    sequence,
-                    published_at,
-                    key,
-                    payload,
-                    decode_headers(headers) if headers else NO_HEADERS,
-                    offset,
-                )
+                event = row.event(offset)
                 for target in targets:
                     gathered[target].append(event)
         if gathered:
             self._offer()
-        self._forget_passed(given)
         self.delivered = offsets[-1]
         size = self._remember(rows, offsets)
         for watch in self.watchers:
             watch(rows, size)
-        return rows, offsets
 
     def unlogged(self, rows: Sequence[Row]) -> None:
         """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
         for watch in self.watchers:
-            watch(rows, sum([len(row[4]) for row in rows]))
-        targets = self.router.routes(rows[0][3])
+            watch(rows, sum([len(row.payload) for row in rows]))
+        targets = self.router.routes(rows[0].key)
         if targets:
-            events = [Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS) for row in rows]
+            events = [row.event() for row in rows]
             taken = 0
             for target in targets:
                 taken += target.offer(events)
@@ -187,11 +168,7 @@ class Dispatcher:
         found = []
         for rows, offsets, _ in self._recent:
             if offsets[-1] > offset:
-                found += [
-                    Event(*row[:5], decode_headers(row[5]), at)
-                    for row, at in zip(rows, offsets, strict=True)
-                    if at > offset
-                ]
+                found += [row.event(at) for row, at in zip(rows, offsets, strict=True) if at > offset]
         return found
 
     def _offer(self) -> None:
@@ -207,13 +184,9 @@ class Dispatcher:
         if taken and wanted(logging.DEBUG):
             tell_received(taken)
 
-    def _forget_passed(self, rows: Sequence[Row]) -> None:
-        if self.passed:
-            self.passed.difference_update([(row[0], row[1]) for row in rows])
-
     def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
         """Keep what was stored for a while; returns how large its payloads are."""
-        total = sum([len(row[4]) for row in rows])
+        total = sum([len(row.payload) for row in rows])
         self._recent.append((rows, offsets, total))
         self._recent_events += len(rows)
         self._recent_bytes += total

@@ -12,11 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
-from zbus.event import Event
-from zbus.headers import Foreign, encode_foreign
+from zbus.event import Event, Provenance
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
@@ -231,6 +230,7 @@ class Inbox:
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
+        passed: list[tuple[int, int]] = []  # live subscriptions had them, or do not want them
         crossing: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
@@ -251,20 +251,21 @@ class Inbox:
                 if not new:
                     self.count("duplicates_received", 1)
                 if not new or (repaired and envelope.published_at < want.live_since):
-                    self._passed.add((envelope.publisher_id, envelope.sequence))
+                    passed.append((envelope.publisher_id, envelope.sequence))
             elif not new:
                 self.count("duplicates_received", 1)
             else:
                 events.append(envelope.event())
                 if crossing is not None:
-                    crossing.append(_crossing(envelope, link))
+                    crossing.append(_row(envelope, link))
         if events:
             self._deliver(events)
         if crossing:
             self._network.cross(crossing, link)
         if not rows:
             return None
-        storing = self._store(rows, stored)
+        self._passed.update(passed)
+        storing = self._store(rows, stored, passed)
         if crossing is not None:
             self._network.crossing(rows, link, storing)
         return storing
@@ -321,13 +322,16 @@ class Inbox:
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))
 
-    def _store(self, rows: list[Row], envelopes: Sequence[Envelope]) -> asyncio.Future[Any]:
+    def _store(
+        self, rows: list[Row], envelopes: Sequence[Envelope], passed: Sequence[tuple[int, int]]
+    ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
         for origin in {envelope.origin for envelope in envelopes if envelope.origin}:
             self._storing[origin] = stored
 
         def look(done: asyncio.Future[Any]) -> None:
+            self._passed.difference_update(passed)
             if not done.cancelled() and isinstance(done.exception(), LogError):
                 self.count("record_failed", len(rows))
                 self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))
@@ -355,26 +359,12 @@ def gap_event(fields: dict[str, Any]) -> Event:
 
 
 def _row(envelope: Envelope, link: str) -> Row:
-    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
-    return (
+    return Row(
         envelope.publisher_id,
         envelope.sequence,
         envelope.published_at,
         envelope.key,
         envelope.payload,
-        encode_foreign(headers),
+        envelope.raw_headers,
+        Provenance(envelope.origin, envelope.offset, envelope.via, link),
     )
-
-
-def _crossing(envelope: Envelope, link: str) -> Row:
-    """A row for the outboxes alone: no log keeps it, so its headers need not be encoded."""
-    headers = Foreign(envelope.headers, envelope.origin, envelope.offset, envelope.via, link)
-    row = (
-        envelope.publisher_id,
-        envelope.sequence,
-        envelope.published_at,
-        envelope.key,
-        envelope.payload,
-        headers,
-    )
-    return cast("Row", row)

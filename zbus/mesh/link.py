@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 from zbus.ports.fabric import Fabric
 
-from .send_queue import Outbox
+from .send_queue import SendQueue
 
 
 class Link:
     """One fabric in use."""
 
-    outbox: Outbox
+    send_queue: SendQueue
 
     def __init__(self, label: str, fabric: Fabric) -> None:
         self.label, self.fabric, self.receiving = label, fabric, True

@@ -14,10 +14,10 @@ import msgspec
 
 from zbus.errors import EventInvalid, FabricError, KeyInvalid
 from zbus.event import Event
-from zbus.headers import Foreign
+from zbus.headers import raw_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
-from zbus.wire.envelope import Envelope, Fields, encode_run, open_frame
+from zbus.wire.envelope import Envelope, Fields, encode_run, encoded_headers, open_frame
 from zbus.wire.provenance import Forward
 
 LOGS = "@zbus/log"  # where any node with a log says which one that is
@@ -117,18 +117,18 @@ class LogService:
         run: list[Fields] = []
         size, origin, key, topic = 0, self._origin, "", ""
         for event in events:
-            headers, payload = event.headers, event.payload
+            payload, headers = event.payload, raw_headers(event.headers)
             via: tuple[int, ...] = ()
-            if own and type(headers) is Foreign:
-                passed = forward(event, headers) if forward is not None else None
+            if own and event.provenance is not None:
+                passed = forward(event.key, event.provenance) if forward is not None else None
                 if passed is None:
                     continue
                 via = passed
             if event.key != key:
                 key, topic = event.key, event.topic
             identity = event.publisher_id, event.sequence, event.published_at
-            run.append((*identity, topic, payload, key, headers, event.offset, origin, 0, via))
-            size += len(payload) + (sum(map(len, headers.values())) if headers else 0)
+            run.append((*identity, topic, payload, key, encoded_headers(headers), event.offset, origin, 0, via))
+            size += len(payload) + (len(headers) if headers else 0)
             if len(run) >= FRAME_EVENTS or size >= FRAME_BYTES:
                 yield encode_run(run)
                 run, size = [], 0

@@ -1,6 +1,6 @@
 """What joins this node to others: its links, what it wants of them, what it answers, how far it is with each.
 
-A link is one fabric and the outbox that feeds it. Usually there is one; while a fleet moves from one
+A link is one fabric and the send queue that feeds it. Usually there is one; while a fleet moves from one
 transport to another there are two, and each event arrives once, since it is known by its identity.
 """
 
@@ -17,7 +17,7 @@ from zbus.errors import FabricError, FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
 from zbus.ports.fabric import Fabric
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 from zbus.wire.announcement import NODES
 from zbus.wire.beacon import BEACONS
@@ -32,7 +32,7 @@ from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
 from .node_registry import Registry
 from .request_client import CANCELS, Asker
 from .request_server import Answers
-from .send_queue import Outbox
+from .send_queue import SendQueue
 from .transit import Waiting
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Network:
         forward: Callable[[str], Forward] | None = None,
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
+        self._runtime = runtime
         self._time_ns, self._monotonic = runtime.time_ns, runtime.monotonic
-        self.origin = self._log.origin if self._log is not None else runtime.randbits(61) << 1
+        self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
         self.wants = Wants()
@@ -122,7 +123,9 @@ class Network:
             forward = self.forward(link.label) if self.forward is not None else None
             if self._log is None:
                 start = self._position  # nothing may be published between this and the next lines
-            link.outbox = Outbox(fabric, self.origin, self._log, start, self._host.count, self._room, forward)
+            link.send_queue = SendQueue(
+                fabric, self.origin, self._log, start, self._host.count, self._on_room, forward, self._runtime
+            )
             self.links.append(link)
             self.registry.tell_soon()
         except BaseException:
@@ -142,7 +145,7 @@ class Network:
     async def remove(self, link: Link, timeout_s: float) -> None:
         """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
         self.links.remove(link)
-        await asyncio.shield(self._run(_close, link.outbox, link.fabric, timeout_s))
+        await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
 
     async def receive_on(self, labels: Sequence[str]) -> None:
         """Hear on the links of these names only; the others go on sending."""
@@ -169,9 +172,9 @@ class Network:
         self._declaring.shutdown(cancel_futures=True)
         deadline = self._monotonic() + timeout_s
         for link in self.links:
-            link.outbox.close(max(0.1, deadline - self._monotonic()))
+            link.send_queue.close(max(0.1, deadline - self._monotonic()))
         self._store(self.inbox.heard.take())
-        if self._log is not None and any(link.outbox.has_sent for link in self.links):
+        if self._log is not None and any(link.send_queue.has_sent for link in self.links):
             self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
@@ -182,7 +185,7 @@ class Network:
     def send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Let other nodes have these. Never waits."""
         for link in self.links:
-            link.outbox.offer(rows, offsets)
+            link.send_queue.offer(rows, offsets)
 
     def send_unlogged(self, rows: Sequence[Row]) -> None:
         """The same for events that no log keeps: they are numbered here."""
@@ -191,27 +194,27 @@ class Network:
                 self._loop.call_soon(self._flush)
             self._unsent += rows
 
-    def say(self, events: Sequence[Event]) -> None:
+    def announce(self, events: Sequence[Event]) -> None:
         """Let other nodes have events that no log keeps and nobody asks for again. Never waits."""
         if self.links:
-            self.say_frames([(event.key, encode(event)) for event in events])
+            self.announce_frames([(event.key, encode(event)) for event in events])
 
-    def say_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
+    def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """The same for frames."""
         for link in self.links:
-            link.outbox.say(frames)
+            link.send_queue.announce(frames)
 
     def cross(self, rows: Sequence[Row], link: str) -> None:
         """Send on what came over a link, where no log keeps it."""
         self.send_unlogged(rows)
-        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0][2])
+        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Note what came over a link and goes out over the other once it is stored."""
 
-        def note(stored: asyncio.Future[Sequence[int]]) -> None:
+        def note(stored: asyncio.Future[Stored]) -> None:
             if not stored.cancelled() and stored.exception() is None:
-                self.waiting[link].entered(max(stored.result()), len(rows), rows[0][2])
+                self.waiting[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
 
         storing.add_done_callback(note)
 
@@ -222,11 +225,11 @@ class Network:
         first = self._position + 1
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
-        if any(link.outbox.crowded for link in self.links):
+        if any(link.send_queue.congested for link in self.links):
             self._host.backpressure.close(self, "the network is slow")
 
-    def _room(self) -> None:
-        """On an outbox's thread."""
+    def _on_room(self) -> None:
+        """On a send queue's thread."""
         try:
             self._loop.call_soon_threadsafe(self._host.backpressure.open, self)
         except RuntimeError:
@@ -314,7 +317,7 @@ class Network:
     def sent(self, name: str) -> int:
         """Up to which number everything was handed to a link, also to one that is not there now."""
         link = next((each for each in self.links if each.label == name), None)
-        return link.outbox.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
+        return link.send_queue.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
 
     def endpoints(self) -> list[str]:
         """Where others can reach this node, as far as its transports say."""
@@ -331,7 +334,7 @@ class Network:
             found |= fabric.diagnostics()
         if self.links:
             found["links"] = [
-                {"transport": link.label, "sent": link.outbox.sent, "receiving": link.receiving}
+                {"transport": link.label, "sent": link.send_queue.sent, "receiving": link.receiving}
                 | link.fabric.diagnostics()
                 for link in self.links
             ]
@@ -396,7 +399,7 @@ class Network:
     def _store(self, heard: Mapping[int, int]) -> None:
         if self._log is None:
             return
-        now = {f"sent/{link.label}": link.outbox.sent for link in self.links}
+        now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
         now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in heard.items()}
@@ -410,8 +413,8 @@ class Network:
                 record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
 
 
-def _close(outbox: Outbox, fabric: Fabric, timeout_s: float) -> None:
-    outbox.close(timeout_s)
+def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
+    send_queue.close(timeout_s)
     _try(fabric.close)
 
 

@@ -140,13 +140,13 @@ class Registry:
     def leave(self) -> None:
         """Say goodbye, if the links still take it."""
         self.task.cancel()
-        self._say(leaving=True)
+        self._announce(leaving=True)
 
     async def _tell_now_and_then(self) -> None:
         every_s = self._ttl_s / TELLS_A_TTL
         while True:
             begun = self._runtime.monotonic()
-            self._say()
+            self._announce()
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._soon.wait()
@@ -169,9 +169,9 @@ class Registry:
         del self._heard[gone]
         self._count("nodes_forgotten", 1)
 
-    def _say(self, leaving: bool = False) -> None:
+    def _announce(self, leaving: bool = False) -> None:
         told = self._announcement(leaving)
-        self._network.say_frames([(node_key(told.origin), encode_announcement(told))])
+        self._network.announce_frames([(node_key(told.origin), encode_announcement(told))])
 
     def _announcement(self, leaving: bool = False) -> Announcement:
         config, network, host, pid = self._config, self._network, self._runtime.hostname(), self._runtime.pid()

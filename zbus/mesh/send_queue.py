@@ -1,41 +1,52 @@
-"""The outbox: what was committed goes to one fabric, from memory while it keeps up, else from the log.
+"""The send queue: hands committed events to one fabric, from memory while it keeps up, otherwise from the log.
 
-Live sending and recovery are the same code: what follows the position reached is sent, and receivers
-know each event by its identity. Each event says which one came before it on its key, and beacons say
-how far the outbox is, so that receivers notice what they missed and ask for it.
+Live sending and recovery are the same code: the queue sends the events after the position that it has reached, and
+receivers identify events by publisher and sequence. Each event names the event before it on its key, and beacons name
+the position of the queue, so that receivers notice a gap and request the missing events.
+
+The queue has no thread of its own: a driver calls `step`, which never sleeps. All other methods may be called on any
+thread and do not block.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from zbus.errors import LogTrimmed, ZbusError
-from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
 from zbus.ports.fabric import Fabric
-from zbus.ports.log import Log, Row, Span
+from zbus.ports.log import Log, Row, Span, row_of
+from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from zbus.wire.frames import Framing, Sendable
 from zbus.wire.provenance import Forward
 
 BACKLOG_EVENTS_MAX = 65_536
-CROWDED_EVENTS = 16_384  # without a log, publishers wait from here on, as long as the fabric takes anything
-PAGE_EVENTS = 2048
-BEACON_S = 1.0  # how often while idle, and the longest while busy
-QUIET_S = 0.05  # how soon after the last event
-GRACE_S = 2.0  # without a log, how long the first events wait for somebody who wants them
-RETRY_S = (0.05, 2.0)
-SAID_MAX = 4096
+CONGESTED_EVENTS = 16_384  # without a log, publishers wait above this, as long as the fabric accepts events
+PAGE_EVENTS = ENTRIES_MAX // 2  # sent at once: with half a beacon's entries pending, all its keys still fit into one
+BEACON_S = 1.0  # the interval of beacons
+QUIET_S = 0.05  # a beacon is due this long after the last event, if that is earlier
+GRACE_S = 2.0  # without a log, how long the first events wait for a subscriber
+POLL_S = 0.005  # between two looks at something that does not wake the queue
+RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
+ANNOUNCEMENTS_MAX = 4096
+NOW = -math.inf
 
 
-class Outbox:
-    """One thread that encodes and sends. The loop only appends to its backlog and wakes it."""
+class SendQueue:
+    """The events that wait for one fabric, and the position that was reached.
+
+    Without a log, every event that was offered is counted once: as sent (`sent_events`), as dropped
+    (`dropped_send_queue_full`) or as waiting, even while it is being sent. Events of other nodes that a bridge does
+    not forward are the exception: they are only removed.
+    """
 
     def __init__(
         self,
@@ -44,233 +55,302 @@ class Outbox:
         log: Log | None,
         start: int,
         count: Callable[[str, int], None],
-        room: Callable[[], None],
+        on_room: Callable[[], None],
         forward: Forward | None = None,
+        runtime: Runtime = REAL,
     ) -> None:
-        """`room` is called, on the outbox's thread, when it is crowded no longer."""
-        self._fabric, self._origin, self._log, self._count = fabric, origin, log, count
-        self._room, self._failing, self._was_crowded = room, False, False
+        """Start to send the events after position `start`.
+
+        `count` and `on_room` may be called on the driver's thread; `on_room` when the queue is no longer congested.
+        """
+        self._fabric, self._origin, self._log, self._count, self._on_room = fabric, origin, log, count, on_room
+        self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
+        self._lock = threading.Lock()
+        # Guarded by the lock, because other threads write or read them.
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
-        self._backlog_events = 0
-        self._said: list[tuple[str, bytes]] = []  # what has no place in the log: of this node, and records
-        self._wake = threading.Condition()
+        self._queued_events = 0  # in the backlog
+        self._in_flight_events = 0  # taken from the backlog, and not sent yet
+        self._announcements: list[tuple[str, bytes]] = []
+        self._behind = log is not None  # the log has events after `sent` that the backlog does not have
+        self._failing = False
+        self._was_congested = False
         self._ended = False
-        self.sent = start  # everything up to here was handed to the fabric
         self.sent_events = 0
-        self.crossed = self.crossed_lag_ns = 0  # events of other nodes that were; how old the last of them was then
-        self._behind = log is not None  # until the log has nothing after `start`
+        # Written only by `step`.
+        self.sent = start  # everything up to this position was handed to the fabric
+        self.forwarded = self.forwarded_lag_ns = 0  # events of other nodes that were sent; the age of the last one then
         self._framing = Framing(origin, start, forward)
         self._newest: dict[str, Newest] = {}  # since the last beacon
         self._since = start
-        self._beacon_at = self._sent_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="zbus-outbox", daemon=True)
-        self._thread.start()
+        self._beacon_at = self._sent_at = -math.inf
+        self._awaits_subscriber = log is None
+        self._grace_until = math.inf  # set by the first event
+        self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, uniform=runtime.uniform)
+        self._retry_at = self._read_at = NOW
+        self._driver = runtime.driver(self.step, "zbus-send-queue")
 
     def offer(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        """Take what was committed (or, without a log, published). Never waits."""
-        with self._wake:
-            if self._backlog_events + len(rows) > BACKLOG_EVENTS_MAX:
-                self._overflow()
+        """Queue events that were committed (without a log: published), with their offsets."""
+        if not rows:
+            return
+        lost = 0
+        with self._lock:
+            if self._queued_events + self._in_flight_events + len(rows) > BACKLOG_EVENTS_MAX:
+                lost = self._clear_backlog()
             self._backlog.append((rows, offsets))
-            self._backlog_events += len(rows)
-            self._wake.notify()
+            self._queued_events += len(rows)
+        self._driver.wake()
+        if lost:
+            reason = "the transport is too slow or disconnected, and the node has no log"
+            record(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
 
-    def say(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Send frames that are no events of the log, after what waits; once, and not at all while there is no link."""
-        with self._wake:
-            if len(self._said) + len(frames) > SAID_MAX:
-                self._count("dropped_said", len(frames))
+    def announce(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Queue frames that are not events of the log, after the events. They are sent once, or dropped."""
+        with self._lock:
+            if len(self._announcements) + len(frames) > ANNOUNCEMENTS_MAX:
+                self._count("dropped_announcements", len(frames))
                 return
-            self._said += frames
-            self._wake.notify()
+            self._announcements += frames
+        self._driver.wake()
 
     @property
     def waiting(self) -> int:
-        """How many events wait in memory."""
-        return self._backlog_events
+        """The number of events that wait in memory, including those that are being sent."""
+        with self._lock:
+            return self._queued_events + self._in_flight_events
 
     @property
     def has_sent(self) -> bool:
-        """Whether anything was sent since the start."""
-        return self._sent_at > 0
+        """Whether an event was sent since the start."""
+        return self.sent_events > 0
 
     @property
-    def crowded(self) -> bool:
-        """Whether publishers should wait: nothing else keeps what they publish, and the fabric is slow but there."""
-        crowded = self._log is None and self._backlog_events > CROWDED_EVENTS and not self._failing
-        self._was_crowded = self._was_crowded or crowded
-        return crowded
+    def congested(self) -> bool:
+        """Whether publishers should wait: only this queue has their events, and the fabric is slow but connected."""
+        with self._lock:
+            waiting = self._queued_events + self._in_flight_events
+            congested = self._log is None and waiting > CONGESTED_EVENTS and not self._failing
+            self._was_congested = self._was_congested or congested
+            return congested
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left for as long as there is time; with a log, the rest goes at the next start."""
-        with self._wake:
+        """Send the remaining events, for at most `timeout_s`. With a log, the rest is sent after the next start."""
+        with self._lock:
             self._ended = True
-            self._wake.notify()
-        self._thread.join(timeout_s)
+        self._driver.wake()
+        self._driver.join(timeout_s)
 
-    def _overflow(self) -> None:
-        lost = self._backlog_events
-        self._backlog.clear()
-        self._backlog_events = 0
-        if self._log is not None:
-            self._behind = True  # the log has them
+    def step(self) -> float | None:
+        """Send what is due. Return the monotonic time of the next step, or None at the end. Only the driver calls it.
+
+        An error of the fabric or of the log is logged, and the same is sent again after a pause.
+        """
+        now = self._monotonic()
+        if now < self._retry_at:
+            return None if self._ended else self._retry_at
+        try:
+            if self._awaits_subscriber and not self._found_subscriber(now):
+                return math.inf if self._grace_until == math.inf else now + POLL_S
+            due = self._next_due()
+            if due is None or due > now:
+                return due
+            self._send_due()
+        except Exception as error:
+            return self._retry_later(error)
+        self._retry_at = NOW
+        self._backoff.reset()
+        self._notify_room(failing=False)
+        return self._next_due()
+
+    def _next_due(self) -> float | None:
+        with self._lock:
+            if self._behind:
+                return self._read_at
+            if self._backlog or self._announcements:
+                return NOW
+            if self._ended:
+                return NOW if self._newest else None  # a last beacon names the position reached
+        return self._beacon_due()
+
+    def _send_due(self) -> None:
+        if len(self._newest) >= ENTRIES_MAX // 2:
+            self._send_beacon()  # the keys of another page might not fit into it
+        if self._behind and not self._backlog_continues():
+            self._send_page()
         else:
-            self._count("dropped_outbox_full", lost)
-            reason = "the fabric is too slow or away, and there is no log"
-            record(EVENT_DROPPED, logging.WARNING, reason=reason, events=lost)
+            self._send_backlog()
+        self._send_announcements()
+        if self._monotonic() >= self._beacon_due():
+            self._send_beacon()
 
-    def _run(self) -> None:
-        if self._log is None:
-            self._await_somebody()
-        pause = RETRY_S[0]
-        while self._await_work():
-            try:
-                self._send_page() if self._behind else self._send_backlog()
-                self._send_said()
-                self._send_beacon()
-                pause, self._failing = RETRY_S[0], False
-                self._tell_room()
-            except ZbusError as error:
-                self._failing = True
-                self._tell_room()
-                record(EVENT_RETRY, logging.WARNING, reason=str(error), again_in_s=pause)
-                with self._wake:
-                    self._behind = self._log is not None
-                    again_at = time.monotonic() + pause
-                    while not self._ended and (left := again_at - time.monotonic()) > 0:
-                        self._wake.wait(left)  # each event that is offered meanwhile wakes it too
-                    if self._ended:
-                        return
-                pause = min(RETRY_S[1], pause * 2)
+    def _retry_later(self, error: Exception) -> float | None:
+        pause_s = self._backoff.next()
+        self._retry_at = self._monotonic() + pause_s
+        with self._lock:
+            self._behind, self._read_at = self._log is not None, NOW
+        self._notify_room(failing=True)
+        unexpected = None if isinstance(error, ZbusError) else error
+        again_in_s = round(pause_s, 3)
+        record(EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s)
+        return None if self._ended else self._retry_at
 
-    def _tell_room(self) -> None:
-        if self._was_crowded and (self._failing or self._backlog_events < CROWDED_EVENTS // 2):
-            self._was_crowded = False
-            self._room()
+    def _notify_room(self, failing: bool) -> None:
+        """Let publishers continue: there is capacity again, or they would wait for a disconnected fabric."""
+        with self._lock:
+            self._failing = failing
+            waiting = self._queued_events + self._in_flight_events
+            notify = self._was_congested and (failing or waiting < CONGESTED_EVENTS // 2)
+            if notify:
+                self._was_congested = False
+        if notify:
+            self._on_room()
 
-    def _await_work(self) -> bool:
-        """Wait for events, or until a beacon is due; False at the end."""
-        with self._wake:
-            while not self._backlog and not self._behind and not self._said:
-                if self._ended:
-                    return bool(self._newest)  # one more beacon tells how far it went
-                if not self._wake.wait(self._beacon_due() - time.monotonic()):
-                    return True
-            return True
+    # Events.
+
+    def _clear_backlog(self) -> int:
+        """Remove the queued events. Return how many are lost. Events in flight are not touched."""
+        cleared, self._queued_events = self._queued_events, 0
+        self._backlog.clear()
+        if self._log is not None:
+            self._behind = self._behind or cleared > 0  # the log has them
+            return 0
+        self._count("dropped_send_queue_full", cleared)
+        return cleared
 
     def _send_backlog(self) -> None:
-        with self._wake:
-            if not self._backlog:
-                return
-            taken = [self._backlog.popleft()]
-            events = len(taken[0][0])
-            while self._backlog and events + len(self._backlog[0][0]) <= PAGE_EVENTS:
-                taken.append(self._backlog.popleft())
-                events += len(taken[-1][0])
+        with self._lock:
+            taken = self._take_batches()
+            events = sum(len(rows) for rows, _ in taken)
+            self._queued_events -= events
+            self._in_flight_events = events
+        if not taken:
+            return
         try:
             self._send([pair for rows, offsets in taken for pair in zip(rows, offsets, strict=True)])
-        except ZbusError:
-            if self._log is None:  # nothing else has them
-                with self._wake:
+        except BaseException:
+            with self._lock:
+                self._in_flight_events = 0
+                if self._log is None:  # no other copy exists
                     self._backlog.extendleft(reversed(taken))
-            else:
-                with self._wake:
-                    self._backlog_events -= events
+                    self._queued_events += events
             raise
-        with self._wake:
-            self._backlog_events = max(0, self._backlog_events - events)
 
-    def _send_said(self) -> None:
-        with self._wake:
-            said, self._said = self._said, []
-        if said and not self._fabric.events_only:
-            self._fabric.send(said)
+    def _take_batches(self) -> list[tuple[Sequence[Row], Sequence[int]]]:
+        """Take at most a page of events from the head of the backlog, splitting a batch that is larger."""
+        taken: list[tuple[Sequence[Row], Sequence[int]]] = []
+        events = 0
+        while self._backlog and events + len(self._backlog[0][0]) <= PAGE_EVENTS:
+            taken.append(self._backlog.popleft())
+            events += len(taken[-1][0])
+        if self._backlog and not taken:
+            rows, offsets = self._backlog.popleft()
+            taken.append((rows[:PAGE_EVENTS], offsets[:PAGE_EVENTS]))
+            self._backlog.appendleft((rows[PAGE_EVENTS:], offsets[PAGE_EVENTS:]))
+        return taken
+
+    def _backlog_continues(self) -> bool:
+        """Whether the log is no longer needed, because the backlog continues at the position reached."""
+        with self._lock:
+            if self._backlog and self._continues_at(self._backlog[0][1][0]):
+                self._behind = False
+            return not self._behind
+
+    def _continues_at(self, offset: int) -> bool:
+        return offset <= self.sent or (self._log is not None and self._log.follows(self.sent, offset))
 
     def _send_page(self) -> None:
-        """Catch up from the log; the backlog takes over again where it continues without a hole."""
+        """Send the next page of the log."""
         assert self._log is not None
-        with self._wake:
-            if self._backlog and self._backlog[0][1][0] <= self.sent + 1:
-                self._behind = False
-                return
+        before = self.sent
         try:
-            page = self._log.read(_EVERYTHING, Span(self.sent), PAGE_EVENTS)
+            page = self._log.read(_ALL_KEYS, Span(before), PAGE_EVENTS)
         except LogTrimmed as trimmed:
-            self._skip_to(trimmed.low_water)
+            self._skip_to(self._log, trimmed.low_water)
             return
         events, error, skipped = page.events(skip_corrupt=True)
         if error is not None:
             raise error
+        self._send([(row_of(event), event.offset) for event in events])
         self._count("corrupt_skipped", skipped)
-        self._send([_sendable(event) for event in events])
         self.sent = max(self.sent, page.covered)
-        if not events:
-            with self._wake:
-                self._behind = False
+        with self._lock:
+            if self.sent > before:  # a page without events is not the end if it leads further
+                self._read_at = NOW
+            else:  # events that were cleared from the backlog since the read are in the log
+                self._behind = bool(self._backlog) and not self._continues_at(self._backlog[0][1][0])
+                self._read_at = self._monotonic() + POLL_S
 
-    def _skip_to(self, low_water: int) -> None:
-        """Retention removed what was not sent yet: say so, and let receivers see the hole."""
-        self._count("dropped_by_retention", low_water - self.sent)
+    def _skip_to(self, log: Log, low_water: int) -> None:
+        """Continue after events that retention removed before they were sent. Receivers see the gap."""
+        removed = log.count(self.sent, low_water)
+        self._count("dropped_by_retention", removed)
         reason = "retention removed events before they were sent"
-        record(EVENT_DROPPED, logging.WARNING, reason=reason, first=self.sent + 1, last=low_water)
+        span = {"after": self.sent, "until": low_water}
+        record(EVENT_DROPPED, logging.WARNING, None, code="retention", reason=reason, events=removed, **span)
         self.sent = low_water
         self._framing.restart(low_water)
 
     def _send(self, rows: Sequence[Sendable]) -> None:
         """Send rows in order, each with its offset."""
-        if rows and rows[0][1] <= self.sent:  # the log was faster
+        if rows and rows[0][1] <= self.sent:  # already sent from the log
             rows = [pair for pair in rows if pair[1] > self.sent]
         made = self._framing.make(rows)
         if made.frames:
             self._fabric.send(made.frames)
             self._newest.update(made.newest)
+            self._sent_at = self._monotonic()
+        with self._lock:
             self.sent_events += made.events
-            self._sent_at = time.monotonic()
-        if made.crossed:
-            self.crossed += made.crossed
-            self.crossed_lag_ns = max(0, time.time_ns() - made.crossed_at)
+            self._in_flight_events = 0
+        if made.forwarded:
+            self.forwarded += made.forwarded
+            self.forwarded_lag_ns = max(0, self._time_ns() - made.forwarded_at)
         if rows:
             self.sent = max(self.sent, rows[-1][1])
         self._framing.sent(made, self.sent)
 
+    # Everything else.
+
+    def _send_announcements(self) -> None:
+        with self._lock:
+            frames, self._announcements = self._announcements, []
+        if frames and not self._fabric.events_only:
+            try:
+                self._fabric.send(frames)
+            except BaseException:
+                self._count("dropped_announcements", len(frames))
+                raise
+
     def _beacon_due(self) -> float:
-        """When to say how far it is: now and then, soon after the last event, and when there is much to say."""
-        if self._ended or len(self._newest) >= ENTRIES_MAX // 2:
-            return 0.0
+        if self._ended:
+            return NOW
         due = self._beacon_at + BEACON_S
         return min(due, self._sent_at + QUIET_S) if self._newest else due
 
     def _send_beacon(self) -> None:
-        now = time.monotonic()
-        if now < self._beacon_due():
-            return
         if not self._fabric.events_only:
             beacon = Beacon(self._origin, self._since, self.sent, dict(self._newest))
             self._fabric.send([(beacon_key(self._origin), encode_beacon(beacon))])
         self._newest.clear()
-        self._since, self._beacon_at = self.sent, now
+        self._since, self._beacon_at = self.sent, self._monotonic()
 
-    def _await_somebody(self) -> None:
-        """Links and declarations of other nodes take a moment after a start, and what is sent to nobody is gone."""
-        while True:
-            with self._wake:
-                while not (self._backlog or self._said or self._ended):
-                    self._wake.wait()
-                if self._ended:
-                    return
-                if self._backlog:
-                    key = self._backlog[0][0][0][3]
-                    break
-            with suppress(ZbusError):  # no link yet: a node tells of itself again and again
-                self._send_said()
-        deadline = time.monotonic() + GRACE_S
-        while not self._ended and time.monotonic() < deadline and not self._fabric.ready(key):
-            time.sleep(0.005)
+    def _found_subscriber(self, now: float) -> bool:
+        """Return whether to start sending events.
 
-
-def _sendable(event: Event) -> Sendable:
-    headers = event.headers if isinstance(event.headers, dict) else dict(event.headers)
-    return (event.publisher_id, event.sequence, event.published_at, event.key, event.payload, headers), event.offset
+        Links and declarations of other nodes take a moment after a start. Without a log, an event that is sent before
+        the first subscriber is connected would be lost.
+        """
+        with self._lock:
+            key = self._backlog[0][0][0].key if self._backlog else None
+        if self._ended:
+            self._awaits_subscriber = False
+        elif key is None:
+            with suppress(ZbusError):  # not connected yet: a node announces itself again
+                self._send_announcements()
+        else:
+            self._grace_until = min(self._grace_until, now + GRACE_S)
+            self._awaits_subscriber = now < self._grace_until and not self._fabric.ready(key)
+        return not self._awaits_subscriber
 
 
-_EVERYTHING = KeySet.all()
+_ALL_KEYS = KeySet.all()

@@ -22,9 +22,9 @@ def tell_published(rows: Sequence[Row], offsets: Sequence[int] | None = None) ->
     """Events were stored, or, where there is no log, handed on. Only to be called if DEBUG is wanted."""
     place: dict[str, Any] = {"first": offsets[0], "last": offsets[-1]} if offsets else {}
     # Headers are decoded only where the name occurs in them.
-    headers = [decode_headers(row[5]) for row in rows if row[5] is not None and _MARK in row[5]]
-    whose = f"{rows[0][0]:x}-{rows[0][1]}" if len(rows) == 1 else None
-    named = _named(dict.fromkeys([row[3] for row in rows]), headers, len(rows), whose)
+    headers = [decode_headers(row.headers) for row in rows if row.headers is not None and _MARK in row.headers]
+    whose = f"{rows[0].publisher_id:x}-{rows[0].sequence}" if len(rows) == 1 else None
+    named = _named(dict.fromkeys([row.key for row in rows]), headers, len(rows), whose)
     record(EVENT_PUBLISHED, logging.DEBUG, events=len(rows), **place, **named)
 
 

@@ -52,7 +52,7 @@ class Fabric(Protocol):
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Hand over frames, each with its concrete key, in order; blocks while the network is slow.
 
-        Raises while there is no connection: none, some or all of them may then have gone. The outbox sends
+        Raises while there is no connection: none, some or all of them may then have gone. The send queue sends
         them again, and receivers know events by their identity.
         """
 

@@ -13,13 +13,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge
-from zbus.event import Event
-from zbus.headers import decode_headers, encode_headers
+from zbus.errors import BusClosed, EventTooLarge
+from zbus.event import Event, Offset
+from zbus.headers import check_encoded, encode_headers
 from zbus.payload import encode_payload
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 
 from .backpressure import Gate
@@ -113,27 +111,31 @@ class Entry:
                     self.validators.hold(key, body)
         self.check_open()
 
-    async def store(self, rows: Sequence[Row]) -> Sequence[int]:
+    async def store(self, rows: Sequence[Row]) -> Stored:
         """Store rows in one commit and return their offsets, or only deliver them if there is no log."""
         if self.commits is not None:
             return await self.commits.add_many(rows)
         for at, row in enumerate(rows):
             if self._host.deliver_unlogged((row,)) and at + 1 < len(rows):
                 await asyncio.sleep(0)
-        return [0] * len(rows)
+        return Stored([0] * len(rows))
 
-    async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[int]:
+    async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[Offset]:
         """Store events that already have an identity. If cancelled, they may or may not have been stored."""
         rows: list[Row] = []
         for event in events:
             self.open_key(event.key)
             headers = event.headers if span is None else span.onto(event.headers)
             body, encoded = self.encode(event.key, event.payload, headers or None, None)
-            rows.append((event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
+            rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
         if not rows:
             return []
-        await self.admit((row[3], row[4]) for row in rows)
-        return await self.store(rows)
+        await self.admit((row.key, row.payload) for row in rows)
+        offsets, repeated = await self.store(rows)
+        return [
+            Offset(offset, row.publisher_id, row.sequence, at not in repeated)
+            for at, (offset, row) in enumerate(zip(offsets, rows, strict=True))
+        ]
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Check rows that another process encoded as if they were published here. Raises `EventInvalid`."""
@@ -157,16 +159,13 @@ def check_rows(
     validators: Validators | None,
 ) -> None:
     """Raise `EventInvalid` if a row could not have been published: its key, its size, its headers or its schema."""
-    for key in {row[3]: None for row in rows}:
+    for key in {row.key: None for row in rows}:
         open_key(key)
-    largest = max([len(row[4]) for row in rows], default=0)
+    largest = max([len(row.payload) for row in rows], default=0)
     if largest > payload_bytes_max:
         raise EventTooLarge("payload", largest, payload_bytes_max)
-    for headers in {row[5]: None for row in rows if row[5]}:
-        try:
-            encode_headers(dict(decode_headers(headers)), None, None)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
+    for headers in {row.headers: None for row in rows if row.headers}:
+        check_encoded(headers)
     if validators is not None:
         for row in rows:
-            validators.hold(row[3], row[4])
+            validators.hold(row.key, row.payload)

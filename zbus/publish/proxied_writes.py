@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from zbus.errors import BusClosed, EventInvalid, ZbusError
-from zbus.ports.log import Answered, Row
+from zbus.ports.log import Answered, Row, Stored
 
 from .entry import Entry
 
@@ -47,7 +47,7 @@ class ProxiedWrites:
             rows, done = self._waiting.popleft()
             try:
                 entry.check_rows(rows)
-                await entry.admit((row[3], row[4]) for row in rows)
+                await entry.admit((row.key, row.payload) for row in rows)
             except EventInvalid as error:
                 done(error)
                 continue
@@ -56,9 +56,9 @@ class ProxiedWrites:
             entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
-def _report(done: Answered, stored: asyncio.Future[Sequence[int]]) -> None:
+def _report(done: Answered, stored: asyncio.Future[Stored]) -> None:
     error = stored.exception()
     if error is None:
-        done(stored.result())
+        done(stored.result().offsets)
     elif isinstance(error, ZbusError):
         done(error)

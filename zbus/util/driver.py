@@ -1,6 +1,6 @@
 """A driver: calls `step()` again whenever it is due or woken, until it is finished.
 
-A loop that sleeps by itself cannot be simulated. A `step` does what is due now and returns when it wants to be
+A loop that sleeps cannot be simulated. A `step` does what is due now and returns when it wants to be
 called next; the driver owns the thread and the waiting.
 """
 
@@ -25,7 +25,7 @@ class Driver(Protocol):
 
 
 class ThreadDriver:
-    """A daemon thread that waits on a condition between steps."""
+    """A daemon thread that waits between steps until the next one is due or `wake` is called."""
 
     def __init__(self, step: Step, name: str, monotonic: Callable[[], float]) -> None:
         self._step, self._monotonic = step, monotonic
@@ -35,7 +35,8 @@ class ThreadDriver:
 
     def wake(self) -> None:
         """Call the step again soon. A wake-up during a step is not lost."""
-        self._woken.set()
+        if not self._woken.is_set():  # it is cleared before a step: if it is set, a step is still to come
+            self._woken.set()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the step has returned None; return whether it did within `timeout_s`."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+_set = OrderedDict.__setitem__
 
 
 class Memo(OrderedDict[K, V]):
@@ -38,21 +39,27 @@ class Memo(OrderedDict[K, V]):
     def __missing__(self, key: K) -> V:
         if self._make is None:
             raise KeyError(key)
-        value = self[key] = self._make(key)
+        value = self._make(key)
+        _set(self, key, value)
+        if len(self) > self._max:
+            self._evict()
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        while len(self) > self._max:
-            try:
-                evicted = self.popitem(last=False)
-            except KeyError:
-                return  # another thread cleared it
-            if self._on_evict is not None:
-                self._on_evict(*evicted)
+        _set(self, key, value)
+        if len(self) > self._max:
+            self._evict()
 
     def use(self, key: K) -> V:
         """Return the value as `memo[key]` does, and make this the last entry to be pushed out."""
         value = self[key]
         self.move_to_end(key)
         return value
+
+    def _evict(self) -> None:
+        try:
+            key, value = self.popitem(last=False)
+        except KeyError:
+            return  # another thread cleared it
+        if self._on_evict is not None:
+            self._on_evict(key, value)

@@ -10,13 +10,14 @@ A frame is one byte that says what follows, then msgpack: one envelope, or an ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from zbus.errors import EventInvalid, KeyInvalid
 from zbus.event import Event
+from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
 from zbus.util.memo import Memo
@@ -27,10 +28,12 @@ KEYS_KEPT_MAX = 10_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 # An envelope before it is encoded: the fields of `Envelope`, in order.
-Fields = tuple[int, int, int, str, bytes, str, Mapping[str, str], int, int, int, tuple[int, ...]]
+Fields = tuple[int, int, int, str, bytes, str, msgspec.Raw, int, int, int, tuple[int, ...]]
 
 _ONE, _MANY = bytes([ONE]), bytes([MANY])
 _encode = msgspec.msgpack.Encoder().encode
+_NO_HEADERS = b"\x80"
+EMPTY = msgspec.Raw(_NO_HEADERS)
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -42,7 +45,7 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     topic: str
     payload: bytes
     key: str
-    headers: dict[str, str]
+    headers: msgspec.Raw  # an encoded map of texts; `open_frame` has checked it
     offset: _Number
     origin: _Number = 0
     previous: _Number = 0
@@ -50,9 +53,22 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def event(self, offset: int = 0) -> Event:
         """The event, at an offset of this node's log, or at none."""
-        return Event(self.publisher_id, self.sequence, self.published_at, self.key, self.payload, self.headers, offset)
+        headers = decode_headers(self.raw_headers)
+        return Event(self.publisher_id, self.sequence, self.published_at, self.key, self.payload, headers, offset)
+
+    @property
+    def raw_headers(self) -> bytes | None:
+        """The encoded headers, or None if there are none."""
+        raw = bytes(self.headers)  # a copy: the frame can then be freed
+        return None if raw == _NO_HEADERS else raw
 
 
+def encoded_headers(raw: bytes | None) -> msgspec.Raw:
+    """Return encoded headers as a field of an envelope."""
+    return EMPTY if raw is None else msgspec.Raw(raw)
+
+
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 _decode_one = msgspec.msgpack.Decoder(Envelope).decode
 _decode_many = msgspec.msgpack.Decoder(list[Envelope]).decode
 
@@ -70,7 +86,7 @@ def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...
         event.topic,
         event.payload,
         event.key,
-        event.headers,
+        encoded_headers(raw_headers(event.headers)),
         event.offset,
     )
     return _ONE + _encode((*fields, origin, previous, via) if origin else fields)
@@ -111,17 +127,29 @@ def open_frame(frame: bytes) -> list[Envelope]:
     try:
         if kind == ONE:
             envelope = _decode_one(memoryview(frame)[1:])
-            check_received(envelope.key)
+            _decode_headers(envelope.headers)
+            _checked[envelope.key]
             return [envelope]
         if kind != MANY:
             found = "nothing" if kind is None else kind
             raise EventInvalid(f"not an envelope of version {ONE}: it starts with {found}")
         envelopes = _decode_many(memoryview(frame)[1:])
+        for envelope in envelopes:
+            if envelope.headers != EMPTY:
+                _decode_headers(envelope.headers)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
     for key in {envelope.key for envelope in envelopes}:
-        check_received(key)
+        _checked[key]
     return envelopes
+
+
+def check_received(key: str) -> None:
+    """Raise `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
+
+    Of the keys of the system, only records travel as events.
+    """
+    _checked[key]
 
 
 def _check(key: str) -> None:
@@ -131,6 +159,4 @@ def _check(key: str) -> None:
         raise EventInvalid(f"not an envelope: {error}") from error
 
 
-# Raises `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
-# Of the keys of the system, only records travel as events.
-check_received = Memo[str, None](KEYS_KEPT_MAX, _check).__getitem__
+_checked = Memo[str, None](KEYS_KEPT_MAX, _check)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zbus.event import Event
-from zbus.headers import NO_HEADERS, Foreign, decode_headers
-from zbus.wire.provenance import Forward
+import msgspec
+
+from zbus.ports.log import Row
 
 from .beacon import Newest
-from .envelope import Fields, encode_run
+from .envelope import EMPTY, Fields, encode_run
+from .provenance import Forward
 
 FRAME_EVENTS_MAX = 512
 FRAME_BYTES_MAX = 128 * 1024
-ENVELOPE_BYTES = 64  # about, besides key and payload
+ENVELOPE_BYTES = 64  # about, besides payload and headers
 KEYS_MAX = 100_000
 
-# A row of the log, with its headers encoded or not, and its offset.
-Sendable = tuple[tuple[int, int, int, str, bytes, bytes | dict[str, str] | None], int]
+Sendable = tuple[Row, int]  # with its offset
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Frames:
     last: dict[str, int] = field(default_factory=dict)
     newest: dict[str, Newest] = field(default_factory=dict)
     events: int = 0
-    crossed: int = 0  # of other nodes' events, how many a bridge sends on
-    crossed_at: int = 0  # when the last of them was published
+    forwarded: int = 0  # of other nodes' events, how many a bridge sends on
+    forwarded_at: int = 0  # when the last of them was published
 
 
 class Framing:
@@ -55,27 +55,28 @@ class Framing:
         run: list[Fields] = []
         run_key, topic, size, before, origin = "", "", 0, 0, self._origin
         via: tuple[int, ...] = ()
-        for (publisher_id, sequence, published_at, key, payload, encoded), offset in rows:
-            headers = NO_HEADERS if encoded is None else decode_headers(encoded)
-            if type(headers) is Foreign:
-                event = Event(publisher_id, sequence, published_at, key, payload, headers, offset)
-                passed = self._forward(event, headers) if self._forward is not None else None
+        for row, offset in rows:
+            key, payload, encoded = row.key, row.payload, row.headers
+            if row.provenance is not None:
+                passed = self._forward(key, row.provenance) if self._forward is not None else None
                 if passed is None:
                     continue
                 via = passed
-                made.crossed, made.crossed_at = made.crossed + 1, published_at
+                made.forwarded, made.forwarded_at = made.forwarded + 1, row.published_at
             elif via:
                 via = ()
-            size += len(payload) + ENVELOPE_BYTES
+            headers, event_bytes = EMPTY, len(payload) + ENVELOPE_BYTES
+            if encoded is not None:
+                headers, event_bytes = msgspec.Raw(encoded), event_bytes + len(encoded)
+            size += event_bytes
             if key != run_key or len(run) >= FRAME_EVENTS_MAX or size > FRAME_BYTES_MAX:
                 self._finish(made, run_key, run, before)
-                run, size = [], len(payload) + ENVELOPE_BYTES
+                run, size = [], event_bytes
                 if key != run_key:
                     run_key, topic = key, key.rpartition("/")[2]
                     before = made.last.get(key) or self._last.get(key, self._floor)
-            run.append(
-                (publisher_id, sequence, published_at, topic, payload, key, headers, offset, origin, before, via)
-            )
+            identity = (row.publisher_id, row.sequence, row.published_at)
+            run.append((*identity, topic, payload, key, headers, offset, origin, before, via))
             before = offset
         self._finish(made, run_key, run, before)
         return made

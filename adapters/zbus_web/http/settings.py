@@ -8,10 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from zbus.config import Strings
+from zbus.config import Strings, config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 
@@ -84,10 +84,8 @@ class WebSettings(BaseSettings):
     stop_timeout_s: float = Field(3.0, gt=0, le=300, description="how long open connections have to end")
 
     def __init__(self, **given: Any) -> None:
-        try:
+        with config_errors("web", known=type(self).model_fields):
             super().__init__(**given)
-        except ValidationError as error:
-            raise _as_config_invalid(error) from None
 
     @property
     def is_loopback(self) -> bool:
@@ -121,13 +119,3 @@ def load_settings(path: str | os.PathLike[str] | None = None, **given: Any) -> W
             raise ConfigInvalid("web", "it is a table: [web]")
     named = {name: value for name, value in values.items() if f"ZBUS_WEB_{name.upper()}" not in os.environ}
     return WebSettings(**named | given)
-
-
-def _as_config_invalid(error: ValidationError) -> ConfigInvalid:
-    """The first problem, with its field and its reason; a secret value is never repeated."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "web"
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        reason = f"there is no such setting; known are: {', '.join(WebSettings.model_fields)}"
-    return ConfigInvalid(field, reason)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from zbus.deliver.subscriber import PAGE_EVENTS
 from zbus.introspection import of
 from zbus.keys import KeySet
-from zbus.ports.log import Row, Span
+from zbus.ports.log import Row, Span, row_of
 
 from .bounded_counters import OVER_S, Count, Table, gather
 from .log_records import Records
@@ -122,12 +122,9 @@ class Activity:
                 events, error, _ = page.events(skip_corrupt=True)
                 if error is not None:
                     break
-                rows = [
-                    (each.publisher_id, each.sequence, each.published_at, each.key, each.payload, None)
-                    for each in events
-                ]
+                rows = [row_of(each) for each in events]
                 if rows:
-                    self.note(rows, sum([len(row[4]) for row in rows]))
+                    self.note(rows, sum([len(row.payload) for row in rows]))
                 self._followed = page.covered
             self._followed = max(self._followed, head)
 

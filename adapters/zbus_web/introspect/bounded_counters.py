@@ -5,14 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from math import exp
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 from zbus.ports.log import Row
 
 OVER_S = 3.0  # rates are of about as long: what is older counts ever less
 
-_PUBLISHER, _KEY = itemgetter(0), itemgetter(3)
 
 K = TypeVar("K")
 
@@ -64,19 +62,17 @@ class Table(Generic[K]):
 
 def gather(groups: dict[tuple[int, str], Count], rows: Sequence[Row], size: int, weight: float) -> None:
     """Add a burst, by publisher and key. Large ones are mostly of one publisher, which a look at two lists tells."""
-    publisher_id, sequence, published_at, key, payload, _ = rows[-1]
-    number = len(rows)
-    if number > 1 and not (
-        list(map(_PUBLISHER, rows)).count(publisher_id) == number == list(map(_KEY, rows)).count(key)
-    ):
-        for publisher_id, sequence, published_at, key, payload, _ in rows:
-            count = groups.get((publisher_id, key))
+    last, number = rows[-1], len(rows)
+    publisher_id, key = last.publisher_id, last.key
+    if number > 1 and not all(row.publisher_id == publisher_id and row.key == key for row in rows):
+        for row in rows:
+            count = groups.get((row.publisher_id, row.key))
             if count is None:
-                count = groups[publisher_id, key] = Count()
+                count = groups[row.publisher_id, row.key] = Count()
             count.events += 1
-            count.bytes += len(payload)
+            count.bytes += len(row.payload)
             count.rate += weight
-            count.sequence, count.last_ns = sequence, published_at
+            count.sequence, count.last_ns = row.sequence, row.published_at
         return
     count = groups.get((publisher_id, key))
     if count is None:
@@ -84,4 +80,4 @@ def gather(groups: dict[tuple[int, str], Count], rows: Sequence[Row], size: int,
     count.events += number
     count.bytes += size
     count.rate += weight * number
-    count.sequence, count.last_ns = sequence, published_at
+    count.sequence, count.last_ns = last.sequence, last.published_at

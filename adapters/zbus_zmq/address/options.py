@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from zbus.config import BusConfig
+from zbus.config import BusConfig, config_errors
 from zbus.errors import ConfigInvalid
 
 BROKER_VARIABLE = "DYN_ZMQ_BROKER_URL"
@@ -138,15 +138,8 @@ def read_options(config: BusConfig, url: str) -> ZmqOptions:
 
 def validated(model: type[Model], given: dict[str, str]) -> Model:
     """Return the options as a model. Raises `ConfigInvalid`, which never contains the values."""
-    try:
+    with config_errors("transport", known=model.model_fields, noun="option"):
         return model.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "transport"
-        reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            reason = f"there is no such option; known are: {', '.join(model.model_fields)}"
-        raise ConfigInvalid(field, reason) from None
 
 
 def from_url(url: str) -> dict[str, str]:

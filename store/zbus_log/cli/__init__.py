@@ -1,17 +1,6 @@
-"""`zbus log`: look at a log, check it, and look after it. The core finds this by its entry point."""
+"""`zbus log` and `zbus schema`: look at a log, check it, and look after it. The core finds them by entry points."""
 
-from __future__ import annotations
+from zbus.cli.apps import lazy_app
 
-import typer
-
-from .cursors import cursors
-from .read import replay, tail
-from .retain import retain
-from .stats import stats
-from .verify import verify
-
-__all__ = ["app"]
-
-app = typer.Typer(help="Look at a log, check it, and look after it.", add_completion=False)
-for command in (stats, tail, replay, verify, cursors, retain):
-    app.command()(command)
+app = lazy_app("Look at a log, check it, and look after it.", "zbus_log.cli.commands:app")
+schema_app = lazy_app("List, check, export and register the schemas of a log.", "zbus_log.cli.schema:app")

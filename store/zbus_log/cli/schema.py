@@ -12,6 +12,7 @@ from rich.table import Table
 from sqlalchemy import select
 
 import zbus
+from zbus.cli.apps import new_app
 from zbus.cli.failures import ERROR
 from zbus.cli.options import JsonOption
 from zbus.cli.render.eventline import iso_time
@@ -32,7 +33,7 @@ from .options import LogArgument, check_is_there, opened
 
 PAGE_EVENTS = 2048
 
-app = typer.Typer(help="What payloads must look like: the schemas of a log.", add_completion=False)
+app = new_app()
 
 ExpressionArgument = Annotated[str, typer.Argument(metavar="EXPR", help="A key expression, as it was registered.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A JSON Schema.", exists=True, dir_okay=False)]
@@ -131,7 +132,7 @@ def register(
 ) -> None:
     """Register a JSON Schema in a log that no running process owns; one that does registers it itself."""
     check_is_there(log)
-    with zbus.blocking.open(log, mode="embedded", listen=(), connect=(), transport="zenoh") as bus:
+    with zbus.blocking.open(config=zbus.BusConfig.exactly(log=str(log))) as bus:
         schema = bus.schemas.register(expression, file.read_bytes(), mode=cast("Any", mode), force=force)
     write(encode_json(_as_json(schema)))
 

@@ -126,9 +126,9 @@ def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:
     for chunk in chunks:
         for row in chunk:
             try:
-                more = len(row[4]) + len(row[5] or b"")
-            except (TypeError, IndexError) as error:
-                raise EventInvalid(f"a row that is none ({error}); not stored") from error
+                more = len(row.payload) + len(row.headers or b"")
+            except (TypeError, AttributeError) as error:
+                raise EventInvalid(f"a malformed row ({error}); not stored") from error
             if rows and (len(rows) >= PIECE_ROWS or size + more > PIECE_BYTES):
                 yield encode_rows(rows)
                 rows, size = [], 0

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import ConfigInvalid, EventCorrupt, LogError, LogTrimmed
 from zbus.event import Event
-from zbus.headers import NO_HEADERS, decode_headers
+from zbus.headers import decode_headers
 from zbus.keys import KeySet
 from zbus.observe.records import record
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
+from zbus.wire.provenance import split_headers
 from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load, save
 
 from .merge import Merge
@@ -216,8 +217,9 @@ class ColdPage:
                         return found, EventCorrupt(offset, "its checksum does not match"), skipped
                     skipped += 1
                     continue
-                headers = decode_headers(encoded) if encoded else NO_HEADERS
-                found.append(Event(publisher, sequence, published_at, names[name], payload, headers, offset))
+                headers, provenance = split_headers(encoded) if encoded else (None, None)
+                identity = (publisher, sequence, published_at, names[name], payload)
+                found.append(Event(*identity, decode_headers(headers), offset, provenance))
         return found, None, skipped
 
 

@@ -18,6 +18,7 @@ from zbus.errors import EventCorrupt, LogError
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, decode_headers
 from zbus.ports.log import Row
+from zbus.wire.provenance import join_headers, split_headers
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
@@ -49,24 +50,29 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 
 def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
     """The statement that stores `rows` at the offsets from `first` on, and its parameters."""
-    payloads = [row[4] for row in rows]
+    payloads = [row.payload for row in rows]
     bodies = b"".join([b"\x00", *payloads])  # never empty: substr of an empty blob is NULL
     at, plain = 2, True  # and substr counts from one
     numbers: list[tuple[int, ...]] = []
-    for offset, (publisher, sequence, published_at, name, payload, headers) in enumerate(rows, first):
-        key = key_ids[name]
+    stored: list[bytes | None] = []  # headers with the provenance
+    for offset, row in enumerate(rows, first):
+        key, payload = key_ids[row.key], row.payload
+        publisher, sequence, published_at, headers = row.publisher_id, row.sequence, row.published_at, row.headers
+        if row.provenance is not None:
+            headers = join_headers(headers, row.provenance)
         crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
         if headers:
             plain = False
             crc = _crc32(headers, crc)
+        stored.append(headers)
         size = len(payload)
         numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
         at += size
     if plain:
         return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
     parts = [bodies]
-    for place, row in enumerate(rows):
-        headers = row[5] or b""
+    for place, each in enumerate(stored):
+        headers = each or b""
         numbers[place] += (at, len(headers))
         parts.append(headers)
         at += len(headers)
@@ -102,6 +108,10 @@ class RowPage:
                     return found, EventCorrupt(offset, reason), skipped
                 skipped += 1
                 continue
-            headers = decode_headers(encoded) if headers_bytes else NO_HEADERS
-            found.append(Event(publisher, sequence, published_at, name, payload, headers, offset))
+            identity = (publisher, sequence, published_at, name, payload)
+            if headers_bytes:
+                headers, provenance = split_headers(encoded)
+                found.append(Event(*identity, decode_headers(headers), offset, provenance))
+            else:
+                found.append(Event(*identity, NO_HEADERS, offset))
         return found, None, skipped

@@ -33,12 +33,12 @@ class Identities:
         Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
         """
         last_sequences = self._last_sequences
-        publishers = {row[0] for row in batch}
+        publishers = {row.publisher_id for row in batch}
         self._learn(publishers)
         for row in batch:
-            if row[1] <= last_sequences[row[0]]:
+            if row.sequence <= last_sequences[row.publisher_id]:
                 break
-            last_sequences[row[0]] = row[1]
+            last_sequences[row.publisher_id] = row.sequence
         else:
             return batch, range(following, following + len(batch))
         self.forget()  # the loop above has counted rows that are not stored yet
@@ -50,16 +50,16 @@ class Identities:
         offsets: list[int] = []
         asked: dict[int, set[int]] = {}
         for row in batch:
-            if row[1] <= self._last_sequences[row[0]]:
-                asked.setdefault(row[0], set()).add(row[1])
+            if row.sequence <= self._last_sequences[row.publisher_id]:
+                asked.setdefault(row.publisher_id, set()).add(row.sequence)
         known = self._stored_at(asked)
         for row in batch:
-            identity = row[0], row[1]
+            identity = row.publisher_id, row.sequence
             stored = known.get(identity)
             if stored is None:
                 stored = known[identity] = following + len(fresh)
                 fresh.append(row)
-                self._last_sequences[row[0]] = max(row[1], self._last_sequences[row[0]])
+                self._last_sequences[row.publisher_id] = max(row.sequence, self._last_sequences[row.publisher_id])
             offsets.append(stored)
         return fresh, offsets
 

@@ -64,7 +64,7 @@ def rows(events: int, begin_ns: int, seed: int = 7) -> Iterator[list[Row]]:
             overtaken = row
             continue
         chunk.append(row)
-        if overtaken is not None and overtaken[0] == row[0]:
+        if overtaken is not None and overtaken.publisher_id == row.publisher_id:
             chunk.append(overtaken)
             overtaken = None
         if len(chunk) >= CHUNK_ROWS:
@@ -86,4 +86,5 @@ def _row(dice: random.Random, source: Source, sequence: int, time_ns: int, slow:
         "items": dice.randrange(1, 9),
     }
     headers = {"session-id": f"s{shopper}", "sent-at-ns": str(time_ns - int(latency_us * 1000))}
-    return source.publisher_id, sequence, time_ns, source.key, _encode(payload), encode_headers(headers, None, JSON)
+    encoded = encode_headers(headers, None, JSON)
+    return Row(source.publisher_id, sequence, time_ns, source.key, _encode(payload), encoded)

@@ -28,9 +28,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pyspark.sql import DataFrame, SparkSession
 
+from zbus.config import config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet, check_key
 from zbus_spark.commit import published
@@ -173,15 +174,8 @@ def load(path: str | Path) -> Loaded:
         raise ConfigInvalid(str(path), f"it cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigInvalid(str(path), f"it is not TOML: {error}") from error
-    try:
+    with config_errors(within=str(path), noun="field"):
         pipeline = Pipeline(**_absolute(given, path.absolute().parent))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            reason = "there is no such field"
-        place = ".".join(str(each + 1 if isinstance(each, int) else each) for each in first["loc"])
-        raise ConfigInvalid(f"{path}: {place}" if place else str(path), reason) from error
     _check_places(pipeline, path)
     return Loaded(pipeline, pipeline.id or f"{path.stem} {blake2b(data, digest_size=12).hexdigest()}")
 

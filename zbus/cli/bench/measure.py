@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import zbus
 
@@ -14,14 +13,18 @@ from .quantiles import quantile
 PAYLOAD = b"x" * 100
 PUBLISHERS = 256
 BATCH_EVENTS = 1000
-ALONE: dict[str, Any] = {"mode": "embedded", "transport": "zenoh", "listen": (), "connect": (), "durability": "fsync"}
 
 Figures = dict[str, float]
 
 
+def _alone(log: Path | None = None) -> zbus.Bus:
+    """An embedded bus, with fsync if it has a log, whatever the environment says."""
+    return zbus.open(config=zbus.BusConfig.exactly(log=None if log is None else str(log)))
+
+
 async def many_publishers(folder: Path, seconds: float) -> Figures:
     """How many durable publishes a second, from 256 publishers that each await every one?"""
-    async with zbus.open(folder / "many.db", **ALONE) as bus:
+    async with _alone(folder / "many.db") as bus:
         publishers = [await bus.publisher(f"bench/many/{number}") for number in range(PUBLISHERS)]
         deadline = time.perf_counter() + seconds
 
@@ -38,7 +41,7 @@ async def many_publishers(folder: Path, seconds: float) -> Figures:
 async def one_publisher(folder: Path, seconds: float) -> Figures:
     """How long does one publisher wait for each durable publish?"""
     taken_ns: list[int] = []
-    async with zbus.open(folder / "one.db", **ALONE) as bus:
+    async with _alone(folder / "one.db") as bus:
         publisher = await bus.publisher("bench/one")
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
@@ -53,7 +56,7 @@ async def one_publisher(folder: Path, seconds: float) -> Figures:
 
 async def batches(folder: Path, seconds: float) -> Figures:
     """How many durable events a second through `publish_many`? What it stored is replayed by `replay`."""
-    async with zbus.open(folder / "batches.db", **ALONE) as bus:
+    async with _alone(folder / "batches.db") as bus:
         publisher = await bus.publisher("bench/batches")
         begun = time.perf_counter()
         while time.perf_counter() < begun + seconds:
@@ -63,9 +66,7 @@ async def batches(folder: Path, seconds: float) -> Figures:
 
 async def no_log(folder: Path, seconds: float) -> Figures:
     """How many events a second from `publish` to `async for`, when no log keeps them?"""
-    config = zbus.BusConfig(**ALONE)
-    config = config.model_copy(update={"log": None})  # whatever ZBUS_LOG says
-    async with zbus.open(config=config) as bus, bus.subscribe("bench/**", overflow="block") as subscriber:
+    async with _alone() as bus, bus.subscribe("bench/**", overflow="block") as subscriber:
         publisher = await bus.publisher("bench/live")
         begun = time.perf_counter()
 
@@ -84,7 +85,7 @@ async def no_log(folder: Path, seconds: float) -> Figures:
 
 async def replay(folder: Path, seconds: float) -> Figures:
     """How many stored events a second does a replay yield?"""
-    async with zbus.open(folder / "batches.db", **ALONE) as bus:
+    async with _alone(folder / "batches.db") as bus:
         begun, read = time.perf_counter(), 0
         while time.perf_counter() < begun + seconds:
             async for _ in bus.replay("**"):

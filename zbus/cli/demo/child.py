@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 
 import zbus
-from zbus.cli.reading import open_to_read
 
 SKIPPED = 100  # with --skip, the handler passes over the event that it sees as this one: a loss to be noticed
 
@@ -33,7 +31,7 @@ async def handle(log: str, name: str, skip: bool) -> None:
     """Handle every event of the shop and the fleet, from where the durable name stopped."""
     acknowledging: set[asyncio.Task[None]] = set()
     seen = 0
-    async with open_to_read(Path(log)) as bus:
+    async with zbus.open(config=zbus.BusConfig.exactly(log=log, read_only=True)) as bus:
         async with bus.subscribe("shop/**", "fleet/**", durable=name, start="beginning") as subscriber:
             os.write(1, b"ready\n")
             try:

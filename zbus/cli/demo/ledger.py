@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .worker import Identity
@@ -15,6 +16,7 @@ class Watch:
     expression: str
     keys: frozenset[str]  # written down by hand, so that the bus is not checked against itself
     seen: Counter[Identity] = field(default_factory=Counter)
+    position: int = 0  # the offset of the last event that it saw; subscribers receive events in the order of the log
 
 
 @dataclass
@@ -23,6 +25,8 @@ class Ledger:
 
     published: dict[Identity, str] = field(default_factory=dict)  # to its key
     acknowledged: set[Identity] = field(default_factory=set)
+    heads: dict[str, int] = field(default_factory=dict)  # of each key, the offset of its last event
+    flood: set[Identity] = field(default_factory=set)  # published at full speed, and acknowledged; only stored
     watches: list[Watch] = field(default_factory=list)
     handled: Counter[Identity] = field(default_factory=Counter)
     seen_again: set[Identity] = field(default_factory=set)
@@ -36,9 +40,15 @@ class Ledger:
         return sum(watch.seen.total() for watch in self.watches)
 
     @property
-    def deliveries_expected(self) -> int:
-        """How many that must be, once everything has arrived."""
-        return sum(key in watch.keys for watch in self.watches for key in self.published.values())
+    def progress(self) -> int:
+        """A number that changes whenever anything happens."""
+        sets = (self.acknowledged, self.flood, self.stored, self.replayed)
+        return sum(map(len, sets)) + self.delivered + self.handled.total()
+
+    def arrived(self, position: int, keys: Iterable[str] | None = None) -> bool:
+        """Return whether a subscriber at `position` is past the last event of `keys`, or of all keys."""
+        heads = self.heads.values() if keys is None else [self.heads.get(key, 0) for key in keys]
+        return position >= max(heads, default=0)
 
     @property
     def redelivered(self) -> int:
@@ -48,7 +58,7 @@ class Ledger:
     @property
     def lost(self) -> set[Identity]:
         """Acknowledged by the log, and missing somewhere: in the log, at any subscriber, in the replay."""
-        missing = self.acknowledged - self.stored
+        missing = (self.acknowledged | self.flood) - self.stored
         missing |= self.acknowledged - self.handled.keys()
         missing |= self.replay_expected - self.replayed
         for watch in self.watches:

@@ -1,4 +1,8 @@
-"""What happens in `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time."""
+"""The acts of `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
+
+Each act ends when something has happened, and never because of the clock only, so that a busy machine takes longer and
+sees the same.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,14 @@ WATCHED = (
     ("fleet/truck-$*/fuel", FLEET[2:]),
 )
 DURABLE = "demo-billing"
-RATE_EACH = 625  # events a second; less on a machine that is slower than that: the time is what is fixed
+RATE_EACH = 625  # events a second of each publisher, if the machine is fast enough for that
 BURST_EVENTS = 10
-AWAY_S = 0.4  # how long nobody reads with the durable name after the kill
-QUIET_S = 2.0  # when nothing has arrived for so long, nothing will
+EVENTS_EACH_SIDE = 150  # published at least, before the kill and after it
+AWAY_S = 0.4  # how long no process reads with the durable name after the kill
+FLOOD_KEY, FLOOD_PAYLOAD = "load/sensor/reading", b"x" * 100
+FLOOD_BATCH_EVENTS, FLOOD_EVENTS, FLOOD_S = 1000, 100_000, 1.5
+TICK_S = 0.01
+QUIET_TICKS = 1000  # 10 s or more without a new event: what is missing then does not come any more
 
 Say = Callable[[str], None]
 
@@ -44,10 +52,17 @@ class Play:
         self.ledger.handled, self.ledger.seen_again = self.worker.handled, self.worker.seen_again
         self.seconds: dict[str, float] = {}  # how long each phase took
         self._tasks: list[asyncio.Task[None]] = []
+        self._enough = asyncio.Event()
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """A value that changes whenever anything happens."""
+        return self.ledger.progress, self.worker.running
 
     async def run(self) -> None:
         """Play it to the end; the ledger then tells what was lost."""
-        async with zbus.open(self._log, mode="embedded", listen=(), connect=(), durability="fsync") as bus:
+        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
+        async with zbus.open(config=zbus.BusConfig.exactly(log=str(self._log))) as bus:
             try:
                 await self._perform(bus)
             finally:
@@ -57,39 +72,41 @@ class Play:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _perform(self, bus: zbus.Bus) -> None:
-        subscribers = [bus.subscribe(watch.expression, overflow="spill") for watch in self.ledger.watches]
-        self._tasks += [
-            asyncio.create_task(_watch(*each)) for each in zip(subscribers, self.ledger.watches, strict=True)
-        ]
-        self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
-        await self.worker.start()
-        begun = time.perf_counter()
+        ledger, worker = self.ledger, self.worker
+        subscribers = [bus.subscribe(watch.expression, overflow="spill") for watch in ledger.watches]
+        self._tasks += [asyncio.create_task(_watch(*each)) for each in zip(subscribers, ledger.watches, strict=True)]
+        await worker.start()
         publishers = [await bus.publisher(key) for key in SHOP + FLEET]
+        begun = time.perf_counter()
         publishing = [asyncio.create_task(self._publish(publisher, begun)) for publisher in publishers]
         self._tasks += publishing
         self._say(f"{len(publishers)} publishers, {len(subscribers)} wildcard subscribers in this process")
-        await asyncio.sleep(self._publish_s / 2)
+        await self._published_for(self._publish_s / 2, 0)
+        await self._until(lambda: worker.acknowledged > 0, lambda: len(worker.handled))
         moment, early = _now(publishers)
         await self._kill_and_resume(bus)
+        await self._published_for(self._publish_s / 2, len(ledger.acknowledged))
+        self._enough.set()
         await asyncio.gather(*publishing)
         self.seconds["publishing"] = time.perf_counter() - begun
-        self._say(f"{len(self.ledger.acknowledged):,} events published and on disk")
-        await self._until(
-            lambda: self.ledger.acknowledged <= self.worker.handled.keys(), lambda: len(self.worker.handled)
-        )
+        self._say(f"{len(ledger.acknowledged):,} events published and on disk")
+        await self._until(lambda: ledger.arrived(worker.position), lambda: len(worker.handled))
         self.seconds["handling"] = time.perf_counter() - begun
-        await self.worker.stop()
-        self._say(f"the durable subscriber has handled {len(self.worker.handled):,} events")
-        expected = self.ledger.deliveries_expected
-        await self._until(lambda: self.ledger.delivered >= expected, lambda: self.ledger.delivered)
+        await worker.stop()
+        self._say(f"the durable subscriber has handled {len(worker.handled):,} events")
+        await self._until(
+            lambda: all(ledger.arrived(watch.position, watch.keys) for watch in ledger.watches),
+            lambda: ledger.delivered,
+        )
         self.seconds["delivering"] = time.perf_counter() - begun
+        await self._flood(bus)
         await self._replay(bus, moment, early)
 
     async def _kill_and_resume(self, bus: zbus.Bus) -> None:
         await self.worker.kill()
         self._say(
             f"SIGKILL to the durable subscriber after {len(self.worker.handled):,} events, "
-            f"{self.worker.acknowledged:,} of them acknowledged; publishing goes on"
+            f"{self.worker.acknowledged:,} of them acknowledged; publishing continues"
         )
         await asyncio.sleep(AWAY_S)
         if self._fault == "forget":
@@ -101,35 +118,62 @@ class Play:
     async def _publish(self, publisher: zbus.EventPublisher, begun: float) -> None:
         """Publish at a steady rate, one by one and now and then a burst; write down what is acknowledged."""
         ledger, me = self.ledger, publisher.publisher_id
-        while time.perf_counter() < begun + self._publish_s:
+        while not self._enough.is_set():
             first, burst = publisher.sequence, BURST_EVENTS if publisher.sequence % 4 == 3 else 1
             identities = [(me, first + number) for number in range(burst)]
             ledger.published |= dict.fromkeys(identities, publisher.key)
+            offset: int
             if burst == 1:
-                await publisher.publish({"number": first, "at": time.time()})
+                offset = await publisher.publish({"number": first, "at": time.time()})
             else:
-                await publisher.publish_many({"number": number} for _, number in identities)
+                offset = (await publisher.publish_many({"number": number} for _, number in identities))[-1]
             ledger.acknowledged.update(identities)
+            ledger.heads[publisher.key] = offset
             due = begun + publisher.sequence / RATE_EACH
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
+    async def _published_for(self, seconds: float, before: int) -> None:
+        """Wait for some time, and until enough events were published beyond those that were there before."""
+        await asyncio.sleep(seconds)
+        published = self.ledger.acknowledged
+        await self._until(lambda: len(published) >= before + EVENTS_EACH_SIDE, lambda: len(published))
+
     async def _until(self, done: Callable[[], bool], arrived: Callable[[], int]) -> None:
-        """Wait for something while more of it arrives: what never comes is lost, and the ledger says so."""
-        before, deadline = -1, 0.0
-        while not done() and (arrived() != before or time.perf_counter() < deadline):
-            if arrived() != before:
-                before, deadline = arrived(), time.perf_counter() + QUIET_S
-            await asyncio.sleep(0.01)
+        """Wait until `done`, or until nothing arrives any more: what never comes is lost, and the ledger says so.
+
+        Ticks are counted, not seconds: while this process does not run at all, nothing can arrive either.
+        """
+        before, quiet = -1, 0
+        while not done() and quiet < QUIET_TICKS:
+            before, quiet = (before, quiet + 1) if arrived() == before else (arrived(), 0)
+            await asyncio.sleep(TICK_S)
+
+    async def _flood(self, bus: zbus.Bus) -> None:
+        """Publish as fast as one publisher can, in batches, each of which is on disk before the next begins."""
+        publisher = await bus.publisher(FLOOD_KEY)
+        batch, flood, me = [FLOOD_PAYLOAD] * FLOOD_BATCH_EVENTS, self.ledger.flood, publisher.publisher_id
+        begun = time.perf_counter()
+        while len(flood) < FLOOD_EVENTS and time.perf_counter() < begun + FLOOD_S:
+            first = publisher.sequence
+            await publisher.publish_many(batch)
+            flood.update((me, number) for number in range(first, publisher.sequence))
+        taken_s = self.seconds["flood"] = time.perf_counter() - begun
+        self._say(
+            f"as fast as it can: {len(flood) / taken_s:,.0f} events/s of {len(FLOOD_PAYLOAD)} bytes from one "
+            f"publisher, in batches of {FLOOD_BATCH_EVENTS:,}, each on disk (fsync) before the next; nothing subscribes"
+        )
 
     async def _replay(self, bus: zbus.Bus, moment: datetime, early: dict[int, int]) -> None:
         """Everything from the log, to see what is stored; then what was published after the kill, by its time."""
         ledger = self.ledger
         begun = time.perf_counter()
-        ledger.stored.update([event.identity async for event in bus.replay("**")])
+        async for event in bus.replay("**"):
+            ledger.stored.add(event.identity)
         self.seconds["reading"] = time.perf_counter() - begun
         ledger.replay_expected = {each for each in ledger.acknowledged if each[1] >= early[each[0]]}
         begun = time.perf_counter()
-        ledger.replayed.update([event.identity async for event in bus.replay("**", after=moment)])
+        async for event in bus.replay("shop/**", "fleet/**", after=moment):
+            ledger.replayed.add(event.identity)
         self.seconds["replaying"] = time.perf_counter() - begun
         self._say(f"replayed {len(ledger.replayed):,} events published after {moment:%H:%M:%S.%f} UTC")
 
@@ -137,6 +181,7 @@ class Play:
 async def _watch(subscriber: zbus.EventSubscriber, watch: Watch) -> None:
     async for event in subscriber:
         watch.seen[event.identity] += 1
+        watch.position = event.offset
 
 
 def _now(publishers: list[zbus.EventPublisher]) -> tuple[datetime, dict[int, int]]:

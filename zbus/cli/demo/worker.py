@@ -10,7 +10,7 @@ from pathlib import Path
 
 Identity = tuple[int, int]  # publisher_id, sequence: what an event is, wherever it is seen
 
-STOP_S = 3.0
+STOP_S = 20.0  # it stores its last acknowledgements and ends: well under a second, unless the machine is busy
 
 
 class Worker:
@@ -24,12 +24,18 @@ class Worker:
         self.handled: Counter[Identity] = Counter()
         self.seen_again: set[Identity] = set()
         self._offsets: dict[Identity, int] = {}
-        self._position = 0  # the highest offset that it reported as acknowledged
+        self.position = 0  # the highest offset that it reported as handled
+        self._acknowledged = 0  # the same for acknowledged
 
     @property
     def acknowledged(self) -> int:
         """How many events it handled and acknowledged: to acknowledge one is to acknowledge all before it."""
-        return sum(offset <= self._position for offset in self._offsets.values())
+        return sum(offset <= self._acknowledged for offset in self._offsets.values())
+
+    @property
+    def running(self) -> bool:
+        """Return whether the process runs."""
+        return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start the process and wait until it subscribes; it resumes where its durable name stopped."""
@@ -71,9 +77,10 @@ class Worker:
             return
         identity, offset = (int(report[1]), int(report[2])), int(report[3])
         if report[0] == b"acknowledged":
-            self._position = max(self._position, offset)
+            self._acknowledged = max(self._acknowledged, offset)
             return
-        if offset <= self._position:
+        if offset <= self._acknowledged:
             self.seen_again.add(identity)
         self.handled[identity] += 1
         self._offsets[identity] = offset
+        self.position = max(self.position, offset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -14,9 +13,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-import zbus
 from zbus.cli.options import TransportOption
-from zbus.cli.reading import open_to_read
+from zbus.cli.reading import configured_log, open_networked, open_to_read
 from zbus.cli.render.output import encode_json, ends_with_its_reader, is_terminal, show, write
 from zbus.cli.serving import serve
 from zbus.errors import ConfigInvalid
@@ -75,11 +73,10 @@ def _source(
         raise typer.BadParameter("a token is for a server: give --url URL", param_hint="--token-file")
     if url is not None:
         return UrlFrames(url, None if token_file is None else _token(token_file))
-    if transport is None and log is None and os.environ.get("ZBUS_LOG"):
-        log = Path(os.environ["ZBUS_LOG"])
+    log = log or (configured_log() if transport is None else None)
     if log is not None:
         return BusFrames(open_to_read(log), str(log), interval_s)
-    bus = zbus.open(check_schemas=False, node="zbus top", **({"transport": transport} if transport else {}))
+    bus = open_networked(transport, node="zbus top")
     if not bus.config.networked:
         raise ConfigInvalid("log", "there is nothing to look at: give LOG (or ZBUS_LOG), --transport URL or --url URL")
     name = (transport or "transport").partition("://")[0]  # a URL may hold a password

@@ -1,0 +1,17 @@
+"""The commands of `zbus log`."""
+
+from __future__ import annotations
+
+from zbus.cli.apps import new_app
+
+from .cursors import cursors
+from .read import replay, tail
+from .retain import retain
+from .stats import stats
+from .verify import verify
+
+__all__ = ["app"]
+
+app = new_app()
+for command in (stats, tail, replay, verify, cursors, retain):
+    app.command()(command)
