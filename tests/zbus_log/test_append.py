@@ -345,7 +345,8 @@ def test_any_bytes_and_headers_come_back_as_they_went_in(shared_log: SqliteLog, 
     assert [
         (e.publisher_id, e.sequence, e.published_at, e.key, e.payload, dict(e.headers), e.offset) for e in events
     ] == [
-        (*row[:5], headers or {}, offset) for row, (_, headers, _, _), offset in zip(rows, batch, offsets, strict=True)
+        (*msgspec.structs.astuple(row)[:5], headers or {}, offset)
+        for row, (_, headers, _, _), offset in zip(rows, batch, offsets, strict=True)
     ]
 
 

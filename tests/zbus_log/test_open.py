@@ -482,8 +482,7 @@ def test_nothing_stays_open_after_close(path: Path) -> None:
         with opened(path) as log, opened(path, read_only=True) as reader:
             append(log, [row(0)])
             reader.watch(lambda head: None)
-            log.cursors.claim("worker", ["**"], 0)
-            log.cursors.release("worker")
+            log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
             reader.read(EVERYTHING, Span(), 10)
     with pytest.raises(LogOwned):
         with opened(path):
@@ -533,7 +532,8 @@ def test_a_file_written_by_version_1_is_read_and_continued(path: Path) -> None:
     assert [
         (e.publisher_id, e.sequence, e.published_at, e.key, e.payload, dict(e.headers), e.offset) for e in events[:5]
     ] == [
-        (*stored[:5], msgspec.msgpack.decode(stored[5]) if stored[5] else {}, n + 1) for n, stored in enumerate(GOLDEN)
+        (*msgspec.structs.astuple(stored)[:5], msgspec.msgpack.decode(stored.headers) if stored.headers else {}, n + 1)
+        for n, stored in enumerate(GOLDEN)
     ]
     assert read(path) == [1, 2, 3, 4, 5, 6]
     open_log(BusConfig(log=f"{path}.new")).close(5.0)
