@@ -30,6 +30,7 @@ from zbus.mesh.send_queue import (
     SendQueue,
 )
 from zbus.ports.log import Row
+from zbus.util.runtime import REAL
 from zbus.wire.beacon import ENTRIES_MAX, beacon_key
 from zbus.wire.envelope import NODE
 from zbus.wire.provenance import Forward
@@ -901,7 +902,7 @@ def test_closing_sends_the_events_that_only_the_log_has(logged: Bench) -> None:
 
 def test_a_thread_sends_events_that_other_threads_offer_until_it_is_closed() -> None:
     fabric, counts = FakeFabric(), Counts()
-    queue = SendQueue(fabric, ORIGIN, None, 0, counts.add, lambda: None)
+    queue = SendQueue(fabric, ORIGIN, None, 0, counts.add, lambda: None, None, REAL)
     fabric.during_send = lambda: time.sleep(0.0005)
     positions = iter(range(1, 1_000_000))
     numbering = threading.Lock()
