@@ -44,7 +44,7 @@ from .errors import (
     SubscriberLagged,
     ZbusError,
 )
-from .event import Event
+from .event import Event, Offset
 from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .scope import Scope
@@ -90,6 +90,7 @@ __all__ = [
     "LogTrimmed",
     "NobodyAnswers",
     "NodeInfo",
+    "Offset",
     "PayloadInvalid",
     "Replay",
     "RequestError",

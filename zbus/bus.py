@@ -14,7 +14,7 @@ from .deliver.handlers import Handler, serve
 from .deliver.replay import Replay, check_bounds
 from .deliver.subscriber import EventSubscriber, Overflow, Start
 from .errors import ConfigInvalid, NobodyAnswers
-from .event import Event
+from .event import Event, Offset
 from .introspection import snapshot
 from .keys import KeySet, check_key
 from .mesh.requests import Handler as Answer
@@ -121,7 +121,7 @@ class Bus:
         self._node.check_open("look at nodes")
         return self._node.network.registry.nodes() if self._node.network is not None else []
 
-    async def put(self, *events: Event) -> Sequence[int]:
+    async def put(self, *events: Event) -> Sequence[Offset]:
         """Store events that have an identity already: a retry, or events from elsewhere.
 
         An event whose identity is stored keeps its first offset; nothing is stored twice.

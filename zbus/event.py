@@ -23,6 +23,30 @@ class Receipt:
         self.schema, self.acknowledge = schema, acknowledge
 
 
+class Offset(int):
+    """The offset of a published event: an `int` that also says which event it is.
+
+    `first` is False if an event of the same identity was stored before, and nothing was stored now.
+
+    >>> offset = Offset(12, 7, 0)
+    >>> offset + 1, offset.publisher_id, offset.sequence, offset.first
+    (13, 7, 0, True)
+    """
+
+    publisher_id: int
+    sequence: int
+    first: bool
+
+    def __new__(cls, offset: int, publisher_id: int, sequence: int, first: bool = True) -> Offset:
+        """Return an offset with the identity of its event."""
+        made = int.__new__(cls, offset)
+        made.publisher_id, made.sequence, made.first = publisher_id, sequence, first
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Offset, (int(self), self.publisher_id, self.sequence, self.first)
+
+
 class Provenance(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where an event that another node published came from."""
 

@@ -7,7 +7,6 @@ out before somebody asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from .deliver.dispatcher import Watcher
@@ -38,7 +37,7 @@ class Position(NamedTuple):
     lag: int
     keys: tuple[str, ...]
     updated_at_ns: int
-    owner_pid: int | None
+    owner: str | None  # who holds its lease
 
 
 class HasNode(Protocol):
@@ -106,7 +105,7 @@ class Introspection:
         for cursor in stored:
             offset = max(cursor.offset, here.get(cursor.name) or 0)
             lag = max(0, self.head - offset)
-            found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner_pid))
+            found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner))
         return found
 
     async def leases(self) -> list[dict[str, Any]]:
@@ -151,7 +150,11 @@ def snapshot(node: Node) -> dict[str, Any]:
             "end_to_end": node.stats.end_to_end.snapshot(),
         }
     if node.log is not None:
-        found["log"] = {"head": dispatcher.delivered, "bytes": _size(node.log.path)}
+        found["log"] = {
+            "head": dispatcher.delivered,
+            "bytes": node.log.size_bytes(),
+            "promise": node.log.promise._asdict(),
+        }
         found["cursors"] = _cursors(node, subscriptions)
     if network is not None and network.links:
         found["links"] = {
@@ -184,14 +187,3 @@ def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, 
             at[each.durable] = acknowledged
     lags = {name: max(0, head - offset) for name, offset in at.items()}
     return dict(sorted(lags.items(), key=lambda item: (-item[1], item[0]))[:CURSORS_MAX])
-
-
-def _size(path: str) -> int:
-    """The log's file and its write-ahead log."""
-    total = 0
-    for each in (path, f"{path}-wal"):
-        try:
-            total += Path(each).stat().st_size
-        except OSError:
-            pass  # gone this moment, or not there yet
-    return total

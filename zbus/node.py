@@ -167,7 +167,10 @@ class Node:
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
             took = self.stats.commit if config.metrics else None
-            self.entry.commits = Commits(log, self.backpressure, config.pending_bytes_max, self._stored, took)
+            listeners = (self.dispatcher.stored, self._published, self._send)
+            self.entry.commits = Commits(
+                log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
+            )
         from .mesh.network import Network  # not before: it takes a while to import
 
         self.network = Network(self, config, self.runtime, self.entry.published_keys, self._forward)
@@ -437,20 +440,17 @@ class Node:
         for subscription in self.dispatcher.subscriptions:
             subscription.checks_changed()
 
-    def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        rows, offsets = self.dispatcher.stored(rows, offsets)
-        if rows:
-            self._published(rows, offsets)
-        if self.network is not None and rows:
-            self.network.send(rows, offsets)
-
-    def _published(self, rows: Sequence[Row], offsets: Sequence[int] | None) -> None:
+    def _published(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         own = rows
         if self.network is not None and self.network.wants.records:  # some may be of other nodes
             own = [row for row in rows if row.provenance is None]
         self.entry.published_events += len(own)
         if own and wanted(logging.DEBUG):
             tell_published(own, offsets)
+
+    def _send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        if self.network is not None and self.network.links:
+            self.network.send(rows, offsets)
 
     def _send_records(self, events: Sequence[Event]) -> None:
         self.dispatcher.unstored(events)

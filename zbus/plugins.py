@@ -20,7 +20,17 @@ def open_log(config: BusConfig) -> Log | None:
     """Open the log that the configuration names; None where it names none. Blocks: call it off the loop."""
     if config.log is None:
         return None
-    return cast("Log", _load("zbus.logs", "sqlite", "log")(config))
+    return cast("Log", _load("zbus.logs", log_scheme(config.log), "log")(config))
+
+
+def log_scheme(log: str) -> str:
+    """Return the kind of a log: the scheme of a URL, "memory", or "sqlite" for a path.
+
+    >>> log_scheme("app.db"), log_scheme("memory"), log_scheme("nats://127.0.0.1:4222/EVENTS")
+    ('sqlite', 'memory', 'nats')
+    """
+    scheme, separator, _ = log.partition("://")
+    return scheme if separator else "memory" if log == "memory" else "sqlite"
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record
-from zbus.ports.log import Answered, Appended, Page, Row, Span
+from zbus.ports.log import Answered, Appended, Committed, Page, Promise, Refused, Row, Span
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -59,7 +59,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
-        str(Path(config.log).expanduser()),
+        str(Path(config.log.removeprefix("sqlite://")).expanduser()),
         read_only=config.read_only,
         synchronous=synchronous,
         accept_loss=config.accept_loss,
@@ -123,18 +123,48 @@ class SqliteLog:
         return self._schemas
 
     @property
-    def origin(self) -> int:
-        """What tells this log from all others; 0 where it is only read."""
+    def promise(self) -> Promise:
+        """What this log guarantees."""
+        survives = {"FULL": "power loss", "NORMAL": "a crash of the process", "OFF": "nothing"}
+        return Promise(survives[self._synchronous], "one", True, "as long as its event", None)
+
+    @property
+    def log_id(self) -> int:
+        """What tells this history from all others; 0 if it is only read."""
+        return self._origin
+
+    @property
+    def writer_id(self) -> int:
+        """The same: one process writes this log."""
         return self._origin
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         """Queue rows for the next commit; `done` is called from the writer's thread."""
         if self._writer is None:
-            done(LogReadOnly(self.path))
+            done(Refused(LogReadOnly(self.path)))
         elif self._closed.is_set():
-            done(LogError(f"{self.path} is closed; not stored"))
+            done(Refused(LogError(f"{self.path} is closed; not stored")))
         else:
             self._writer.submit(rows, done)
+
+    def tail(self, committed: Callable[[Committed], None]) -> None:
+        """Call `committed` with each commit of this process: it is the only writer."""
+        if self._writer is not None:
+            self._writer.tail(committed)
+
+    def size_bytes(self) -> int:
+        """Return the size of the file and its write-ahead log."""
+        total = 0
+        for each in (self.path, f"{self.path}-wal"):
+            try:
+                total += Path(each).stat().st_size
+            except OSError:
+                pass  # gone this moment, or not there yet
+        return total
+
+    def before(self, offset: int) -> int:
+        """Return the offset before this one."""
+        return max(0, offset - 1)
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
         """The next page of a span."""

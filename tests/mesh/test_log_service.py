@@ -45,7 +45,7 @@ class Asking:
     """Asks a service without a network in between."""
 
     def __init__(self, log: SqliteLog, heard: tuple[int, ...] = ()) -> None:
-        self.service, self.origin = LogService(log, log.origin, heard=lambda: heard), log.origin
+        self.service, self.origin = LogService(log, log.log_id, heard=lambda: heard), log.log_id
 
     async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         for reply in (self.service.tell if key == LOGS else self.service.page)(body):
@@ -170,7 +170,7 @@ async def test_pages_are_as_large_as_the_asker_takes_them_up_to_a_limit(log: Sql
 def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: SqliteLog, question: tuple[Any, ...]) -> None:
     append(log, [row(0), recorded(1), row(2), row(3)])
 
-    *frames, last = LogService(log, log.origin).page(encode(question))
+    *frames, last = LogService(log, log.log_id).page(encode(question))
 
     assert len(frames) == 1
     assert decode(last[1:])[:3] == [4, 4, 0]
@@ -179,7 +179,7 @@ def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: Sqlite
 def test_fields_that_a_later_version_adds_to_a_question_are_no_matter(log: SqliteLog) -> None:
     append(log, [row(0)])
 
-    _, last = LogService(log, log.origin).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
+    _, last = LogService(log, log.log_id).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
 
     assert decode(last[1:]) == [1, 1, 0, 0]
 
@@ -197,7 +197,7 @@ async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log
 
     told = await ask_log(Asking(log, (11, 13)).ask, 5.0)
 
-    assert (told.origin, told.head, told.low_water, told.heard) == (log.origin, 10, 6, (11, 13))
+    assert (told.origin, told.head, told.low_water, told.heard) == (log.log_id, 10, 6, (11, 13))
 
 
 def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:
@@ -206,5 +206,5 @@ def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: Sqlit
     table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     figures = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
 
-    assert f"{log.origin:x}" in table.stdout
-    assert json.loads(figures.stdout)["origin"] == f"{log.origin:x}"
+    assert f"{log.log_id:x}" in table.stdout
+    assert json.loads(figures.stdout)["origin"] == f"{log.log_id:x}"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pysqlite3
 
-from zbus.errors import LogError
-from zbus.ports.log import Row
+from zbus.ports.log import Outcome, Row, Stored
 from zbus_log import SqliteLog
 
 
@@ -19,10 +18,14 @@ def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[in
     """Append and wait until the rows are durable."""
     answers: SimpleQueue[Any] = SimpleQueue()
     log.append(rows, answers.put)
-    answer = answers.get(timeout=deadline_s)
-    if isinstance(answer, LogError):
-        raise answer
-    return list(answer)
+    return list(offsets_of(answers.get(timeout=deadline_s)))
+
+
+def offsets_of(outcome: Outcome) -> Sequence[int]:
+    """The offsets of an append that was stored; raises the error of one that was not."""
+    if not isinstance(outcome, Stored):
+        raise outcome.error
+    return outcome.offsets
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:

@@ -15,7 +15,7 @@ import pysqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_support import append, raw, sealed_blocks, wait_until
+from log_support import append, offsets_of, raw, sealed_blocks, wait_until
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
@@ -120,7 +120,7 @@ def test_appends_that_gather_during_a_commit_share_few_transactions(path: str, l
         log.append([row(1, sequence)], answers.put)
     go_on.set()
 
-    offsets = [list(answers.get(timeout=20)) for _ in range(500)]
+    offsets = [list(offsets_of(answers.get(timeout=20))) for _ in range(500)]
     assert offsets == [[offset] for offset in range(3, 503)]
     assert wal_commits(path) - before <= 6  # one for `hold`, then halves of what waits
 
@@ -224,7 +224,7 @@ def test_a_duplicate_in_appends_that_share_a_commit_is_stored_once(log: SqliteLo
         log.append([row(1, 0), row(1, 1)], answers.put)
     go_on.set()
 
-    assert [list(answers.get(timeout=20)) for _ in range(3)] == [[2, 3]] * 3
+    assert [list(offsets_of(answers.get(timeout=20))) for _ in range(3)] == [[2, 3]] * 3
     assert identities(log) == [(9, 0), (1, 0), (1, 1)]
 
 

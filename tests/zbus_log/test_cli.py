@@ -219,7 +219,7 @@ def test_cursors_are_listed_moved_and_forgotten(log_path: Path) -> None:
 
     (cursor,) = lines("cursors", log_path, "--json")
     assert (cursor["name"], cursor["offset"], cursor["behind"]) == ("billing", 4, 1)
-    assert (cursor["keys"], cursor["owner_pid"]) == (["**"], None)
+    assert (cursor["keys"], cursor["owner"]) == (["**"], None)
     assert "billing" in run("cursors", log_path).stdout
 
     for target, offset in (("beginning", 0), ("end", 5), ("2", 2)):

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pysqlite3
 import pytest
-from log_support import append
+from log_support import append, offsets_of
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogDamaged, LogOwned, ZbusError
@@ -47,10 +47,10 @@ OWNER = """
 import sys
 from queue import SimpleQueue
 from zbus import BusConfig
-from zbus_log import open_log
+from zbus_log import Row, open_log
 log = open_log(BusConfig(log=sys.argv[1]))
 answers = SimpleQueue()
-log.append([(1, n, n, "a/b", b"x", None) for n in range(10)], answers.put)
+log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put)
 answers.get()
 print("ready", flush=True)
 sys.stdin.read()
@@ -560,7 +560,7 @@ def test_after_a_power_cut_a_log_that_was_not_synced_never_gives_an_offset_out_a
     answers: SimpleQueue[Any] = SimpleQueue()
     log = open_log(BusConfig(log=str(path), durability="os"))
     log.append([row(100)], answers.put)
-    offsets = answers.get(timeout=10)
+    offsets = offsets_of(answers.get(timeout=10))
     log.close(5)
 
     assert list(offsets) == [reserved + 1]

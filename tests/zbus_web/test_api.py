@@ -84,12 +84,12 @@ async def test_an_operator_moves_and_deletes_a_cursor(log_path: Path) -> None:
         await _cursor(site, "bill/ing ü")
 
         (cursor,) = (await site.get("/api/cursors"))["cursors"]
-        assert {name: cursor[name] for name in ("name", "offset", "lag", "keys", "owner_pid")} == {
+        assert {name: cursor[name] for name in ("name", "offset", "lag", "keys", "owner")} == {
             "name": "bill/ing ü",
             "offset": 1,
             "lag": 3,
             "keys": ["shop/**"],
-            "owner_pid": None,
+            "owner": None,
         }
         answer = await site.client.post("/api/cursors/bill%2Fing%20%C3%BC/reset", json={"offset": 3})
         assert (answer.status_code, answer.json()) == (200, {"name": "bill/ing ü", "offset": 3, "lag": 1})

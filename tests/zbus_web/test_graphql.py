@@ -39,7 +39,7 @@ EVERYTHING = """{
   topics(limit: 10) { key events eventsPerS bytes lastAt }
   publishers { key id sequence events lastAt }
   subscribers { keyExprs durable overflow live queued dropped lag }
-  cursors { name offset lag keys updatedAt ownerPid }
+  cursors { name offset lag keys updatedAt owner }
   leases { transport node leaseS leftS allocatedBy }
   schemas { expression version mode hash schema registeredAt }
   stats { published delivered subscribers head all }

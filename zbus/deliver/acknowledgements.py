@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from zbus.errors import LogError, ZbusError
-from zbus.ports.log import Cursors
+from zbus.errors import ZbusError
+from zbus.ports.log import Cursors, Lease
 from zbus.util.mailbox import Calls
 
 STORE_S = 0.02
@@ -22,7 +22,8 @@ class Durable:
     def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str]) -> None:
         self.name, self._cursors, self._run, self._keys = name, cursors, run, keys
         self.acknowledged = 0
-        self._claiming: asyncio.Future[int] | None = None
+        self._claiming: asyncio.Future[Lease] | None = None
+        self._token = ""
         self._timer: asyncio.TimerHandle | None = None
         self._calls: Calls | None = None  # once a position is awaited
 
@@ -34,7 +35,7 @@ class Durable:
         if self._claiming is None:
             self._claiming = self._run(self._cursors.claim, self.name, self._keys, start)
         try:
-            self.acknowledged = await asyncio.shield(self._claiming)
+            self._token, self.acknowledged = await asyncio.shield(self._claiming)
         except ZbusError:
             self._claiming = None
             raise
@@ -53,12 +54,12 @@ class Durable:
         calls = self._calls = self._calls or Calls(loop)
         stored: asyncio.Future[None] = loop.create_future()
 
-        def settle(error: LogError | None) -> None:
+        def settle(error: ZbusError | None) -> None:
             if not stored.done():
                 stored.set_exception(error) if error is not None else stored.set_result(None)
 
         self.acknowledged = max(self.acknowledged, offset)
-        self._cursors.advance(self.name, offset, partial(calls.soon, settle))
+        self._cursors.advance(self.name, self._token, offset, partial(calls.soon, settle))
         await stored
 
     async def give_back(self) -> None:
@@ -67,17 +68,17 @@ class Durable:
             claiming, self._claiming = self._claiming, None
             await asyncio.shield(asyncio.ensure_future(self._give_back(claiming)))
 
-    async def _give_back(self, claiming: asyncio.Future[int]) -> None:
+    async def _give_back(self, claiming: asyncio.Future[Lease]) -> None:
         try:
-            claimed = await claiming
+            token, claimed = await claiming
         except ZbusError:
             return
         if self.acknowledged > claimed:
             self._store()
-        await self._run(self._cursors.release, self.name)
+        await self._run(self._cursors.release, self.name, token)
 
     def _store(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._cursors.advance(self.name, self.acknowledged)
+        self._cursors.advance(self.name, self._token, self.acknowledged)

@@ -112,15 +112,8 @@ class Dispatcher:
             for subscription in self.subscriptions:
                 subscription.moved()
 
-    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Sequence[Row], Sequence[int]]:
-        """Deliver what a commit stored; returns what of it is new, as some may have been stored before."""
-        given = rows
-        if offsets[0] <= self.delivered or len(offsets) != offsets[-1] - offsets[0] + 1:
-            fresh = {at: row for row, at in zip(rows, offsets, strict=True) if at > self.delivered}
-            rows, offsets = list(fresh.values()), list(fresh)
-            if not rows:
-                self._forget_passed(given)
-                return rows, offsets
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """Deliver a part of the log's tail."""
         routes, gathered, passed = self.router.routes, self._wanted, self.passed
         for row, offset in zip(rows, offsets, strict=True):
             targets = routes(row.key)
@@ -132,12 +125,10 @@ class Dispatcher:
                     gathered[target].append(event)
         if gathered:
             self._offer()
-        self._forget_passed(given)
         self.delivered = offsets[-1]
         size = self._remember(rows, offsets)
         for watch in self.watchers:
             watch(rows, size)
-        return rows, offsets
 
     def unlogged(self, rows: Sequence[Row]) -> None:
         """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
@@ -192,10 +183,6 @@ class Dispatcher:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
             tell_received(taken)
-
-    def _forget_passed(self, rows: Sequence[Row]) -> None:
-        if self.passed:
-            self.passed.difference_update([(row.publisher_id, row.sequence) for row in rows])
 
     def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
         """Keep what was stored for a while; returns how large its payloads are."""

@@ -393,7 +393,7 @@ class EventSubscriber:
         elif isinstance(self._start, datetime):
             after = (await self._reader.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
         elif isinstance(self._start, int):
-            after = max(0, self._start - 1)
+            after = log.before(self._start)
         if self._durable is not None:
             after = await self._durable.claim(after)
         self._position = self._handed = after

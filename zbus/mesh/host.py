@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 from zbus.event import Event
-from zbus.ports.log import Log, Row
+from zbus.ports.log import Log, Row, Stored
 
 from .log_service import LogPage
 
@@ -25,7 +25,7 @@ class Delivers(Protocol):
 class Stores(Protocol):
     """Stores events in the log of this node."""
 
-    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Sequence[int]]:
+    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Stored]:
         """Store rows in one commit."""
 
 
@@ -87,7 +87,7 @@ class Receives(Protocol):
     def cross(self, rows: Sequence[Row], link: str) -> None:
         """Forward events that no log stores over the other links of a bridge."""
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Note events that are forwarded once they are stored."""
 
     async def page(

@@ -237,6 +237,7 @@ class Inbox:
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
+        passed: list[tuple[int, int]] = []  # live subscriptions had them, or do not want them
         crossing: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
@@ -257,7 +258,7 @@ class Inbox:
                 if not new:
                     self.count("duplicates_received", 1)
                 if not new or (repaired and envelope.published_at < want.live_since):
-                    self._passed.add((envelope.publisher_id, envelope.sequence))
+                    passed.append((envelope.publisher_id, envelope.sequence))
             elif not new:
                 self.count("duplicates_received", 1)
             else:
@@ -270,7 +271,8 @@ class Inbox:
             self._network.cross(crossing, link)
         if not rows:
             return None
-        storing = self._store(rows, stored)
+        self._passed.update(passed)
+        storing = self._store(rows, stored, passed)
         if crossing is not None:
             self._network.crossing(rows, link, storing)
         return storing
@@ -327,13 +329,16 @@ class Inbox:
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))
 
-    def _store(self, rows: list[Row], envelopes: Sequence[Envelope]) -> asyncio.Future[Any]:
+    def _store(
+        self, rows: list[Row], envelopes: Sequence[Envelope], passed: Sequence[tuple[int, int]]
+    ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
         for origin in {envelope.origin: None for envelope in envelopes if envelope.origin}:
             self._storing[origin] = stored
 
         def look(done: asyncio.Future[Any]) -> None:
+            self._passed.difference_update(passed)
             if not done.cancelled() and isinstance(done.exception(), LogError):
                 self.count("record_failed", len(rows))
                 self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))

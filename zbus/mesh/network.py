@@ -18,7 +18,7 @@ from zbus.errors import FabricError, FabricLacks, NobodyAnswers
 from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
 from zbus.ports.fabric import Fabric
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
 from zbus.wire.announcement import NODES
@@ -61,7 +61,7 @@ class Network:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
         self._runtime = runtime
         self._time_ns = runtime.time_ns
-        self.origin = self._log.origin if self._log is not None else runtime.randbits(61) << 1
+        self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
         self.wants = Wants()
@@ -225,12 +225,12 @@ class Network:
         self.send_unlogged(rows)
         self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Sequence[int]]) -> None:
+    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Note what came over a link and goes out over the other once it is stored."""
 
-        def note(stored: asyncio.Future[Sequence[int]]) -> None:
+        def note(stored: asyncio.Future[Stored]) -> None:
             if not stored.cancelled() and stored.exception() is None:
-                self.waiting[link].entered(max(stored.result()), len(rows), rows[0].published_at)
+                self.waiting[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
 
         storing.add_done_callback(note)
 

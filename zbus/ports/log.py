@@ -5,7 +5,7 @@ A log keeps events in order and makes them durable. It knows nothing of transpor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -15,11 +15,15 @@ from zbus.event import Event, Provenance
 from zbus.headers import NO_HEADERS, Headers, raw_headers
 from zbus.keys import KeySet
 
-# Called once by the log's own thread: one offset per row, or the error that befell all of them.
-Appended = Callable[[Sequence[int] | LogError], None]
 
-# Called once, by any thread, with what became of rows that another process wants stored: they may be refused as well.
-Answered = Callable[[Sequence[int] | ZbusError], None]
+class Promise(NamedTuple):
+    """What a log guarantees, as data: `bus.stats()` and `zbus doctor` show it."""
+
+    durability: str  # what an acknowledged event survives: "power loss", "a crash of the process", "nothing"
+    writers: str  # "one" process at a time, or "many"
+    dense: bool  # offsets follow each other without gaps
+    identities: str  # how long an identity is known: "as long as its event", or for a time such as "2 minutes"
+    atomic_events: int | None  # how many events of one append are stored together or not at all; None: all of them
 
 
 class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -61,6 +65,41 @@ def row_of(event: Event) -> Row:
     )
 
 
+class Stored(NamedTuple):
+    """An append that is durable."""
+
+    offsets: Sequence[int]  # one for each row, in order
+    repeated: Collection[int] = ()  # the indexes of rows that were stored before, and not again
+
+
+class Refused(NamedTuple):
+    """An append of which nothing was stored."""
+
+    error: LogError
+
+
+class Unknown(NamedTuple):
+    """An append that may or may not have been stored. Appending the same rows again is safe."""
+
+    error: LogError
+
+
+Outcome = Stored | Refused | Unknown
+
+# Called once, by the log's own thread, with the outcome of an append.
+Appended = Callable[[Outcome], None]
+
+# Called once, by any thread, with the offsets of rows that another process wanted stored, or why they were not.
+Answered = Callable[[Sequence[int] | ZbusError], None]
+
+
+class Committed(NamedTuple):
+    """Newly stored events, in the order of their offsets: a part of the log's tail."""
+
+    rows: Sequence[Row]
+    offsets: Sequence[int]
+
+
 class Span(NamedTuple):
     """What to read: offsets over `after` up to `until`, and times from `from_ns` up to `to_ns`, both included."""
 
@@ -81,25 +120,37 @@ class Page(Protocol):
 
 
 class Cursor(NamedTuple):
-    """The position of a durable name."""
+    """The position of a durable subscription."""
 
     name: str
     offset: int
     keys: tuple[str, ...]
     updated_at_ns: int
-    owner_pid: int | None
+    owner: str | None  # who holds the lease, such as "process 4711"; None if nobody does
+
+
+class Lease(NamedTuple):
+    """The right to acknowledge under a durable name, until it is released or its holder is gone."""
+
+    token: str
+    offset: int  # the stored position
 
 
 class Cursors(Protocol):
     """Durable positions by name. They survive the process, and one reader at a time uses each."""
 
-    def claim(self, name: str, keys: Sequence[str], start: int) -> int:
-        """Take `name` for this process and return its position, which is `start` where it is new."""
+    def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
+        """Take the lease of `name`; a new name starts at `start`. Raises `CursorError` if another holder has it."""
 
-    def advance(self, name: str, offset: int, done: Callable[[LogError | None], None] | None = None) -> None:
-        """Store a position, never backwards, without waiting; `done` is called when it is on disk, or failed."""
+    def advance(
+        self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None
+    ) -> None:
+        """Store a position, never backwards, without waiting; `done` is called when it is on disk, or failed.
 
-    def release(self, name: str) -> None:
+        It fails with `CursorError` if the lease of this token is no longer held.
+        """
+
+    def release(self, name: str, token: str) -> None:
         """Store what is pending for `name` and let others claim it."""
 
     def list(self) -> Sequence[Cursor]:
@@ -146,8 +197,12 @@ class SchemaStore(Protocol):
 class Log(Protocol):
     """An append-only, ordered record of events. `append` and `take_errands` never block; others: off the loop."""
 
-    path: str
+    path: str  # where it is, for messages: a path or a URL
     read_only: bool
+
+    @property
+    def promise(self) -> Promise:
+        """What this log guarantees."""
 
     @property
     def cursors(self) -> Cursors:
@@ -162,11 +217,22 @@ class Log(Protocol):
         """What is registered for the payloads of this log."""
 
     @property
-    def origin(self) -> int:
-        """What tells this log from all others: odd, and 62 bits at most. After a loss it is another one."""
+    def log_id(self) -> int:
+        """What tells this history from all others: odd, and 62 bits at most. After a loss it is another one."""
+
+    @property
+    def writer_id(self) -> int:
+        """What tells this node's writes in the history from those of others; the same as `log_id` with one writer."""
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
-        """Take rows, at once; `done` is called from the log's thread when they are durable, or failed."""
+        """Queue rows for the next commit; `done` is called from the log's thread with the outcome."""
+
+    def tail(self, committed: Callable[[Committed], None]) -> None:
+        """Call `committed`, from the log's thread, with every event that is stored from now on.
+
+        Each comes once and in the order of offsets, those of other writers included, and before the append that stored
+        it is answered. Delivery is fed from this, and from nothing else.
+        """
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
         """The next events of a span, at most `limit`; fewer, or none, do not mean that there are no more."""
@@ -176,6 +242,12 @@ class Log(Protocol):
 
     def low_water(self) -> int:
         """Everything up to this offset was removed by retention."""
+
+    def size_bytes(self) -> int:
+        """Return the size of the log on disk. Any thread; it does not wait for the log."""
+
+    def before(self, offset: int) -> int:
+        """Return the position to read after, so that the next event is the one at `offset`. Does not block."""
 
     def follows(self, before: int, after: int) -> bool:
         """Return whether `after` is the offset of the event directly after `before`. Does not block.

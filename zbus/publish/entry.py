@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import BusClosed, EventTooLarge
-from zbus.event import Event
+from zbus.event import Event, Offset
 from zbus.headers import check_encoded, encode_headers
 from zbus.payload import encode_payload
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 
 from .backpressure import Gate
@@ -111,16 +111,16 @@ class Entry:
                     self.validators.hold(key, body)
         self.check_open()
 
-    async def store(self, rows: Sequence[Row]) -> Sequence[int]:
+    async def store(self, rows: Sequence[Row]) -> Stored:
         """Store rows in one commit and return their offsets, or only deliver them if there is no log."""
         if self.commits is not None:
             return await self.commits.add_many(rows)
         for at, row in enumerate(rows):
             if self._host.deliver_unlogged((row,)) and at + 1 < len(rows):
                 await asyncio.sleep(0)
-        return [0] * len(rows)
+        return Stored([0] * len(rows))
 
-    async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[int]:
+    async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[Offset]:
         """Store events that already have an identity. If cancelled, they may or may not have been stored."""
         rows: list[Row] = []
         for event in events:
@@ -131,7 +131,11 @@ class Entry:
         if not rows:
             return []
         await self.admit((row.key, row.payload) for row in rows)
-        return await self.store(rows)
+        offsets, repeated = await self.store(rows)
+        return [
+            Offset(offset, row.publisher_id, row.sequence, at not in repeated)
+            for at, (offset, row) in enumerate(zip(offsets, rows, strict=True))
+        ]
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Check rows that another process encoded as if they were published here. Raises `EventInvalid`."""

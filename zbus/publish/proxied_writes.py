@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from zbus.errors import BusClosed, EventInvalid, ZbusError
-from zbus.ports.log import Answered, Row
+from zbus.ports.log import Answered, Row, Stored
 from zbus.util.mailbox import Mailbox
 
 from .entry import Entry
@@ -57,9 +57,9 @@ class ProxiedWrites:
             entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
-def _report(done: Answered, stored: asyncio.Future[Sequence[int]]) -> None:
+def _report(done: Answered, stored: asyncio.Future[Stored]) -> None:
     error = stored.exception()
     if error is None:
-        done(stored.result())
+        done(stored.result().offsets)
     elif isinstance(error, ZbusError):
         done(error)

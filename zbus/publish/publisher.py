@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zbus.errors import BusClosed, ZbusError
+from zbus.event import Offset
 from zbus.headers import Traced
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
 
 from .entry import Entry
@@ -65,8 +66,10 @@ class EventPublisher:
 
     async def publish(
         self, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
-    ) -> int:
-        """Publish one event; returns its offset once it is on disk (0 where the bus keeps no log).
+    ) -> Offset:
+        """Publish one event; returns its offset once it is on disk (0 if the bus has no log).
+
+        The offset is an `int` that also has `publisher_id`, `sequence` and `first`.
 
         Raises `EventInvalid` (never stored), or a `LogError` that says what is true of the event.
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
@@ -91,7 +94,7 @@ class EventPublisher:
             return await entry.commits.add(row)
         if entry.deliver((row,)):
             await asyncio.sleep(0)
-        return 0
+        return Offset(0, self.publisher_id, sequence)
 
     async def publish_many(
         self,
@@ -112,7 +115,7 @@ class EventPublisher:
                 span.note("messaging.batch.message_count", len(offsets))
                 return offsets
         stored: list[int] = []
-        waiting: deque[asyncio.Future[Sequence[int]]] = deque()
+        waiting: deque[asyncio.Future[Stored]] = deque()
         try:
             for bodies in self._chunks(payloads, headers, correlation_id):
                 await entry.admit((self.key, body) for body, _ in bodies)
@@ -123,9 +126,9 @@ class EventPublisher:
                     continue
                 waiting.append(entry.commits.add_many(rows))
                 if len(waiting) >= CHUNKS_IN_FLIGHT:
-                    stored += await waiting.popleft()
+                    stored += (await waiting.popleft()).offsets
             while waiting:
-                stored += await waiting.popleft()
+                stored += (await waiting.popleft()).offsets
         except ZbusError as error:
             error.add_note(await _stored_before(stored, waiting))
             raise
@@ -163,12 +166,12 @@ class EventPublisher:
         self._transports = self._entry.transports
 
 
-async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Sequence[int]]]) -> str:
+async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored]]) -> str:
     """Wait for what is under way, so that the note on an error is true."""
     events = len(stored)
     while waiting:
         try:
-            events += len(await waiting.popleft())
+            events += len((await waiting.popleft()).offsets)
         except ZbusError:
             pass
     return f"{events} events of this call were stored"

@@ -17,7 +17,7 @@ export class Cursors {
       { name: "offset", label: "Offset", number: true },
       { name: "lag", label: "Lag", number: true, level: (row) => (row.lag > 0 ? "warning" : "") },
       { name: "updated_at", label: "Moved", text: (row) => (row.updated_at ? age(row.updated_at) : "–") },
-      { name: "owner_pid", label: "Read by process", number: true, text: (row) => String(row.owner_pid ?? "nobody") },
+      { name: "owner", label: "Read by", text: (row) => row.owner ?? "nobody" },
       { name: "reset", label: "Reset", element: (row) => this.#button(row) },
     ];
     const empty = "There are no durable names: a subscription with durable=“…” makes one.";
@@ -49,7 +49,7 @@ export class Cursors {
     this.cursor = cursor;
     setText(byId("reset-name"), visible(cursor.name));
     setText(byId("reset-now"), count(cursor.offset));
-    const reader = cursor.owner_pid ? `Process ${cursor.owner_pid} reads it now: it may have to end first.` : "";
+    const reader = cursor.owner ? `It is read now by ${cursor.owner}: it may have to end first.` : "";
     setText(byId("reset-reader"), reader);
     setText(byId("reset-error"), "");
     this.dialog.showModal();

@@ -88,9 +88,8 @@ class Publishing:
             publisher = await bus.publisher(given.key)
             publisher = publishers.pop(given.key, publisher)
         publishers[given.key] = publisher
-        sequence = publisher.sequence
         offset = await publisher.publish(given.payload, headers=given.headers)
-        return {"offset": offset, "publisher_id": str(publisher.publisher_id), "sequence": sequence}
+        return {"offset": offset, "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 
 class Once:
@@ -123,13 +122,12 @@ class Once:
 
     async def _store(self, given: _Given, identity: int) -> tuple[Event, bool]:
         bus, inside = self._bus, of(self._bus)
-        before = inside.head
         event = Event(identity, 0, time_ns(), given.key, given.payload, given.headers or {})
         (offset,) = await bus.put(event)
-        if offset > before:
+        if offset.first:
             return msgspec.structs.replace(event, offset=offset), True
         log = inside.reader.required("an Idempotency-Key")
-        page = await inside.reader.run(log.read, KeySet.all(), Span(offset - 1, offset), 1)
+        page = await inside.reader.run(log.read, KeySet.all(), Span(log.before(offset), offset), 1)
         events, error, _ = page.events()
         if error is not None:
             raise error

@@ -103,7 +103,7 @@ class Cursor:
     lag: Long
     keys: list[str]
     updated_at: str
-    owner_pid: int | None
+    owner: str | None
 
 
 @strawberry.type(description="A subscription that is open in this process")

@@ -148,7 +148,7 @@ def shown_cursors(grant: Grant, found: Sequence[Position]) -> list[dict[str, Any
             "lag": each.lag,
             "keys": list(each.keys),
             "updated_at": iso_time(each.updated_at_ns),
-            "owner_pid": each.owner_pid,
+            "owner": each.owner,
         }
         for each in found
         if _covers_all(grant, each.keys)

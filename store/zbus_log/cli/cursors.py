@@ -63,7 +63,7 @@ def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
         "behind": max(0, head - cursor.offset),
         "keys": list(cursor.keys),
         "updated_at": iso_time(cursor.updated_at_ns),
-        "owner_pid": cursor.owner_pid,
+        "owner": cursor.owner,
     }
 
 
@@ -88,6 +88,6 @@ def _table(listed: list[dict[str, Any]]) -> Table:
     table = Table("durable", "offset", "behind", "keys", "updated", "read by process")
     for cursor in listed:
         numbers = f"{cursor['offset']:,}", f"{cursor['behind']:,}"
-        owner = str(cursor["owner_pid"] or "nobody")
+        owner = cursor["owner"] or "nobody"
         table.add_row(cursor["name"], *numbers, ", ".join(cursor["keys"]), cursor["updated_at"], owner)
     return table

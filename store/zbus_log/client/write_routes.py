@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogOwned, ZbusError
 from zbus.keys import check_key
-from zbus.ports.log import Answered, Row
+from zbus.ports.log import Answered, Outcome, Row, Stored
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Checks, make_checks
 from zbus_log.file.head_record import owner_pid
@@ -130,7 +130,7 @@ class _Owning:
         except EventInvalid as error:
             done(error)
         else:
-            self._log.append(rows, done)
+            self._log.append(rows, lambda outcome: done(_answer(outcome)))
 
     def send(self, data: bytes) -> SimpleQueue[Any]:
         answers: SimpleQueue[Any] = SimpleQueue()
@@ -216,3 +216,7 @@ class _Asking:
                 )
             time.sleep(pause_s)
             pause_s = min(POLL_S[1], pause_s * 1.5)
+
+
+def _answer(outcome: Outcome) -> Sequence[int] | ZbusError:
+    return outcome.offsets if isinstance(outcome, Stored) else outcome.error

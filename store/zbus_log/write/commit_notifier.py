@@ -10,31 +10,32 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 
-from zbus.errors import LogError
 from zbus.observe.records import record
-from zbus.ports.log import Appended
+from zbus.ports.log import Appended, Committed, Outcome
 
-Outcome = tuple[Appended, Sequence[int] | LogError]
+# Whom to tell the outcome of an append, and what of it is new to the log's tail.
+Notice = tuple[Appended, Outcome, Committed | None]
 
 
 class Announcer:
     """Outcomes are told in the order in which they were given, whichever thread does it."""
 
     def __init__(self) -> None:
-        self._outcomes: deque[list[Outcome]] = deque()
+        self.tail: Callable[[Committed], None] | None = None
+        self._outcomes: deque[list[Notice]] = deque()
         self._telling = threading.Lock()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def now(self, outcomes: list[Outcome]) -> None:
+    def now(self, outcomes: list[Notice]) -> None:
         """Tell at once, on this thread."""
         self._outcomes.append(outcomes)
         self._tell()
 
-    def soon(self, outcomes: list[Outcome]) -> None:
+    def soon(self, outcomes: list[Notice]) -> None:
         """Let the other thread tell; does not let go of the interpreter."""
         self._outcomes.append(outcomes)
         if self._thread is None:
@@ -56,8 +57,10 @@ class Announcer:
     def _tell(self) -> None:
         with self._telling:
             while self._outcomes:
-                for done, result in self._outcomes.popleft():
+                for done, outcome, committed in self._outcomes.popleft():
                     try:
-                        done(result)
+                        if committed is not None and self.tail is not None:
+                            self.tail(committed)
+                        done(outcome)
                     except Exception as error:  # somebody else's fault, and the others want to know, too
                         record("LOG_TASK_FAILED", logging.WARNING, error)

@@ -7,18 +7,21 @@ another process than the log's owner, and the log's file has one writer only.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Table, bindparam, delete, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus.errors import CursorError, LogError
-from zbus.ports.log import Cursor
+from zbus.errors import CursorError, LogError, ZbusError
+from zbus.observe.records import record
+from zbus.ports.log import Cursor, Lease
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.process import is_alive, started_at
 
@@ -39,15 +42,20 @@ _cursors = Table(
     Column("updated_at", INTEGER, nullable=False),
     Column("owner_pid", INTEGER),
     Column("owner_started", INTEGER),
+    Column("token", TEXT),
     sqlite_strict=True,
 )
 _ADVANCE = (
     update(_cursors)
-    .where(_cursors.c.name == bindparam("which"), _cursors.c.offset < bindparam("position"))
+    .where(
+        _cursors.c.name == bindparam("which"),
+        _cursors.c.token == bindparam("lease"),
+        _cursors.c.offset < bindparam("position"),
+    )
     .values(offset=bindparam("position"), updated_at=bindparam("now"))
 )
 
-Done = Callable[[LogError | None], None]
+Done = Callable[[ZbusError | None], None]
 
 
 class SqliteCursors:
@@ -57,54 +65,60 @@ class SqliteCursors:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
         self.positions = SqlitePositions(self.path, self._engine)
-        self._pending: dict[str, int] = {}
-        self._waiting: list[Done] = []
+        self._pending: dict[tuple[str, str], int] = {}  # positions, by name and token
+        self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ended = False
         self._flushing = threading.Lock()
         self._connection: Connection | None = None  # kept open for positions; used by whoever holds `_flushing`
 
-    def claim(self, name: str, keys: Sequence[str], start: int) -> int:
-        """Take a name; another process that runs and holds it is named in the error."""
+    def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
+        """Take the lease of a name. A process that runs and holds it is named in the error."""
         check_name(name)
-        pid, now = os.getpid(), time.time_ns()
+        pid, now, token = os.getpid(), time.time_ns(), secrets.token_hex(16)
         with log_errors(self.path), self._engine.connect() as connection:
             _prepare(connection)
             with transaction(connection):
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 if row is not None and row.owner_pid and is_alive(row.owner_pid, row.owner_started):
                     raise CursorError(name, f"process {row.owner_pid} reads with this name; a name has one reader")
-                owner = {"owner_pid": pid, "owner_started": started_at(pid), "keys": json.dumps(list(keys))}
+                owner = {
+                    "owner_pid": pid,
+                    "owner_started": started_at(pid),
+                    "keys": json.dumps(list(keys)),
+                    "token": token,
+                }
                 connection.execute(
                     upsert(_cursors)
                     .values(name=name, offset=start, updated_at=now, **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
         self._start()
-        return start if row is None else int(row.offset)
+        return Lease(token, start if row is None else int(row.offset))
 
-    def advance(self, name: str, offset: int, done: Done | None = None) -> None:
+    def advance(self, name: str, token: str, offset: int, done: Done | None = None) -> None:
         """Queue a position. Cancelling the wait for `done` does not take it back."""
+        lease = name, token
         with self._wake:
             if self._ended:
                 if done is not None:
                     done(LogError(f"{self.path} is closed; the position of {name!r} was not stored"))
                 return
-            self._pending[name] = max(offset, self._pending.get(name, 0))
+            self._pending[lease] = max(offset, self._pending.get(lease, 0))
             if done is not None:
-                self._waiting.append(done)
+                self._waiting.append((lease, done))
             self._start()
             self._wake.notify()
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, token: str) -> None:
         """Store what is pending and free the name."""
         self._flush()
         with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
             connection.execute(
                 update(_cursors)
-                .where(_cursors.c.name == name, _cursors.c.owner_pid == os.getpid())
-                .values(owner_pid=None, owner_started=None)
+                .where(_cursors.c.name == name, _cursors.c.token == token)
+                .values(owner_pid=None, owner_started=None, token=None)
             )
 
     def list(self) -> Sequence[Cursor]:
@@ -120,7 +134,7 @@ class SqliteCursors:
                 row.offset,
                 tuple(json.loads(row.keys)),
                 row.updated_at,
-                row.owner_pid if row.owner_pid and is_alive(row.owner_pid, row.owner_started) else None,
+                f"process {row.owner_pid}" if row.owner_pid and is_alive(row.owner_pid, row.owner_started) else None,
             )
             for row in rows
         ]
@@ -153,8 +167,8 @@ class SqliteCursors:
         found = {cursor.name: cursor for cursor in self.list()}.get(name)
         if found is None:
             raise CursorError(name, "there is no such cursor")
-        if found.owner_pid is not None:
-            raise CursorError(name, f"process {found.owner_pid} is using it; stop that one first")
+        if found.owner is not None:
+            raise CursorError(name, f"{found.owner} is using it; stop that one first")
         with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
             if offset is None:
                 connection.execute(delete(_cursors).where(_cursors.c.name == name))
@@ -189,20 +203,34 @@ class SqliteCursors:
                 pending, self._pending = self._pending, {}
                 waiting, self._waiting = self._waiting, []
             error: LogError | None = None
+            held: set[tuple[str, str]] = set()
             if pending:
-                now = time.time_ns()
-                rows = [{"which": name, "position": offset, "now": now} for name, offset in pending.items()]
                 try:
-                    with log_errors(self.path), transaction(self._writing()):
-                        self._writing().execute(_ADVANCE, rows)
+                    held = self._store(pending)
                 except LogError as failed:
                     error = failed
                     with self._wake:  # try again with whatever comes next
-                        for name, offset in pending.items():
-                            self._pending[name] = max(offset, self._pending.get(name, 0))
-        for done in waiting:
-            done(error)
+                        for lease, offset in pending.items():
+                            self._pending[lease] = max(offset, self._pending.get(lease, 0))
+        for lease, done in waiting:
+            lost = CursorError(lease[0], "another subscriber holds its lease now; the position was not stored")
+            done(error if error is not None or lease in held else lost)
         return error
+
+    def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:
+        """Store positions; return the leases that are still held."""
+        now = time.time_ns()
+        rows = [
+            {"which": name, "lease": token, "position": offset, "now": now} for (name, token), offset in pending.items()
+        ]
+        with log_errors(self.path), transaction(self._writing()):
+            self._writing().execute(_ADVANCE, rows)
+            names = {name for name, _ in pending}
+            found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
+            held = {(row.name, row.token) for row in found}
+        for name, _ in pending.keys() - held:
+            record("LEASE_LOST", logging.WARNING, durable=name, code="lease_lost", reason="another subscriber has it")
+        return held & pending.keys()
 
 
 def check_name(name: str) -> None:
@@ -214,6 +242,9 @@ def check_name(name: str) -> None:
 def _prepare(connection: Connection) -> None:
     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     connection.execute(CreateTable(_cursors, if_not_exists=True))
+    columns = connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars().all()
+    if "token" not in columns:  # the first version wrote none
+        connection.exec_driver_sql("ALTER TABLE cursors ADD COLUMN token TEXT")
 
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError, LogStopped
 from zbus.observe.records import record
-from zbus.ports.log import Appended, Row
+from zbus.ports.log import Appended, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus_log.file.database import lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
 from zbus_log.file.rows import encode_rows
 from zbus_log.file.tables import BLOCK
 
-from .commit_notifier import Announcer, Outcome
+from .commit_notifier import Announcer, Notice
 from .identities import Identities
 
 COMMIT_ROWS_MIN = 128
@@ -57,6 +57,14 @@ _SEAL = (
 Append = tuple[Sequence[Row], Appended]
 
 
+class _OutcomeUnknown(Exception):
+    """A commit failed in a way that leaves open whether it happened."""
+
+    def __init__(self, error: LogError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Writer:
     """Owns the only connection that writes. `submit` never waits; each `done` is called once."""
 
@@ -75,13 +83,14 @@ class Writer:
         assert state is not None
         self.head, self._state = state.head, state
         self._next = start_after + 1
+        self._told = start_after  # up to here the tail has had every event
         self._now_and_then = now_and_then
         self._sealed = self._last_sealed()
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = Identities(connection, self._sealed_until)
         self._stopped: LogError | None = None
         self._waiting: deque[Append] = deque()
-        self._held: list[Outcome] = []  # of the last commit: nobody was told yet
+        self._held: list[Notice] = []  # of the last commit: nobody was told yet
         self._announcer = Announcer()
         self._due = time.monotonic() + IDLE_S
         self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
@@ -95,6 +104,10 @@ class Writer:
     def run(self, task: Callable[[], None]) -> None:
         """Queue other work that writes: retention, schemas."""
         self._inbox.put(task)
+
+    def tail(self, committed: Callable[[Committed], None]) -> None:
+        """Call `committed` with what is stored from now on."""
+        self._announcer.tail = committed
 
     @property
     def connection(self) -> Connection:
@@ -163,31 +176,47 @@ class Writer:
         return appends
 
     def _commit(self, appends: list[Append]) -> None:
-        """Store all appends in one transaction; each learns its offsets, or the error."""
+        """Store all appends in one transaction; each learns its outcome, and the tail what is new."""
         batch = appends[0][0] if len(appends) == 1 else [row for rows, _ in appends for row in rows]
-        error: LogError
+        failed: Refused | Unknown
         try:
             if self._stopped is not None:
                 raise self._stopped
-            offsets = self._store(batch)
-        except LogError as failed:
-            error = failed
-        except struct.error as failed:  # raised before anything was written
-            error = LogError(f"{self.path}: an event cannot be encoded ({failed}); not stored")
-        except Exception as failed:  # a fault of ours: nobody may wait for ever, and nothing more is written
-            record("LOG_STOPPED", logging.CRITICAL, failed, path=self.path)
-            error = self._stopped = LogStopped(self.path, f"unexpected {failed!r}")
+            fresh, offsets = self._store(batch)
+        except _OutcomeUnknown as unknown:
+            failed = Unknown(unknown.error)
+        except LogError as error:
+            failed = Refused(error)
+        except struct.error as error:  # raised before anything was written
+            failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
+        except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
+            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+            self._stopped = LogStopped(self.path, f"unexpected {error!r}")
+            failed = Unknown(self._stopped)
         else:
-            outcomes: list[Outcome] = []
-            at = 0
+            at, outcomes = 0, []
             for rows, done in appends:
-                outcomes.append((done, offsets[at : at + len(rows)]))
+                outcomes.append(self._stored(rows, offsets[at : at + len(rows)], done, all_new=fresh is batch))
                 at += len(rows)
             self._settle(outcomes)
             return
-        self._settle([(done, error) for _, done in appends])
+        self._settle([(done, failed, None) for _, done in appends])
 
-    def _settle(self, outcomes: list[Outcome]) -> None:
+    def _stored(self, rows: Sequence[Row], offsets: Sequence[int], done: Appended, all_new: bool) -> Notice:
+        """The outcome of one append, and which of its rows are new to the tail."""
+        if all_new:
+            return done, Stored(offsets), Committed(rows, offsets)
+        fresh: dict[int, Row] = {}
+        repeated: set[int] = set()
+        for index, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
+            if offset > self._told:  # the tail has not had it: it is new
+                fresh[offset] = row
+                self._told = offset
+            else:
+                repeated.add(index)
+        return done, Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
+
+    def _settle(self, outcomes: list[Notice]) -> None:
         """Tell the outcome of a commit: at once, or, if there is more to write, while that is being written."""
         self._tell_held()
         if self._waiting or not self._inbox.empty():
@@ -200,25 +229,29 @@ class Writer:
             held, self._held = self._held, []
             self._announcer.soon(held)
 
-    def _store(self, batch: Sequence[Row]) -> Sequence[int]:
+    def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
+        """Store what is new of a batch; return that, and the offset of every row."""
         first = self._next
         with log_errors(self.path, writing=True):
             fresh, offsets = self._identities.fresh(batch, first)
-        if fresh:
-            last = first + len(fresh) - 1
-            try:
-                with log_errors(self.path, writing=True):
-                    try:
-                        self._reserve(last)
-                    except OSError as error:
-                        raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
-                    self._insert(fresh, first)
-            except LogError as error:
-                self._after_failure(error, last)
-            self.head = last
-            self._next = last + 1
-            self._touch_record()
-        return offsets
+        if not fresh:
+            return fresh, offsets
+        last = first + len(fresh) - 1
+        try:
+            with log_errors(self.path, writing=True):
+                try:
+                    self._reserve(last)
+                except OSError as error:
+                    raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
+                self._insert(fresh, first)
+        except LogError as error:
+            self._after_failure(error, last)
+        if fresh is batch:
+            self._told = last
+        self.head = last
+        self._next = last + 1
+        self._touch_record()
+        return fresh, offsets
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids
@@ -249,7 +282,7 @@ class Writer:
         """A commit that failed may have happened: look, and say what is true."""
         if isinstance(error, LogStopped | LogDamaged):
             self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
-            raise self._stopped from error
+            raise _OutcomeUnknown(self._stopped) from error
         with log_errors(self.path, writing=True):
             roll_back(self._connection)
             self._identities.forget()

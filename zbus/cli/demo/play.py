@@ -122,6 +122,7 @@ class Play:
             first, burst = publisher.sequence, BURST_EVENTS if publisher.sequence % 4 == 3 else 1
             identities = [(me, first + number) for number in range(burst)]
             ledger.published |= dict.fromkeys(identities, publisher.key)
+            offset: int
             if burst == 1:
                 offset = await publisher.publish({"number": first, "at": time.time()})
             else:
