@@ -195,7 +195,7 @@ class Bus:
                 context = None
                 if node.tracing is not None:
                     run, context = node.tracing.service(handler, subscription.durable)
-                serving = serve(subscription, run, node.count, retries)
+                serving = serve(subscription, run, node.count, node.runtime.uniform, retries)
                 node.serve(asyncio.get_running_loop().create_task(serving, context=context))
 
             self._node.begin(begin)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .errors import KeyInvalid
 
 KEY_BYTES_MAX = 1024
 SEGMENTS_MAX = 64
+KEYS_KNOWN_MAX = 10_000  # for each set of expressions
 
 # Whitespace and control characters break NATS subjects; '#' and '?' are illegal in Zenoh.
 _ILLEGAL = re.compile(r"[\s\x00-\x1f\x7f-\x9f#?]")
@@ -80,14 +81,15 @@ class KeySet:
     True
     """
 
-    __slots__ = ("_known", "expressions", "unfiltered")
+    __slots__ = ("_matches", "expressions", "unfiltered")
 
     def __init__(self, expressions: Iterable[str]) -> None:
         self.expressions = tuple(dict.fromkeys(check_expression(each) for each in expressions))
         if not self.expressions:
             raise KeyInvalid("", "name at least one key expression, such as '**'")
         self.unfiltered = False
-        self._known: dict[str, bool] = {}
+        # Not a `Memo`: packages of `util` import this module.
+        self._matches = lru_cache(KEYS_KNOWN_MAX)(partial(_matches_any, self.expressions))
 
     @classmethod
     def all(cls) -> KeySet:
@@ -99,12 +101,11 @@ class KeySet:
     def __contains__(self, key: str) -> bool:
         if self.unfiltered:
             return True
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) > 10_000:
-                self._known.clear()
-            found = self._known[key] = any(matches(each, key) for each in self.expressions)
-        return found
+        return self._matches(key)
+
+
+def _matches_any(expressions: Iterable[str], key: str) -> bool:
+    return any(matches(each, key) for each in expressions)
 
 
 def segment_pattern(segment: str) -> re.Pattern[str]:

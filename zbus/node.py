@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -34,6 +35,7 @@ from .publish.entry import UNYIELDED_MAX, Entry
 from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Checks
+from .util.mailbox import Calls
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
 
@@ -87,10 +89,10 @@ class Node:
         self.validates = config.check_schemas
         self.stats = Stats()
         self.count = self.stats.count
-        self.backpressure = Gate()
+        self.backpressure = Gate(runtime)
         self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
-        self.schemas = Schemas(self)
+        self.schemas = Schemas(self, runtime)
         self.cursors_known: Sequence[Cursor] = ()
         self.caches: dict[str, Cache] = {}
         self.on_start: list[Callable[[], None]] = []  # what was registered before the node was open
@@ -118,7 +120,7 @@ class Node:
             await self._connect()
         except BaseException:
             if self.network is not None:
-                await asyncio.shield(asyncio.ensure_future(self.network.aclose(1.0)))
+                await asyncio.shield(asyncio.ensure_future(self._stop(self.network, 1.0)))
             self._release(1.0)
             raise
         self.entry.is_open = True
@@ -130,7 +132,7 @@ class Node:
             raise
         if self.config.records != "off":
             level = logging.getLevelName(self.config.records.upper())
-            self._record_feed = RecordFeed(level, self._send_records, self.count)
+            self._record_feed = RecordFeed(level, self._send_records, self.count, self.runtime)
         if self.log is not None and self.commits is not None:
             self.log.take_errands(ProxiedWrites(self.entry).take)
         record(BUS_STARTED, **self.diagnostics())
@@ -162,8 +164,7 @@ class Node:
             self.dispatcher.delivered = await self.run(log.head)
             self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
-                loop = asyncio.get_running_loop()
-                log.watch(lambda head: _call_soon(loop, self.dispatcher.head_moved, head))
+                log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
             took = self.stats.commit if config.metrics else None
             listeners = (self.dispatcher.stored,)
@@ -236,32 +237,33 @@ class Node:
         if self._record_feed is not None:
             self._record_feed.close()
         if self.network is not None:
-            diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self.network.aclose(left / 4)
+            diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self._stop(self.network, left / 4)
         # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
         # that an interrupt at this very moment leaves nothing that the process would wait for.
-        loop = asyncio.get_running_loop()
-        released: asyncio.Future[None] = loop.create_future()
-
-        def settle() -> None:
-            if not released.done():
-                released.set_result(None)
+        released, calls = asyncio.Event(), Calls(asyncio.get_running_loop())
 
         def release() -> None:
             try:
                 self._release(left / 2)
             finally:
-                _call_soon(loop, settle)
+                calls.soon(released.set)
 
         ending = self.runtime.thread(release, "zbus-close")
-        await released
+        await released.wait()
         ending.join()
         record(BUS_STOPPED, **diagnostics)
+
+    async def _stop(self, network: Network, timeout_s: float) -> int:
+        """Stop the network, in two steps of `timeout_s` each; return how many of its tasks did not end in time."""
+        unfinished = await network.aclose(timeout_s)
+        await network.linger(timeout_s)
+        return unfinished
 
     def _release(self, timeout_s: float) -> None:
         """Close what is open, outermost first. Each part has a bound of its own."""
         self.entry.is_open = False
         if self.network is not None:
-            self.network.close(timeout_s / 2)
+            self.network.close()
         if self.log is not None:
             self.log.close(timeout_s)
         if self._executor is not None:
@@ -470,10 +472,3 @@ class Node:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(call, *args)
-    except RuntimeError:
-        pass  # the loop is closed, and with it the bus

@@ -123,7 +123,7 @@ class Session:
         secret = self._shared.secret
         if secret is None:
             raise ConfigInvalid("session_secret", "tokens are signed with it: open the bus with one, or name a file")
-        return sign_session(secret, self.id, ttl_s)
+        return sign_session(secret, self.id, ttl_s, time_ns=self._shared.entry.time_ns)
 
     async def _store(self, key: str, own: str, chunk: Sequence[tuple[bytes, bytes | None]]) -> list[tuple[int, int]]:
         """Store payloads under both keys in one commit."""

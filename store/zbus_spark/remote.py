@@ -28,6 +28,7 @@ from zbus.ports.fabric import Fabric
 from zbus.ports.log import Span
 from zbus.util.backoff import Backoff
 from zbus.util.loop_thread import LoopThread
+from zbus.util.runtime import REAL
 
 CONNECT_S = 10.0
 AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
@@ -51,7 +52,7 @@ class RemoteLog:
     def __enter__(self) -> RemoteLog:
         fabric = self._fabric = _connect(self._url, self._name)
         self._thread = LoopThread("zbus-remote", self._live)
-        self._asker = Asker(lambda: [fabric], partial(self._thread.loop.run_in_executor, None))
+        self._asker = Asker(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
         self._thread.start()
         return self
 

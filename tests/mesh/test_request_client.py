@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zbus.errors import FabricError, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, Asker, encode_failure, encode_reply
 from zbus.ports.fabric import Heard
+from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
 
 WHOLE = [
@@ -55,7 +56,7 @@ def run(call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
 
 
 async def ask(*fabrics: Replying, timeout_s: float = 5.0) -> list[bytes]:
-    asker = Asker(lambda: fabrics, run)  # type: ignore[arg-type]
+    asker = Asker(lambda: fabrics, run, Runtime())  # type: ignore[arg-type]
     return [body async for body in asker.ask("prices/quote", b"", timeout_s)]
 
 

@@ -15,6 +15,7 @@ import zbus
 from zbus.mesh.log_service import LogService, log_key
 from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
 from zbus.mesh.request_server import CANCELLED_KEPT, Answers
+from zbus.util.runtime import REAL
 from zbus.wire.envelope import encode
 
 
@@ -43,7 +44,7 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
         await asyncio.sleep(60)
         return b""
 
-    answers = Answers(lambda name, number: None)
+    answers = Answers(lambda name, number: None, REAL)
     answers.handle(Asker.key, answer)
     early, late, too_late = Asker(1), Asker(2), Asker(3)
     answers.asked(early)
@@ -71,7 +72,7 @@ async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler
         started.append(question)
         return b""
 
-    answers = Answers(lambda name, number: None)
+    answers = Answers(lambda name, number: None, REAL)
     answers.handle(Asker.key, answer)
     for number in range(CANCELLED_KEPT + 1):
         answers.cancel(number)  # number 0 is too long ago to be remembered
@@ -124,7 +125,7 @@ async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
     counts: Counter[str] = Counter()
-    answers = Answers(lambda name, number: counts.update({name: number}))
+    answers = Answers(lambda name, number: counts.update({name: number}), REAL)
     answers.serve(log_key(7), LogService(None, 7).page)  # type: ignore[arg-type]  # junk never reaches the log
     junk = [Asker(number, wrap(b"junk"), log_key(7)) for number in range(50)]
     for each in junk:

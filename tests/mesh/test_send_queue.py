@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from mesh_fakes import Counts, FakeFabric, FakeLog, FakeRuntime, recorded, rows
 
 from zbus.errors import LogError
-from zbus.event import Event
-from zbus.headers import Foreign
+from zbus.event import Provenance
 from zbus.mesh import send_queue as module
 from zbus.mesh.send_queue import (
     ANNOUNCEMENTS_MAX,
@@ -30,6 +29,7 @@ from zbus.mesh.send_queue import (
     SendQueue,
 )
 from zbus.ports.log import Row
+from zbus.util.runtime import REAL
 from zbus.wire.beacon import ENTRIES_MAX, beacon_key
 from zbus.wire.envelope import NODE
 from zbus.wire.provenance import Forward
@@ -790,13 +790,13 @@ def test_a_queue_with_a_log_is_never_congested(logged: Bench) -> None:
 
 
 def foreign(sequence: int) -> Row:
-    identity = (8, sequence, FakeRuntime().time_ns() - 5_000_000)
-    return (*identity, "shop/far", b"x", Foreign({"a": "b"}, 21, 4, (19,), "nats://far"))  # type: ignore[return-value]
+    published_at = FakeRuntime().time_ns() - 5_000_000
+    return Row(8, sequence, published_at, f"shop/{sequence}", b"x", None, Provenance(21, 4, (19,), "nats://far"))
 
 
 def test_a_bridge_forwards_events_of_other_nodes_and_measures_their_age() -> None:
-    def forward(event: Event, headers: Foreign) -> tuple[int, ...] | None:
-        return None if event.sequence == 1 else (*headers.via, headers.origin)
+    def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
+        return None if key == "shop/1" else (*came.via, came.origin)
 
     bench = Bench(forward=forward)
     bench.queue.offer([foreign(0), foreign(1), foreign(2)], [1, 2, 3])
@@ -901,7 +901,7 @@ def test_closing_sends_the_events_that_only_the_log_has(logged: Bench) -> None:
 
 def test_a_thread_sends_events_that_other_threads_offer_until_it_is_closed() -> None:
     fabric, counts = FakeFabric(), Counts()
-    queue = SendQueue(fabric, ORIGIN, None, 0, counts.add, lambda: None)
+    queue = SendQueue(fabric, ORIGIN, None, 0, counts.add, lambda: None, None, REAL)
     fabric.during_send = lambda: time.sleep(0.0005)
     positions = iter(range(1, 1_000_000))
     numbering = threading.Lock()

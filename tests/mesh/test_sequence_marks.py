@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from inside import node_of
+from mesh_fakes import FakeRuntime
 from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
 from mesh_support import WIRES, Node, ZenohPeers
 
@@ -115,8 +115,9 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
     ("recorded_for_ns", "expected"), [(0, {}), (2 * BEACON_NS, {7: 4})], ids=["just-now", "before"]
 )
 def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: int, expected: dict[int, int]) -> None:
-    wants, found = Wants(), Heard()
-    wants.add(["shop/**"], time.time_ns() - recorded_for_ns, record=True)
+    runtime, wants = FakeRuntime(), Wants()
+    found = Heard(runtime)
+    wants.add(["shop/**"], runtime.time_ns() - recorded_for_ns, record=True)
 
     found.hear(Beacon(3, 0, 9, {KEY: (9, 7, 3), "audit/x": (8, 8, 3)}), wants)
 
@@ -125,7 +126,7 @@ def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: in
 
 def test_publishers_told_of_longest_ago_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heard, "PUBLISHERS_MAX", 3)
-    found = Heard()
+    found = Heard(FakeRuntime())
     for publisher_id in (1, 2, 3, 1, 4):
         found.remember(publisher_id, 5)
     assert found.take() == {1: 5, 2: 5, 3: 5, 4: 5}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import EventCorrupt, FabricError, LogError, LogTrimmed
 from zbus.event import Event
-from zbus.headers import decode_headers
 from zbus.keys import KeySet
 from zbus.observe import records
 from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
@@ -221,10 +220,9 @@ class FakeLog:
     def store(self, rows: Sequence[Row]) -> list[int]:
         """Commit rows; return their offsets."""
         offsets: list[int] = []
-        for publisher_id, sequence, published_at, key, payload, headers in rows:
+        for row in rows:
             offsets.append((len(self._events) + 1) * self.stride)
-            event = Event(publisher_id, sequence, published_at, key, payload, decode_headers(headers), offsets[-1])
-            self._events.append(event)
+            self._events.append(row.event(offsets[-1]))
         self._offsets += offsets
         return offsets
 

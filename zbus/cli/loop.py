@@ -12,6 +12,8 @@ from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
+from zbus.util.mailbox import Calls
+
 from .render import output
 
 T = TypeVar("T")
@@ -23,7 +25,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         task = loop.create_task(coroutine)
-        pressed = False
+        calls, pressed = Calls(loop), False
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             nonlocal pressed
@@ -31,7 +33,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
                 raise KeyboardInterrupt  # whoever reads our output does not, so the loop would never know
             if not pressed:
                 pressed = True
-                loop.call_soon_threadsafe(task.cancel)
+                calls.soon(task.cancel)
 
         if before is signal.default_int_handler:  # not where the shell told us to ignore it
             signal.signal(signal.SIGINT, interrupt)

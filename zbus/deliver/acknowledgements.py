@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from zbus.errors import ZbusError
 from zbus.ports.log import Cursors, Lease
+from zbus.util.mailbox import Calls
 
 STORE_S = 0.02
 
@@ -23,6 +25,7 @@ class Durable:
         self._claiming: asyncio.Future[Lease] | None = None
         self._token = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._calls: Calls | None = None  # once a position is awaited
 
     async def claim(self, start: int) -> int:
         """Take the name and return its position, which is `start` where it is new.
@@ -48,20 +51,15 @@ class Durable:
     async def acknowledge(self, offset: int) -> None:
         """Return once the position is on disk. Cancelled, it may or may not have been stored."""
         loop = asyncio.get_running_loop()
+        calls = self._calls = self._calls or Calls(loop)
         stored: asyncio.Future[None] = loop.create_future()
 
         def settle(error: ZbusError | None) -> None:
             if not stored.done():
                 stored.set_exception(error) if error is not None else stored.set_result(None)
 
-        def done(error: ZbusError | None) -> None:  # on the cursors' thread
-            try:
-                loop.call_soon_threadsafe(settle, error)
-            except RuntimeError:
-                pass  # the loop is closed; the position is stored all the same
-
         self.acknowledged = max(self.acknowledged, offset)
-        self._cursors.advance(self.name, self._token, offset, done)
+        self._cursors.advance(self.name, self._token, offset, partial(calls.soon, settle))
         await stored
 
     async def give_back(self) -> None:

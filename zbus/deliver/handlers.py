@@ -10,6 +10,7 @@ from typing import Any
 from zbus.errors import PayloadInvalid, SchemaInvalid, SubscriberLagged
 from zbus.event import Event
 from zbus.observe.records import EVENT_INVALID, EVENT_RETRY, EVENT_RETRY_LIMIT_EXCEEDED, correlated, record
+from zbus.util.backoff import Backoff
 
 from .subscriber import EventSubscriber
 
@@ -18,13 +19,18 @@ RETRY_S = (0.05, 30.0)
 
 
 async def serve(
-    subscription: EventSubscriber, handler: Handler, count: Callable[[str, int], None], retries: int | None = None
+    subscription: EventSubscriber,
+    handler: Handler,
+    count: Callable[[str, int], None],
+    uniform: Callable[[float, float], float],
+    retries: int | None = None,
 ) -> None:
     """Hand events to `handler`, one after the other, until the subscription ends.
 
     A handler that raises is reported. With a durable name the same event is tried again, with pauses that grow to
     half a minute, because going on would acknowledge it; without one the next event follows. `retries` says how
-    often it is tried again, in either case.
+    often it is tried again, in either case. `uniform` shortens each pause by chance, so that handlers that failed
+    together do not try again together.
     """
     if retries is None and subscription.durable is None:
         retries = 0
@@ -43,11 +49,13 @@ async def serve(
             if event is None:
                 return
             with correlated(event.trail):
-                await _handle(handler, event, count, retries)
+                await _handle(handler, event, count, Backoff(*RETRY_S, uniform=uniform), retries)
 
 
-async def _handle(handler: Handler, event: Event, count: Callable[[str, int], None], retries: int | None) -> None:
-    pause, tried = RETRY_S[0], 0
+async def _handle(
+    handler: Handler, event: Event, count: Callable[[str, int], None], pauses: Backoff, retries: int | None
+) -> None:
+    tried = 0
     while True:
         try:
             await handler(event)
@@ -60,9 +68,11 @@ async def _handle(handler: Handler, event: Event, count: Callable[[str, int], No
                 count("retry_limit_exceeded", 1)
                 record(EVENT_RETRY_LIMIT_EXCEEDED, logging.ERROR, exc_info=error, retries=retries, **fields)
                 return
-            record(EVENT_RETRY, logging.ERROR, exc_info=error, again_in_s=pause if again else None, **fields)
-            if not again:
+            pause_s = pauses.next() if again else None
+            again_in_s = None if pause_s is None else round(pause_s, 3)
+            record(EVENT_RETRY, logging.ERROR, exc_info=error, again_in_s=again_in_s, **fields)
+            if pause_s is None:
                 return
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause_s)
         count("redelivered", 1)
-        pause, tried = min(RETRY_S[1], pause * 2), tried + 1
+        tried += 1

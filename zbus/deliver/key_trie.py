@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from zbus.keys import segment_pattern
+from zbus.util.memo import Memo
 
 T = TypeVar("T")
 ROUTES_KEPT_MAX = 16_384
@@ -74,7 +75,7 @@ class Router(Generic[T]):
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
-        self._routes: dict[str, tuple[T, ...]] = {}
+        self._routes = Memo[str, tuple[T, ...]](ROUTES_KEPT_MAX, self._walk)
 
     def add(self, expression: str, value: T) -> None:
         """Let `value` be found for every key that `expression` (canonical) matches."""
@@ -110,16 +111,11 @@ class Router(Generic[T]):
 
     def routes(self, key: str) -> tuple[T, ...]:
         """The values that want `key`, each once."""
-        found = self._routes.get(key)
-        if found is None:
-            if len(self._routes) >= ROUTES_KEPT_MAX:
-                self._routes.clear()
-            found = self._routes[key] = self._walk(key.split("/"))
-        return found
+        return self._routes[key]
 
-    def _walk(self, segments: list[str]) -> tuple[T, ...]:
+    def _walk(self, key: str) -> tuple[T, ...]:
         active = _with_empty_match([self._root])
-        for segment in segments:
+        for segment in key.split("/"):
             literal_only = segment[0] == "@"
             following: list[_Node[T]] = []
             for node in active:

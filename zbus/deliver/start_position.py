@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from zbus.util.runtime import REAL
+
 OFFSET_MAX = (1 << 63) - 1
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -60,7 +62,7 @@ def read_position(text: str, others: str = "") -> Position:
 
 def _moment(text: str) -> datetime:
     if text.startswith("-"):
-        return datetime.now(UTC) - timedelta(seconds=read_age(text[1:]))
+        return datetime.fromtimestamp(REAL.time_ns() / 1e9, UTC) - timedelta(seconds=read_age(text[1:]))
     return datetime.fromisoformat(text)
 
 

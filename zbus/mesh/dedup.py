@@ -7,7 +7,7 @@ the way (another path may still bring it) is kept in a window that forgets by ag
 from __future__ import annotations
 
 from zbus.util.memo import Memo
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.util.window import Window
 
 PUBLISHERS_MAX = 100_000
@@ -19,12 +19,12 @@ WINDOW_S = 120.0
 class Seen:
     """Lives on one thread. `first_time` is the whole of it.
 
-    >>> seen = Seen()
+    >>> seen = Seen(Runtime())
     >>> seen.first_time(7, 0), seen.first_time(7, 0), seen.first_time(7, 2), seen.first_time(7, 1)
     (True, False, True, True)
     """
 
-    def __init__(self, runtime: Runtime = REAL) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence, if any
         self._skipped = Window[tuple[int, int]](SKIPPED_MAX, WINDOW_S, runtime.monotonic)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
 from zbus.wire.envelope import Envelope
 
@@ -40,7 +40,7 @@ class Teller(Protocol):
 class Holes:
     """Lives on the loop, like the origin whose holes these are."""
 
-    def __init__(self, origin: int, teller: Teller, runtime: Runtime = REAL) -> None:
+    def __init__(self, origin: int, teller: Teller, runtime: Runtime) -> None:
         self._origin, self._teller, self._monotonic = origin, teller, runtime.monotonic
         self._named: dict[str, tuple[float, Newest]] = {}  # by beacons, and when
         self._told: dict[str, Newest] = {}  # up to which event of a key its holes were told
@@ -103,7 +103,7 @@ class Holes:
 class Trimmed:
     """What retention removed at a node before we had it: told at the next event of each of its publishers."""
 
-    def __init__(self, origin: int, low_water: int, teller: Teller, runtime: Runtime = REAL) -> None:
+    def __init__(self, origin: int, low_water: int, teller: Teller, runtime: Runtime) -> None:
         self._origin, self._low_water, self._teller = origin, low_water, teller
         self._at_ns = runtime.time_ns()
         self._told: set[int] = set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event, Provenance
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
+from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
+from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
 
@@ -43,7 +44,14 @@ class Inbox:
     """Lives on the loop; `receiver` is for the fabrics' threads."""
 
     def __init__(
-        self, host: Host, network: Receives, own: int, wants: Wants, payload_bytes_max: int, forwards: bool
+        self,
+        host: Host,
+        network: Receives,
+        own: int,
+        wants: Wants,
+        payload_bytes_max: int,
+        forwards: bool,
+        runtime: Runtime,
     ) -> None:
         self.wants, self.count = wants, host.count
         self._own, self._network, self._forwards = own, network, forwards
@@ -54,14 +62,15 @@ class Inbox:
         self._bytes = self._overflowed = 0
         self._lock = threading.Lock()
         self._armed = self._ended = False
-        self._seen = Seen()
+        self._seen = Seen(runtime)
         self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
         self._origins: dict[int, Origin] = {}
-        self._reported_at: dict[str, float] = {}
+        self._throttle = Throttle(REPORT_S, runtime.monotonic)
+        self._runtime = runtime
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
         self.stored_events = 0  # of other nodes, in our log
         self.received: dict[str, int] = {}  # events by link, duplicates among them
-        self.heard = Heard()
+        self.heard = Heard(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
     def receiver(self, link: str, dense: bool) -> Receive:
@@ -200,7 +209,7 @@ class Inbox:
                 oldest = min(self._origins.values(), key=lambda each: each.heard_at)
                 oldest.close()
                 del self._origins[oldest.id]
-            origin = self._origins[id_] = Origin(id_, self, self.positions.get(id_))
+            origin = self._origins[id_] = Origin(id_, self, self.positions.get(id_), self._runtime)
         return origin
 
     def _watch(self, envelopes: Sequence[Envelope]) -> None:
@@ -219,9 +228,7 @@ class Inbox:
 
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
-        now = time.monotonic()
-        if now - self._reported_at.get(name + source, -REPORT_S) >= REPORT_S:
-            self._reported_at[name + source] = now
+        if self._throttle.due((name, source)):
             record(name, logging.WARNING, error, **fields)
 
     # What an origin calls.
@@ -304,7 +311,7 @@ class Inbox:
             self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
-        self._deliver([gap_event(fields | {"open": False})])
+        self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
         return True
 
     def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
@@ -317,7 +324,7 @@ class Inbox:
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "still missing, and its node cannot be asked; it is asked again until it is back"
         record(EVENT_GAP, logging.WARNING, origin=origin, **fields, reason=reason)
-        self._deliver([gap_event(fields | {"open": True})])
+        self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
         return True
 
     def _remember(self, origin: int, offset: int) -> None:
@@ -328,7 +335,7 @@ class Inbox:
     ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
-        for origin in {envelope.origin for envelope in envelopes if envelope.origin}:
+        for origin in {envelope.origin: None for envelope in envelopes if envelope.origin}:
             self._storing[origin] = stored
 
         def look(done: asyncio.Future[Any]) -> None:
@@ -354,11 +361,11 @@ def _reason(frame: bytes, error: EventInvalid) -> str:
     return {BEACON: "invalid_beacon", CANCEL: "invalid_cancel", NODE: "invalid_node"}.get(kind, "invalid_version")
 
 
-def gap_event(fields: dict[str, Any]) -> Event:
+def gap_event(fields: dict[str, Any], now_ns: int) -> Event:
     """The event that tells of a gap."""
     import msgspec
 
-    return Event(0, 0, time.time_ns(), "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
+    return Event(0, 0, now_ns, "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
 
 
 def _row(envelope: Envelope, link: str) -> Row:

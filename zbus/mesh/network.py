@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
+from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
 from zbus.wire.announcement import NODES
 from zbus.wire.beacon import BEACONS
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 STORE_S = 1.0
 LINGER_S = 0.15
+JOIN_S = 0.1  # of a send queue that had its time to drain already
 PAST_NS = 100_000_000  # what began so short ago need not be asked for
 PAGE_TIMEOUT_S = 3.0
 
@@ -58,22 +61,23 @@ class Network:
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
         self._runtime, self._links_changed = runtime, links_changed
-        self._time_ns, self._monotonic = runtime.time_ns, runtime.monotonic
+        self._time_ns = runtime.time_ns
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
         self.wants = Wants()
-        self.answers = Answers(host.count)
+        self.answers = Answers(host.count, runtime)
         self.forward = forward  # a bridge sends on what others published, over each of its links by name
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
+        self._calls = Calls(self._loop)
         self._position = 0  # without a log, the number of the last event
         self._unsent: list[Row] = []  # of this turn of the loop
         self._stored: dict[str, int] = {}
         self._unstored: dict[str, int] = {}  # what beacons told
         self._since: dict[str, int] = {}
-        self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None)
-        self.asker = Asker(lambda: [link.fabric for link in self.links], host.run)
+        self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None, runtime)
+        self.asker = Asker(lambda: [link.fabric for link in self.links], host.run, runtime)
         self.registry = Registry(config, self, published_keys, host.log is not None, host.count, runtime)
         self._declaring = runtime.executor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
@@ -170,15 +174,27 @@ class Network:
             ending.add(self._timer)
         return len((await asyncio.wait(ending, timeout=timeout_s))[1])
 
-    def close(self, timeout_s: float) -> None:
-        """Send what is left, for as long as there is time; remember how far it came. Off the loop."""
+    async def linger(self, timeout_s: float) -> None:
+        """Send the remaining events, for at most `timeout_s`, and then answer nodes that miss some of them.
+
+        Before `close`, because it waits on the loop and so under a simulated clock.
+        """
+        queues = {link.send_queue: asyncio.Event() for link in self.links}
+        for queue, drained in queues.items():
+            queue.end(partial(self._calls.soon, drained.set))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for drained in queues.values():
+                    await drained.wait()
+        if self._log is not None and any(queue.has_sent for queue in queues):
+            await self.answers.finish(LINGER_S, min(1.0, timeout_s))  # a node that missed the last events asks now
+
+    def close(self) -> None:
+        """Close the transports, and store the positions that were reached. Off the loop, after `linger`."""
         self._declaring.shutdown(cancel_futures=True)
-        deadline = self._monotonic() + timeout_s
         for link in self.links:
-            link.send_queue.close(max(0.1, deadline - self._monotonic()))
+            link.send_queue.close(JOIN_S)
         self._store(self.inbox.heard.take())
-        if self._log is not None and any(link.send_queue.has_sent for link in self.links):
-            self.answers.finish(LINGER_S, min(1.0, timeout_s))  # who missed the last events asks now
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
         self.answers.close()
@@ -233,10 +249,7 @@ class Network:
 
     def _on_room(self) -> None:
         """On a send queue's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._host.backpressure.open, self)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the bus
+        self._calls.soon(self._host.backpressure.open, self)
 
     def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
         """Receive these from other nodes; the future tells when the fabrics know.

@@ -28,7 +28,7 @@ from zbus.observe.records import (
     record,
 )
 from zbus.util.backoff import Backoff
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
 from zbus.wire.envelope import Envelope
 
@@ -69,7 +69,7 @@ class Origin:
         id: int,  # noqa: A002
         reception: Reception,
         covered: int | None,
-        runtime: Runtime = REAL,
+        runtime: Runtime,
     ) -> None:
         self.id, self._reception, self._runtime = id, reception, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns

@@ -16,7 +16,7 @@ import msgspec
 from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.ports.fabric import Fabric
 from zbus.util.mailbox import Mailbox
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
@@ -132,7 +132,7 @@ class Asker:
         self,
         fabrics: Callable[[], Sequence[Fabric]],
         run: Callable[..., asyncio.Future[object]],
-        runtime: Runtime = REAL,
+        runtime: Runtime,
     ) -> None:
         self._fabrics, self._run, self._randbits = fabrics, run, runtime.randbits
 

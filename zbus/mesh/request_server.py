@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_INVALID, record
 from zbus.ports.fabric import Question
 from zbus.util.mailbox import Calls
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.util.window import Window
 
 from .request_client import ACCEPTED, DATA, END, FAILED, decode_asked, encode_failure, encode_reply
@@ -42,8 +40,8 @@ class _Served(NamedTuple):
 class Answers:
     """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
 
-    def __init__(self, count: Callable[[str, int], None], runtime: Runtime = REAL) -> None:
-        self._count, self._monotonic = count, runtime.monotonic
+    def __init__(self, count: Callable[[str, int], None], runtime: Runtime) -> None:
+        self._count = count
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._handlers: dict[str, _Served] = {}
@@ -51,10 +49,8 @@ class Answers:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._cancelled = Window[int](CANCELLED_KEPT)
         self._threads = runtime.executor(THREADS, "zbus-answer")
-        self._under_way: set[Future[None]] = set()
-        self._asked_at = 0.0
-        self._asking = threading.Event()
-        self._refused = Counts("questions")
+        self._asked_at = 0.0  # on the loop's clock
+        self._refused = Counts("questions", runtime)
 
     @property
     def keys(self) -> list[str]:
@@ -84,12 +80,9 @@ class Answers:
         if question.key not in self._sources:
             self._calls.soon(self._begin, question, link)
             return
-        self._asked_at = self._monotonic()
-        self._asking.set()
+        self._asked_at = self._loop.time()
         with suppress(RuntimeError):  # closing: the asker hears nothing, and asks another or again
-            answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
-            self._under_way.add(answer)
-            answer.add_done_callback(self._under_way.discard)
+            self._threads.submit(self._answer_from, question, self._sources[question.key], link)
 
     def cancel(self, question_id: int) -> None:
         """The asker no longer waits. The question may still be on its way."""
@@ -99,14 +92,13 @@ class Answers:
         else:
             self._cancelled.add(question_id)
 
-    def finish(self, quiet_s: float, timeout_s: float) -> None:
-        """Go on answering from the log until nobody has asked for `quiet_s`, for as long as there is time."""
-        self._asked_at = self._monotonic()
-        deadline = self._asked_at + timeout_s
-        while (left := min(deadline, self._asked_at + quiet_s) - self._monotonic()) > 0:
-            wait(list(self._under_way), left)
-            self._asking.wait(left)
-            self._asking.clear()
+    async def finish(self, quiet_s: float, timeout_s: float) -> None:
+        """Go on answering from the log until no request came for `quiet_s`, for at most `timeout_s`."""
+        self._asked_at = now = self._loop.time()
+        deadline = now + timeout_s
+        while (left_s := min(deadline, self._asked_at + quiet_s) - now) > 0:
+            await asyncio.sleep(left_s)
+            now = self._loop.time()
 
     def close(self) -> None:
         """Drop what is under way. Once the fabrics are closed, so that no reply can block."""

@@ -23,7 +23,7 @@ from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log, Row, Span, row_of
 from zbus.util.backoff import Backoff
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.wire.beacon import ENTRIES_MAX, Beacon, Newest, beacon_key, encode_beacon
 from zbus.wire.frames import Framing, Sendable
 from zbus.wire.provenance import Forward
@@ -56,8 +56,8 @@ class SendQueue:
         start: int,
         count: Callable[[str, int], None],
         on_room: Callable[[], None],
-        forward: Forward | None = None,
-        runtime: Runtime = REAL,
+        forward: Forward | None,
+        runtime: Runtime,
     ) -> None:
         """Start to send the events after position `start`.
 
@@ -75,6 +75,7 @@ class SendQueue:
         self._failing = False
         self._was_congested = False
         self._ended = False
+        self._on_end: Callable[[], None] | None = None
         self.sent_events = 0
         # Written only by `step`.
         self.sent = start  # everything up to this position was handed to the fabric
@@ -135,16 +136,26 @@ class SendQueue:
 
     def close(self, timeout_s: float) -> None:
         """Send the remaining events, for at most `timeout_s`. With a log, the rest is sent after the next start."""
-        with self._lock:
-            self._ended = True
-        self._driver.wake()
+        self.end()
         self._driver.join(timeout_s)
+
+    def end(self, on_end: Callable[[], None] | None = None) -> None:
+        """Send the remaining events and then stop. Does not block; `on_end` is called on the driver's thread."""
+        with self._lock:
+            self._on_end, self._ended = on_end, True
+        self._driver.wake()
 
     def step(self) -> float | None:
         """Send what is due. Return the monotonic time of the next step, or None at the end. Only the driver calls it.
 
         An error of the fabric or of the log is logged, and the same is sent again after a pause.
         """
+        due = self._step()
+        if due is None and self._on_end is not None:
+            self._on_end()
+        return due
+
+    def _step(self) -> float | None:
         now = self._monotonic()
         if now < self._retry_at:
             return None if self._ended else self._retry_at

@@ -7,7 +7,7 @@ went away before they could be asked for, this is all that tells of them.
 from __future__ import annotations
 
 from zbus.util.memo import Memo
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
 
 from .interest import Wants
@@ -19,12 +19,12 @@ BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
 class Heard:
     """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
 
-    >>> heard = Heard()
+    >>> heard = Heard(Runtime())
     >>> heard.remember(7, 3), heard.remember(7, 2), heard.take(), heard.take()
     (None, None, {7: 3}, {})
     """
 
-    def __init__(self, runtime: Runtime = REAL) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._time_ns = runtime.time_ns
         self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher, the one named longest ago first
         self._changed: dict[int, int] = {}

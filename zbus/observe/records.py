@@ -9,12 +9,13 @@ wrong at WARNING or above. Every record has a `correlation_id`: that of the even
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+from zbus.util.runtime import REAL
 
 logger = logging.getLogger("zbus")
 RECORDS = "@zbus/record/"  # and the name: where a record is published on the bus
@@ -49,7 +50,7 @@ FABRIC_ERROR = "FABRIC_ERROR"
 # Called on any thread with the level and the fields of a record: it only appends and wakes.
 Listener = Callable[[int, dict[str, Any]], None]
 
-RUN_ID = secrets.token_hex(8)  # of this process
+RUN_ID = REAL.token_hex(8)  # of this process
 _correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
 _Listeners = tuple[tuple[int, Listener], ...]
 _listeners: _Listeners = ()  # each with the least level that it wants; replaced, never changed

@@ -42,6 +42,3 @@ class Throttle:
             return False
         passed_at[key] = now
         return True
-
-
-Told = Throttle  # the schema registry still imports it under this name

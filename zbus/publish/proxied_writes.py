@@ -13,12 +13,15 @@ from functools import partial
 
 from zbus.errors import BusClosed, EventInvalid, ZbusError
 from zbus.ports.log import Answered, Row, Stored
+from zbus.util.mailbox import Mailbox
 
 from .entry import Entry
 
+Write = tuple[Sequence[Row], Answered]
+
 
 class ProxiedWrites:
-    """Lives on the loop of its bus; only `take` is called from the log's thread, and it only appends and wakes.
+    """Lives on the loop of its bus; only `take` is called from the log's thread.
 
     Rows that are not with the log yet when the bus closes are not stored, and their `done` is not called.
     """
@@ -26,18 +29,16 @@ class ProxiedWrites:
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Sequence[Row], Answered]] = deque()
+        self._mailbox = Mailbox[Write](self._loop, self._begin)
+        self._waiting: deque[Write] = deque()
         self._storing: asyncio.Task[None] | None = None
 
     def take(self, rows: Sequence[Row], done: Answered) -> None:
         """Take rows, at least one, to be stored together or not at all; `done` is called on the loop."""
-        self._waiting.append((rows, done))
-        try:
-            self._loop.call_soon_threadsafe(self._begin)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the bus
+        self._mailbox.post((rows, done))
 
-    def _begin(self) -> None:
+    def _begin(self, writes: list[Write]) -> None:
+        self._waiting.extend(writes)
         if self._storing is None or self._storing.done():
             self._storing = self._loop.create_task(self._store())
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from time import time_ns
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from zbus.errors import BusClosed, ConfigInvalid, LogReadOnly, SchemaConflict, SchemaError
 from zbus.keys import check_expression
-from zbus.observe.throttle import Told
+from zbus.observe.throttle import Throttle
 from zbus.ports.log import Log, Schema
+from zbus.util.runtime import Runtime
 
 from .compatibility import differences
 from .json_schema import Validate, canonical, compile_model, compile_schema, hash_of, to_json_schema
@@ -67,12 +67,12 @@ class Host(Protocol):
 class Schemas:
     """The schemas of one bus. Where several expressions match a key, a payload must fit all of them."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, runtime: Runtime) -> None:
+        self._host, self._time_ns = host, runtime.time_ns
         self._versions: dict[str, list[Schema]] = {}
         self._in_force: dict[str, Schema] = {}
         self._ready: Ready = {}
-        self._told = Told()
+        self._throttle = Throttle(monotonic=runtime.monotonic)
         self._changing = asyncio.Lock()
 
     def list(self) -> Sequence[Schema]:
@@ -152,7 +152,7 @@ class Schemas:
             if not given.is_model:  # then a model that was registered before is the better check
                 validate = self._ready.get((expression, given.hash), validate)
         if made is None:
-            made = Schema(expression, self._next_version(expression), mode, given.hash, given.schema, time_ns())
+            made = Schema(expression, self._next_version(expression), mode, given.hash, given.schema, self._time_ns())
             await self._keep(made)
         schemas = self._in_force | {expression: made}
         ready = {key: each for key, each in self._ready.items() if key[0] != expression}
@@ -164,7 +164,7 @@ class Schemas:
         if before is None:
             raise SchemaError(expression, "there is none")
         version = self._next_version(expression)
-        await self._keep(before._replace(version=version, mode=REMOVED, registered_at_ns=time_ns()))
+        await self._keep(before._replace(version=version, mode=REMOVED, registered_at_ns=self._time_ns()))
         schemas = {each: schema for each, schema in self._in_force.items() if each != expression}
         self._apply(schemas, {key: each for key, each in self._ready.items() if key[0] != expression})
 
@@ -184,7 +184,7 @@ class Schemas:
         self._in_force, self._ready = schemas, ready
         if self._host.validates:
             checks = [Check(each, ready[expression, each.hash]) for expression, each in schemas.items()]
-            self._host.validate_with(Checks(checks, self._host.count, self._told) if checks else None)
+            self._host.validate_with(Checks(checks, self._host.count, self._throttle) if checks else None)
 
     def _check_open(self) -> None:
         if not self._host.is_open:

@@ -18,6 +18,7 @@ from zbus.observe.records import EVENT_INVALID_SCHEMA, record
 from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
 from zbus.util.memo import Memo
+from zbus.util.runtime import REAL
 
 from .json_schema import Validate, compile_schema, reason_of
 
@@ -91,7 +92,7 @@ def make_checks(schemas: Iterable[Schema], count: Count) -> Checks | None:
     Raises `ConfigInvalid` where the library that checks is not installed.
     """
     checks = [Check(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
-    return Checks(checks, count, Throttle()) if checks else None
+    return Checks(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
 
 
 def in_force(versions: Iterable[Schema]) -> dict[str, Schema]:

@@ -14,10 +14,12 @@ import hmac
 import math
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from time import time
+from collections.abc import Callable
 
 from zbus.errors import ConfigInvalid, KeyInvalid, SessionTokenInvalid
 from zbus.keys import check_key
+
+from .runtime import REAL
 
 SECRET_BYTES_MIN = 16
 TOKEN_CHARACTERS_MAX = 2048
@@ -40,7 +42,7 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-def sign_session(secret: bytes, session_id: str, ttl_s: float) -> str:
+def sign_session(secret: bytes, session_id: str, ttl_s: float, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
     """A token that opens the events of one session for `ttl_s` seconds.
 
     >>> read_session(b"0123456789abcdef", sign_session(b"0123456789abcdef", "alice", 60))
@@ -50,12 +52,12 @@ def sign_session(secret: bytes, session_id: str, ttl_s: float) -> str:
     check_session_id(session_id)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= TTL_S_MAX:
         raise ConfigInvalid("ttl_s", f"{ttl_s!r} is no number of seconds above 0 and up to ten years")
-    expires_at_ms = math.ceil((time() + ttl_s) * 1000)
+    expires_at_ms = math.ceil(time_ns() / 1e6 + ttl_s * 1000)
     signed = f"{_VERSION}.{expires_at_ms}.{_text(session_id.encode())}"
     return f"{signed}.{_signature(secret, signed)}"
 
 
-def read_session(secret: bytes, token: str) -> str:
+def read_session(secret: bytes, token: str, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
     """The id of the session that a token opens.
 
     Raises `SessionTokenInvalid`: it is no token, was changed, is of another secret, or has expired.
@@ -67,7 +69,7 @@ def read_session(secret: bytes, token: str) -> str:
     signed, _, signature = token.rpartition(".")
     if not hmac.compare_digest(_signature(secret, signed), signature):
         raise SessionTokenInvalid("it was changed, or signed with another secret")
-    if int(found[1]) <= time() * 1000:
+    if int(found[1]) <= time_ns() / 1e6:
         raise SessionTokenInvalid("it has expired")
     return urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4)).decode()
 

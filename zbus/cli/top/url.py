@@ -10,11 +10,14 @@ from typing import Any
 import msgspec
 
 from zbus.cli.monitor.live_feed import LiveFeed
+from zbus.util.mailbox import Mailbox
 
 from .counts import Rate
 from .frame import CursorLag, Frame, NodeSeen, Quantiles, Topic, dropped_of
 
 WAITING_MAX = 10
+
+Found = dict[str, Any] | str | Exception
 
 
 class UrlFrames:
@@ -27,20 +30,16 @@ class UrlFrames:
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
         """One frame a second, until whoever reads them has enough."""
-        loop, waiting = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | str | Exception](WAITING_MAX)
+        waiting = asyncio.Queue[Found](WAITING_MAX)
 
-        def take(found: dict[str, Any] | str | Exception) -> None:
-            if waiting.full():
-                waiting.get_nowait()  # a terminal that is stopped: only what is new matters
-            waiting.put_nowait(found)
+        def take(frames: list[Found]) -> None:
+            for found in frames:
+                if waiting.full():
+                    waiting.get_nowait()  # a terminal that is stopped: only the newest frames matter
+                waiting.put_nowait(found)
 
-        def told(found: dict[str, Any] | str | Exception) -> None:
-            try:
-                loop.call_soon_threadsafe(take, found)
-            except RuntimeError:
-                pass  # the loop is closed: nobody looks any more
-
-        feed, last = LiveFeed(self._url, self._token, told), Frame("", self._url)
+        mailbox = Mailbox[Found](asyncio.get_running_loop(), take)
+        feed, last = LiveFeed(self._url, self._token, mailbox.post), Frame("", self._url)
         feed.start()
         try:
             while True:

@@ -1,0 +1,229 @@
+"""How the source is arranged: where clocks, chance and threads may be used, and how large a package may be.
+
+The core takes the time, randomness and threads from its node's `Runtime`, or a simulator could not run it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "zbus"
+HOST_MEMBERS_MAX = 6
+PACKAGE_FILES_MAX = 16
+HAS_CODE = {CORE / "cli"}  # the entry point of the command is `zbus.cli:main`
+
+# `cli` runs commands, not nodes; `blocking` has a loop on a thread of its own; `util` is where it is wrapped.
+MAY_USE_THE_SYSTEM = ("zbus/cli/", "zbus/util/", "zbus/blocking.py")
+# The entry points, where a program that does not simulate gets the real runtime, and what adapters use without a node.
+MAY_DEFAULT_TO_REAL = (
+    *MAY_USE_THE_SYSTEM,
+    "zbus/bridge/bridge.py",
+    "zbus/node.py",
+    "zbus/observe/counters.py",
+    "zbus/observe/throttle.py",
+    "zbus/publish/backpressure.py",
+)
+# Mechanisms that have such a default. In the core they get the node's runtime: the argument, and its place.
+INJECTED = {
+    "Backoff": ("uniform", 3),
+    "Counts": ("runtime", 1),
+    "Gate": ("runtime", 0),
+    "Identities": ("randbits", 1),
+    "Throttle": ("monotonic", 1),
+    "first_identity": ("randbits", 0),
+}
+
+MEMBERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)
+
+SYSTEM_MODULES = {"_thread", "random", "secrets", "time"}
+SYSTEM_NAMES = {
+    "asyncio.to_thread",
+    "concurrent.futures.ProcessPoolExecutor",
+    "concurrent.futures.ThreadPoolExecutor",
+    "datetime.date.today",
+    "datetime.datetime.now",
+    "datetime.datetime.today",
+    "datetime.datetime.utcnow",
+    "os.getpid",
+    "os.urandom",
+    "platform.node",
+    "platform.uname",
+    "socket.gethostname",
+    "threading.Thread",
+    "threading.Timer",
+    "uuid.uuid1",
+    "uuid.uuid4",
+}
+
+
+def files(folder: Path = CORE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def place(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def in_any(path: Path, prefixes: tuple[str, ...]) -> bool:
+    return str(path.relative_to(ROOT)).startswith(prefixes)
+
+
+def imported(tree: ast.AST) -> dict[str, str]:
+    """The names that a module imports from elsewhere, and what each stands for."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                names[each.asname or each.name.partition(".")[0]] = (
+                    each.name if each.asname else each.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for each in node.names:
+                names[each.asname or each.name] = f"{node.module}.{each.name}"
+    return names
+
+
+def dotted(node: ast.AST, names: dict[str, str]) -> str | None:
+    """The full name of an expression such as `time.monotonic`, if it begins with an imported one."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value, names)
+        return None if base is None else f"{base}.{node.attr}"
+    return None
+
+
+def system_uses(source: str) -> Iterator[tuple[ast.AST, str]]:
+    """Where a module reads a clock, draws a random number, or starts a thread itself, and how."""
+    tree = ast.parse(source)
+    names = imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and (name := dotted(node, names)) is not None:
+            if name in SYSTEM_NAMES or ("." in name and name.partition(".")[0] in SYSTEM_MODULES):
+                yield node, name
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            executor = node.args[0] if node.args else None
+            if node.func.attr == "run_in_executor" and isinstance(executor, ast.Constant) and executor.value is None:
+                yield node, "run_in_executor(None)"
+
+
+def test_the_core_reads_clocks_draws_chance_and_starts_threads_only_through_its_runtime() -> None:
+    found = [
+        f"{place(path, node)}: {name}"
+        for path in files()
+        if not in_any(path, MAY_USE_THE_SYSTEM)
+        for node, name in system_uses(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.sleep(1)",
+        "from time import monotonic\nmonotonic()",
+        "from time import time_ns as now\nread = now",
+        "import secrets\nsecrets.randbits(3)",
+        "import random\nrandom.uniform(0, 1)",
+        "import threading\nthreading.Thread(target=print)",
+        "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1)",
+        "import concurrent.futures\nconcurrent.futures.ThreadPoolExecutor(1)",
+        "from datetime import UTC, datetime\ndatetime.now(UTC)",
+        "import datetime as dt\ndt.datetime.now()",
+        "import os\nos.getpid()",
+        "import platform\nplatform.node()",
+        "loop = get()\nloop.run_in_executor(None, print)",
+    ],
+)
+def test_a_direct_use_of_the_system_is_noticed_at_its_line(source: str) -> None:
+    assert {getattr(node, "lineno", 0) for node, _ in system_uses(source)} == {2}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import threading\nlock = threading.Lock()",
+        "import asyncio\nasync def wait(): await asyncio.sleep(1)",
+        "from datetime import datetime\ndatetime.fromtimestamp(0)",
+        "def read(runtime): return runtime.time_ns()",
+        "def read(entry): return entry.time.time()",
+        "loop = get()\nloop.run_in_executor(executor, print)",
+    ],
+)
+def test_what_goes_through_the_runtime_or_the_loop_is_allowed(source: str) -> None:
+    assert list(system_uses(source)) == []
+
+
+def test_no_class_of_the_core_has_the_real_runtime_as_a_default() -> None:
+    found = []
+    for path in files():
+        if in_any(path, MAY_DEFAULT_TO_REAL):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                defaults = [*node.args.defaults, *[each for each in node.args.kw_defaults if each is not None]]
+                found += [place(path, each) for each in defaults if "REAL" in ast.unparse(each)]
+    assert found == []
+
+
+def test_the_core_hands_its_runtime_to_every_mechanism_that_could_do_without() -> None:
+    found = []
+    for path in files():
+        if in_any(path, MAY_USE_THE_SYSTEM):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            if isinstance(function, ast.Name) and function.id in INJECTED:
+                name, at = INJECTED[function.id]
+                starred = any(isinstance(each, ast.Starred) for each in node.args)
+                if not any(each.arg == name for each in node.keywords) and (starred or len(node.args) <= at):
+                    found.append(f"{place(path, node)}: {function.id} without {name}")
+    assert found == []
+
+
+def test_a_host_has_at_most_six_members() -> None:
+    hosts = {}
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name == "Host":
+                members = [each for each in node.body if isinstance(each, MEMBERS)]
+                hosts[place(path, node)] = len(members)
+    assert {str(path.parent.relative_to(CORE)) for path in CORE.rglob("host.py")} >= {"deliver", "mesh", "publish"}
+    assert len(hosts) >= 3
+    assert {where: members for where, members in hosts.items() if members > HOST_MEMBERS_MAX} == {}
+
+
+def test_every_package_of_the_core_says_in_one_docstring_what_it_is() -> None:
+    for folder in sorted({path.parent for path in files()} - {CORE}):
+        module = folder / "__init__.py"
+        assert module.is_file(), f"{folder.relative_to(ROOT)} has no __init__.py"
+        body = ast.parse(module.read_text()).body
+        assert ast.get_docstring(ast.parse(module.read_text())), f"{module.relative_to(ROOT)} has no docstring"
+        if folder not in HAS_CODE:
+            assert len(body) == 1, f"{place(module, body[1])}: only a docstring belongs here"
+
+
+def test_no_module_imports_with_two_dots() -> None:
+    found = [
+        place(path, node)
+        for folder in (CORE, ROOT / "adapters", ROOT / "store")
+        for path in files(folder)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level > 1
+    ]
+    assert found == []
+
+
+def test_packages_of_the_core_stay_small() -> None:
+    sizes = {
+        str(folder.relative_to(ROOT)): len([*folder.glob("*.py")]) - 1  # without __init__.py
+        for folder in {path.parent for path in files()}
+    }
+    assert {folder: size for folder, size in sizes.items() if size > PACKAGE_FILES_MAX} == {}
