@@ -36,6 +36,7 @@ from publish_paths import (
     Denies,
     rejected_by,
     rig,
+    until,
 )
 
 import zbus
@@ -47,6 +48,11 @@ WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS]
 ILLEGAL = ["shop/*", "shop//orders", "@zbus/x", "shop/or ders"]
 
 
+def log_of(path: str, log_path: Path) -> Path | str:
+    """A log in memory, but for the path that needs a file."""
+    return log_path if path == "proxied write" else "memory"
+
+
 def expected_sequences(path: str, events: int) -> list[int]:
     return list(GIVEN.get(path, range(events)))[:events]
 
@@ -56,12 +62,12 @@ async def test_each_path_enforces_each_step_and_the_next_event_has_the_next_sequ
     path: str, step: str, log_path: Path
 ) -> None:
     send = PATHS[path]
-    async with rig(log_path) as bus:
+    async with rig(log_of(path, log_path)) as bus:
         await send(bus, GOOD, None)
         payload, headers = await bus.violate([step])
         before = len(await bus.everything())
 
-        assert await rejected_by(send(bus, payload, headers)) == step
+        assert await rejected_by(send(bus, payload, headers), bus) == step
 
         assert len(await bus.everything()) == before
         if step == "open":
@@ -82,7 +88,7 @@ async def test_without_a_log_each_path_enforces_the_same(path: str, step: str) -
         payload, headers = await bus.violate([step])
         before = len(await bus.everything())
 
-        assert await rejected_by(send(bus, payload, headers)) == step
+        assert await rejected_by(send(bus, payload, headers), bus) == step
 
         assert len(await bus.everything()) == before
         if step == "open":
@@ -99,19 +105,18 @@ async def test_of_several_steps_that_would_reject_an_event_the_first_one_does(
     path: str, step: str, log_path: Path, tracing: str
 ) -> None:
     send = PATHS[path]
-    async with rig(log_path, tracing=tracing) as bus:
+    async with rig(log_of(path, log_path), tracing=tracing) as bus:
         await send(bus, GOOD, None)
         payload, headers = await bus.violate(STEPS[STEPS.index(step) :])
 
-        assert await rejected_by(send(bus, payload, headers)) == step
+        assert await rejected_by(send(bus, payload, headers), bus) == step
 
 
-@pytest.mark.parametrize("key", ILLEGAL)
 @pytest.mark.parametrize("path", PATHS)
-async def test_an_illegal_key_is_rejected_on_every_path(path: str, key: str, log_path: Path) -> None:
-    async with rig(log_path) as bus:
-        bus.key = key
-        assert await rejected_by(PATHS[path](bus, GOOD, None)) == "key"
+async def test_an_illegal_key_is_rejected_on_every_path(path: str, log_path: Path) -> None:
+    async with rig(log_of(path, log_path)) as bus:
+        for bus.key in ILLEGAL:
+            assert await rejected_by(PATHS[path](bus, GOOD, None)) == "key"
 
         bus.key = KEY
         await PATHS[path](bus, GOOD, None)
@@ -130,7 +135,7 @@ async def test_where_access_is_denied_nothing_is_encoded_validated_or_made_known
         def hold(self, key: str, body: bytes) -> None:
             done.append("validated")
 
-    async with rig(log_path) as bus:
+    async with rig(log_of(path, log_path)) as bus:
         await PATHS[path](bus, GOOD, None)
         for step in ("encode_payload", "encode_headers", "check_encoded"):
             monkeypatch.setattr(f"zbus.publish.entry.{step}", lambda *_, step=step: done.append(step))
@@ -139,7 +144,7 @@ async def test_where_access_is_denied_nothing_is_encoded_validated_or_made_known
         bus.key = "secret/key"
         known = dict(bus.entry.published_keys)
 
-        assert await rejected_by(PATHS[path](bus, BAD, None)) == "access"
+        assert await rejected_by(PATHS[path](bus, BAD, None), bus) == "access"
 
         assert done == []
         assert bus.entry.published_keys == known
@@ -148,14 +153,13 @@ async def test_where_access_is_denied_nothing_is_encoded_validated_or_made_known
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_rejected_event_never_waits_and_an_accepted_one_does(path: str, log_path: Path) -> None:
     send = PATHS[path]
-    async with rig(log_path) as bus:
+    async with rig(log_of(path, log_path)) as bus:
         await bus.bus.schemas.register("**", SCHEMA)
         await bus.fill()
 
-        assert await rejected_by(send(bus, BAD, None)) == "schema"
+        assert await rejected_by(send(bus, BAD, None), bus) == "schema"
         sending = asyncio.create_task(send(bus, GOOD, None))
-        await asyncio.sleep(0.2)
-        assert not sending.done()
+        await until(lambda: bus.entry.backpressure._waiters)
         assert await bus.stored() == []
 
         await bus.free()

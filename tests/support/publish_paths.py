@@ -129,10 +129,7 @@ class Rig:
         return [event for event in await self.everything() if event.key == self.key]
 
     async def everything(self) -> list[zbus.Event]:
-        if isinstance(self.log, Path) and self.node.is_closing:
-            async with zbus.open(self.log) as bus:
-                return [event async for event in bus.replay()]
-        if self.log is not None:
+        if self.log is not None and not self.node.is_closing:
             return [event async for event in self.bus.replay()]
         self.kept += [await anext(self.seen) for _ in range(self.seen.queued)]
         return list(self.kept)
@@ -141,7 +138,7 @@ class Rig:
 @asynccontextmanager
 async def rig(log: Path | str | None, **settings: Any) -> AsyncIterator[Rig]:
     """A bus on which every path can be tried."""
-    bus = zbus.open(log, **{"payload_bytes_max": PAYLOAD_BYTES_MAX} | settings)
+    bus = zbus.open(log, **{"payload_bytes_max": PAYLOAD_BYTES_MAX, "durability": "os"} | settings)
     node_of(bus)._ports = FakePorts()
     async with bus:
         found = Rig(bus, log)
@@ -218,12 +215,17 @@ _ERRORS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-async def rejected_by(sending: Awaitable[Any]) -> str:
-    """The step that rejected the event; "" if it was stored, and "backpressure" if it waits in vain for a second."""
+async def rejected_by(sending: Awaitable[Any], rig: Rig | None = None) -> str:
+    """The step that rejected the event; "" if it was stored, "backpressure" if it waits, which is then cancelled."""
+    task = asyncio.ensure_future(sending)
+    waiters = rig.entry.backpressure._waiters if rig is not None else ()
+    before = len(waiters)
+    await until(lambda: task.done() or len(waiters) > before)
+    if not task.done():
+        task.cancel()
     try:
-        async with asyncio.timeout(1.0):
-            await sending
-    except TimeoutError:
+        await task
+    except asyncio.CancelledError:
         return "backpressure"
     except HttpRefused as error:
         return _CODES.get(str(error), str(error))
