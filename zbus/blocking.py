@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,6 +29,7 @@ from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .schema.registry import Schemas as _AsyncSchemas
 from .session import Session as _AsyncSession
+from .util.loop_thread import LoopEnded, LoopThread
 
 if TYPE_CHECKING:
     from .config import BusConfig
@@ -41,7 +41,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 BATCH_EVENTS_MAX = 512
-ALIVE_CHECK_S = 1.0
 CLOSE_GRACE_S = 2.0
 
 
@@ -72,9 +71,8 @@ class Bus:
 
     def __init__(self, bus: _async.Bus) -> None:
         self._inner = bus
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stop = asyncio.Event()
+        self._thread: LoopThread | None = None
+        self._opened: Future[None] = Future()
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
     put = _waiting(_async.Bus.put)
@@ -84,12 +82,11 @@ class Bus:
     receive_on = _waiting(_async.Bus.receive_on)
 
     def __enter__(self) -> Bus:
-        opened: Future[None] = Future()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(opened,), name="zbus-blocking", daemon=True)
+        self._opened = Future()
+        self._thread = LoopThread("zbus-blocking", self._live)
         self._thread.start()
         try:
-            opened.result()
+            self._opened.result()
         except BaseException:
             self.close()
             raise
@@ -100,12 +97,8 @@ class Bus:
 
     def close(self) -> None:
         """Flush and close everything, in `close_timeout_s` and two seconds at most; safe to call twice."""
-        if self._thread is not None and self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(self._stop.set)
-            except RuntimeError:
-                pass  # the loop is closed already
-            self._thread.join(self._inner.config.close_timeout_s + CLOSE_GRACE_S)
+        if self._thread is not None:
+            self._thread.stop(self._inner.config.close_timeout_s + CLOSE_GRACE_S)
 
     def publisher(self, key: str) -> Publisher:
         """A publisher for one concrete key; it has an identity of its own."""
@@ -150,43 +143,29 @@ class Bus:
     async def _subscribe(self, key_exprs: Sequence[str], options: dict[str, Any]) -> EventSubscriber:
         return await self._inner.subscribe(*key_exprs, **options).declared()
 
-    def _run(self, opened: Future[None]) -> None:
-        """The thread: the loop, from the opening of the bus to its end."""
-        with asyncio.Runner(loop_factory=lambda: self._loop or asyncio.new_event_loop()) as runner:
-            try:
-                runner.run(self._live(opened))
-            except BaseException as error:
-                if opened.done():
-                    raise
-                opened.set_exception(error)
-
-    async def _live(self, opened: Future[None]) -> None:
-        async with self._inner:
-            opened.set_result(None)
-            await self._stop.wait()
-        for subscription in tuple(self._subscriptions):
-            await subscription._bring_over()
+    async def _live(self) -> None:
+        """On the thread, from the opening of the bus to its end."""
+        assert self._thread is not None
+        try:
+            async with self._inner:
+                self._opened.set_result(None)
+                await self._thread.stopping.wait()
+            for subscription in tuple(self._subscriptions):
+                await subscription._bring_over()
+        except BaseException as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
 
     def _call(self, doing: str, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait; an interrupt of the wait cancels it."""
-        try:
-            if self._thread is None or self._loop is None or not self._thread.is_alive():
-                raise RuntimeError
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # also when the loop was closed this very moment
+        if self._thread is None:
             coroutine.close()
-            raise BusClosed(doing) from None
+            raise BusClosed(doing)
         try:
-            # A call that came when the loop had just stopped is never answered, so look at the thread, too.
-            while not wait((future,), ALIVE_CHECK_S).done:
-                if not self._thread.is_alive():
-                    raise BusClosed(doing)
-            return future.result()
-        except CancelledError:
+            return self._thread.run(coroutine)
+        except LoopEnded:
             raise BusClosed(doing) from None
-        except BaseException:
-            future.cancel()
-            raise
 
 
 class Publisher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from itertools import count
@@ -88,7 +89,7 @@ class Node:
         self.validates = config.check_schemas
         self.stats = Stats()
         self.count = self.stats.count
-        self.backpressure = Gate()
+        self.backpressure = Gate(runtime)
         self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self)
@@ -408,7 +409,7 @@ class Node:
             link.fabric.check(key)
         return key
 
-    def is_blocked(self, reasons: set[Any], keys: Iterable[str]) -> bool:
+    def is_blocked(self, reasons: AbstractSet[Any], keys: Iterable[str]) -> bool:
         """Return whether a full subscription wants one of the keys, or too many bytes await commit or sending."""
         if self.commits in reasons or self.network in reasons:
             return True

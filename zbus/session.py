@@ -32,7 +32,7 @@ class Sessions(NamedTuple):
     """What every session of a bus shares. A session object that serves one request starts no new publisher."""
 
     entry: Entry
-    identities: Identities
+    identities: Identities[str]
     subscribe: Callable[..., EventSubscriber]
     secret: bytes | None  # signs the tokens of sessions
 

@@ -8,11 +8,8 @@ connections.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, TypeVar
 
 import nats.errors
@@ -20,6 +17,7 @@ import nats.errors
 from zbus.errors import FabricError
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
+from zbus.util.loop_thread import LoopEnded, LoopThread
 
 from .client import DirectClient
 from .options import NatsOptions
@@ -43,12 +41,12 @@ class Connection:
     def __init__(self, options: NatsOptions, fabric: str) -> None:
         self.options, self.fabric = options, fabric
         self.counts = Counts(fabric)
-        self._loop = asyncio.new_event_loop()
-        self._outgoing = Outgoing(self._loop, options)
-        self._upkeep = Upkeep(options, fabric, self.counts, self._outgoing)
+        self._thread = LoopThread("zbus-nats", self._live)
+        self.loop = self._thread.loop
+        self._outgoing = Outgoing(self.loop, options)
+        self._upkeep = Upkeep(options, fabric, self.counts, self._outgoing, self._thread.stopping)
         self.on_lost, self.on_found = self._upkeep.on_lost, self._upkeep.on_found
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="zbus-nats", daemon=True)
 
     @property
     def connected(self) -> bool:
@@ -78,14 +76,14 @@ class Connection:
             self._upkeep.opened.result(self.options.connect_timeout_s + CLOSE_S)
         except BaseException as error:
             self.close()
-            if isinstance(error, NotInTime):
+            if isinstance(error, TimeoutError):
                 raise FabricError("nats could not connect: no answer in time") from None
             raise
         return self
 
     def send(self, commands: Sequence[bytes]) -> None:
         """Hand over whole commands, in order. Waits while the network is slow; raises while there is none."""
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             self._outgoing.post(commands)
         else:
             self._outgoing.send(commands)
@@ -102,26 +100,23 @@ class Connection:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the connection's thread and wait for it."""
-        if self._closed or not self._thread.is_alive():
+        if self._closed:
             work.close()
             raise FabricError(f"{self.fabric} is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(timeout_s)
-        except NotInTime:
-            future.cancel()
+            return self._thread.run(work, timeout_s)
+        except LoopEnded:
+            raise FabricError(f"{self.fabric} is closed") from None
+        except TimeoutError:
             raise FabricError(f"{self.fabric}: no answer within {timeout_s:g} s") from None
 
     def soon(self, call: Callable[[], object]) -> None:
         """Call something on the connection's thread; nothing happens once it is closed."""
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            pass  # the loop is closed
+        self._thread.post(call)
 
     def later(self, delay_s: float, call: Callable[[], object]) -> asyncio.TimerHandle:
         """Call something later. On the connection's own thread only."""
-        return self._loop.call_later(delay_s, call)
+        return self.loop.call_later(delay_s, call)
 
     def diagnostics(self) -> dict[str, Any]:
         """The state of the connection; no secret is in it."""
@@ -148,33 +143,19 @@ class Connection:
             except FabricError:
                 pass  # it does not answer: what it has not taken stays in the sender's log
         self._closed = True
-        if self._thread.ident is None:  # never started
-            self._loop.close()
-            return
-        self.soon(self._upkeep.closing.set)
-        self._thread.join(CLOSE_S)
+        self._thread.stop(CLOSE_S)
 
     # -- the connection's thread -----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        names = ThreadPoolExecutor(1, thread_name_prefix="zbus-nats-names")  # for host names alone
-        self._loop.set_default_executor(names)
+    async def _live(self) -> None:
         try:
-            self._loop.run_until_complete(self._upkeep.run())
+            await self._upkeep.run()
         except Exception as error:  # nothing is expected here; whoever waits must not wait for nothing
             self._outgoing.stop()
             if not self._upkeep.opened.done():
                 self._upkeep.opened.set_exception(error)
             else:
                 self.counts.tell(FABRIC_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
-        finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left, timeout=1.0))
-            names.shutdown(wait=False, cancel_futures=True)
-            self._loop.close()
 
     async def _change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[Phase], None]

@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import re
 import secrets
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +25,8 @@ from nats.js.errors import NotFoundError
 
 from zbus.errors import FabricError
 from zbus.observe.records import FABRIC_INPUT_REFUSED, record
+from zbus.util.backoff import Backoff
+from zbus.util.mailbox import Mailbox
 
 from .client import DirectClient
 from .connection import Connection, Subscribed, unless_gone
@@ -38,7 +38,7 @@ JETSTREAM_CONSUMER_LOST = "JETSTREAM_CONSUMER_LOST"
 JETSTREAM_CONSUMER_READY = "JETSTREAM_CONSUMER_READY"
 
 API_S = 5.0
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
+RETRY_S = (0.1, 5.0)
 
 _STATUS = re.compile(rb"NATS/1\.0 (\d{3})(?: ([^\r\n]*))?")
 _PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
@@ -61,8 +61,7 @@ class Consumer:
         self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
         self._handed = 0  # the last stream sequence handed over
         self._next = 0  # the number that the consumer gives to its next delivery
-        self._acks: list[tuple[str, int]] = []
-        self._lock = threading.Lock()
+        self._stored = Mailbox[tuple[str, int]](connection.loop, self._send_acks)
         self._troubled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -70,11 +69,7 @@ class Consumer:
 
     def acknowledge(self, created: str, sequence: int) -> None:
         """Acknowledge one message soon, together with others."""
-        with self._lock:
-            wake = not self._acks
-            self._acks.append((created, sequence))
-        if wake:
-            self._connection.soon(self._send_acks)
+        self._stored.post((created, sequence))
 
     def diagnostics(self) -> dict[str, Any]:
         """Where it is."""
@@ -130,19 +125,17 @@ class Consumer:
         return Subscribed(f"{self._inbox}.*", "", self._message)
 
     async def _run(self) -> None:
-        attempt = 0
+        pauses = Backoff(*RETRY_S)
         while True:
             try:
                 await self._set_up()
-                attempt = 0
+                pauses.reset()
                 await self._watch()
             except (FabricError, *VENDOR_ERRORS) as error:
                 self._counts.tell(
                     FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
-            pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
-            attempt += 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pauses.next())
 
     async def _set_up(self) -> None:
         while self._connection.client is None or not self.wanted:
@@ -266,9 +259,7 @@ class Consumer:
         text = (found[2] or b"").decode(errors="replace") if found else ""
         self._trouble(f"{code.decode()} {text}".strip() or "an answer that is none")
 
-    def _send_acks(self) -> None:
-        with self._lock:
-            stored, self._acks = self._acks, []
+    def _send_acks(self, stored: list[tuple[str, int]]) -> None:
         commands = []
         for created, sequence in stored:
             reply = self._unacknowledged.pop(sequence, None) if created == self.created else None

@@ -18,6 +18,7 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Heard, Question, Receive
+from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
 from .connection import Connection
@@ -62,7 +63,7 @@ class JetStreamFabric:
         self._publishing = Publishing(self.connection)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
-        self._received: dict[tuple[int, int], None] = {}  # events of zbus that came out of the stream
+        self._received = Memo[tuple[int, int], None](RECEIVED_KEPT)  # events of zbus that came out of the stream
         self._lock = threading.Lock()
         self.connection.open()
         try:
@@ -171,8 +172,6 @@ class JetStreamFabric:
         if identity is None:
             identity = (self._publisher, delivery.sequence, delivery.published_at)
         else:
-            if len(self._received) >= RECEIVED_KEPT:
-                self._received.pop(next(iter(self._received)))
             self._received[identity[:2]] = None
         return encode(Event(*identity, key, delivery.data, headers))
 

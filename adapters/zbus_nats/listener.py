@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
+from zbus.util.memo import Memo
 
 from .client import Sink
 from .connection import Connection, Subscribed
@@ -37,7 +38,7 @@ class _Filter:
 
     def __init__(self, keys: KeySet | None, receive: Receive) -> None:
         self.keys, self.receive = keys, receive
-        self.known: dict[bytes, bool] = {}
+        self.known = Memo[bytes, bool](SUBJECTS_KNOWN_MAX)
 
 
 class Listener:
@@ -86,9 +87,8 @@ class Listener:
 
         def sink(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             chosen = self._filter
-            wanted = chosen.known.get(subject)
-            if wanted is None:
-                wanted = self._judge(chosen, subject)
+            known = chosen.known
+            wanted = known[subject] if subject in known else self._judge(chosen, subject)
             if not wanted or (tap.old is not None and not self._turn.takes(tap.old, subject, data, headers)):
                 return
             frame: bytes | None = data
@@ -117,8 +117,6 @@ class Listener:
             self._counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", subject.decode(errors="replace"))
             return False
         wanted = chosen.keys is not None and key in chosen.keys
-        if len(chosen.known) >= SUBJECTS_KNOWN_MAX:
-            chosen.known.clear()
         chosen.known[subject] = wanted
         return wanted
 

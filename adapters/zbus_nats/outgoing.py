@@ -11,8 +11,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 
 from zbus.errors import FabricError
+from zbus.util.mailbox import Mailbox
 
 from .client import DirectClient
 from .options import NatsOptions
@@ -31,9 +33,8 @@ class Outgoing:
         self.pending_bytes = 0
         self._loop, self._options = loop, options
         self._client: DirectClient | None = None
-        self._queue: list[bytes] = []
-        self._queued_bytes = 0
-        self._armed = False
+        # With their bytes. Not everything is written at once: the loop has other work than one huge burst.
+        self._queue = Mailbox[tuple[Sequence[bytes], int]](loop, self._write, size=itemgetter(1), turn_size=WRITE_BYTES)
         self._draining: asyncio.Task[None] | None = None
         self._changed = threading.Condition()
         self._empty = asyncio.Event()
@@ -43,26 +44,19 @@ class Outgoing:
         with self._changed:
             if self.pending_bytes >= self._options.pending_bytes_max:
                 self._wait_for_room()
-            wake = self._put(commands)
-        if wake:
-            self._wake()
+            self._put(commands)
 
     def post(self, commands: Sequence[bytes]) -> None:
         """Queue commands without waiting, for the loop's own thread."""
         with self._changed:
-            wake = self._put(commands)
-        if wake:
-            self._wake()
+            self._put(commands)
 
-    def _put(self, commands: Sequence[bytes]) -> bool:
+    def _put(self, commands: Sequence[bytes]) -> None:
         if not self.connected:
             raise FabricError("there is no connection to a NATS server now")
         size = sum(map(len, commands))
-        self._queue.extend(commands)
-        self._queued_bytes += size
         self.pending_bytes += size
-        wake, self._armed = not self._armed, True
-        return wake
+        self._queue.post((commands, size))
 
     def _wait_for_room(self) -> None:
         deadline = time.monotonic() + self._options.send_timeout_s
@@ -71,12 +65,6 @@ class Outgoing:
             if left <= 0:
                 raise FabricError(f"the NATS server took nothing for {self._options.send_timeout_s:g} s")
             self._changed.wait(left)
-
-    def _wake(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._pump)
-        except RuntimeError:
-            raise FabricError("the connection to NATS is closed") from None
 
     # -- the loop's thread -----------------------------------------------------------------------------------
 
@@ -91,10 +79,11 @@ class Outgoing:
         with self._changed:
             self.connected, self._client = False, None
             unsent, self.pending_bytes = self.pending_bytes, 0
-            self._queue, self._queued_bytes, self._armed = [], 0, False
+            self._queue.clear()
             if self._draining is not None:
                 self._draining.cancel()
                 self._draining = None
+                self._queue.resume()
             self._changed.notify_all()
         self._empty.set()
         return unsent
@@ -105,39 +94,20 @@ class Outgoing:
             self._empty.clear()
             await self._empty.wait()
 
-    def _pump(self) -> None:
+    def _write(self, batch: list[tuple[Sequence[bytes], int]]) -> None:
         client = self._client
-        if client is None or self._draining is not None:
+        if client is None:
             return
-        with self._changed:
-            commands, size = self._take()
-            more = bool(self._queue)
+        size = sum(each for _, each in batch)
         try:
-            client.write(commands)
+            client.write([command for commands, _ in batch for command in commands])
         except VENDOR_ERRORS:
             return  # the connection ended: whoever watches it calls stop()
         if client.unsent_bytes > SOCKET_BYTES_HIGH:
-            with self._changed:
-                self._armed = True  # senders queue without waking, up to their bound, until the socket is free
+            self._queue.pause()  # senders queue, up to their bound, until the socket is free
             self._draining = self._loop.create_task(self._drain(client, size))
-            return
-        self._written(size)
-        if more:
-            self._loop.call_soon(self._pump)
-
-    def _take(self) -> tuple[list[bytes], int]:
-        """Everything, or as much as is written at a time: the loop has other work than one huge burst."""
-        commands, size = self._queue, self._queued_bytes
-        if size <= WRITE_BYTES:
-            self._queue, self._queued_bytes, self._armed = [], 0, False
-            return commands, size
-        taken = at = 0
-        while at < len(commands) and taken < WRITE_BYTES:
-            taken += len(commands[at])
-            at += 1
-        self._queue, self._queued_bytes = commands[at:], size - taken
-        self._armed = bool(self._queue)
-        return commands[:at], taken
+        else:
+            self._written(size)
 
     async def _drain(self, client: DirectClient, size: int) -> None:
         try:
@@ -146,7 +116,7 @@ class Outgoing:
             return
         self._draining = None
         self._written(size)
-        self._pump()
+        self._queue.resume()
 
     def _written(self, size: int) -> None:
         with self._changed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from zbus.observe.records import (
     FABRIC_RECONNECTED,
     record,
 )
+from zbus.util.backoff import Backoff
 
 from .client import SIDS_FROM, DirectClient, Sink
 from .login import login
@@ -36,7 +36,7 @@ from .options import NatsOptions
 from .outgoing import Outgoing
 from .vendor import describe, hopeless
 
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
+RETRY_S = (0.05, 2.0)
 STEADY_S = 5.0  # a connection that lasted so long was a good one: the next pause starts small again
 SERVERS_MAX = 32
 
@@ -52,11 +52,13 @@ class Subscribed(NamedTuple):
 class Upkeep:
     """Makes one connection after another, and tells of each."""
 
-    def __init__(self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing) -> None:
+    def __init__(
+        self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing, closing: asyncio.Event
+    ) -> None:
         self.options, self.fabric = options, fabric
         self.client: DirectClient | None = None
         self.opened: Future[None] = Future()  # of the first connection
-        self.closing = asyncio.Event()
+        self.closing = closing
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
@@ -73,8 +75,9 @@ class Upkeep:
     async def run(self) -> None:
         """Until `closing` is set, or the first connection could not be made in time."""
         deadline = time.monotonic() + self.options.connect_timeout_s
-        attempt = 0
+        attempts, pauses = 0, Backoff(*RETRY_S)
         while not self.closing.is_set():
+            attempts += 1
             started = time.monotonic()
             client = DirectClient(needs_tls=self.options.wants_tls)
             try:
@@ -82,16 +85,15 @@ class Upkeep:
             finally:
                 await client.dispose()
             if error is None:
-                attempt = 0 if time.monotonic() - started > STEADY_S else attempt
+                if time.monotonic() - started > STEADY_S:
+                    pauses.reset()
             elif not self.opened.done() and (
-                time.monotonic() >= deadline or (hopeless(error) and attempt + 1 >= len(self.options.servers))
+                time.monotonic() >= deadline or (hopeless(error) and attempts >= len(self.options.servers))
             ):
                 named = ", ".join(self.options.servers)
                 self.opened.set_exception(FabricError(f"nats could not connect to {named}: {self.last_error}"))
                 return
-            pause = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
-            attempt += 1
-            await self._closing_within(pause)
+            await self._closing_within(pauses.next())
 
     async def on_error(self, error: Exception) -> None:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""

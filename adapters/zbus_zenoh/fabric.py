@@ -16,6 +16,7 @@ import zenoh
 
 from zbus.errors import FabricError
 from zbus.keys import matches
+from zbus.util.memo import Memo
 
 from .config import trust, zenoh_config
 
@@ -53,13 +54,13 @@ class ZenohFabric:
 
     def __init__(self, session: zenoh.Session, *, networked: bool, owned: bool) -> None:
         self.session, self.networked, self._owned = session, networked, owned
-        self._publishers: dict[str, zenoh.Publisher] = {}
+        self._publishers = Memo[str, zenoh.Publisher](PUBLISHERS_MAX, self._declare, _undeclare)
         self._subscribers: dict[str, Any] = {}
         self._queryables: dict[str, Any] = {}
         self._wanted: list[str] = []
         self._alone: set[str] = set()  # subscribers whose events need no second look
         self._older: dict[str, list[str]] = {}
-        self._owners: dict[tuple[str, str], bool] = {}
+        self._owners = Memo[tuple[str, str], bool](OWNERS_MAX, self._is_mine)
         self._receive: Receive = lambda frame, done: None
         self._asked: Callable[[Question], None] = lambda question: question.close()
         self._lock = threading.Lock()
@@ -98,13 +99,14 @@ class ZenohFabric:
                 del known[each]
             new = [each for each in _widest(wanted) if not any(have.includes(wanted[each]) for have in known.values())]
             ordered = [*known, *new]
-            self._receive, self._wanted, self._owners = receive, exact, {}
+            self._receive, self._wanted = receive, exact
             self._alone = {
                 each
                 for at, each in enumerate(ordered)
                 if each in wanted and not any(zenoh.KeyExpr(older).intersects(wanted[each]) for older in ordered[:at])
             }
             self._older = {each: ordered[:at] for at, each in enumerate(ordered)}
+            self._owners = Memo(OWNERS_MAX, self._is_mine)
             for each in new:
                 self._subscribers[each] = self.session.declare_subscriber(
                     each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
@@ -178,38 +180,28 @@ class ZenohFabric:
 
     def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         def received(sample: zenoh.Sample) -> None:
-            if expression not in self._alone:
-                key = str(sample.key_expr)
-                mine = self._owners.get((expression, key))
-                if mine is None:
-                    mine = self._is_mine(expression, key)
-                if not mine:
-                    return
+            if expression not in self._alone and not self._owners[expression, str(sample.key_expr)]:
+                return
             self._receive(sample.payload.to_bytes(), None)
 
         return received
 
-    def _is_mine(self, expression: str, key: str) -> bool:
-        """Whether an event on `key` is wanted, and no older subscriber brings it."""
-        owners, older = self._owners, self._older.get(expression, ())
-        mine = any(matches(each, key) for each in self._wanted) and not any(matches(each, key) for each in older)
-        if len(owners) >= OWNERS_MAX:
-            owners.clear()
-        owners[expression, key] = mine
-        return mine
+    def _is_mine(self, asked: tuple[str, str]) -> bool:
+        """Whether an event on a key is wanted, and no older subscriber brings it."""
+        expression, key = asked
+        older = self._older.get(expression, ())
+        return any(matches(each, key) for each in self._wanted) and not any(matches(each, key) for each in older)
 
     def _publisher(self, key: str) -> zenoh.Publisher:
         with self._lock:
-            publisher = self._publishers.get(key)
-            if publisher is None:
-                if len(self._publishers) >= PUBLISHERS_MAX:
-                    self._publishers.pop(next(iter(self._publishers))).undeclare()  # type: ignore[no-untyped-call]
-                # Whoever lent us a session may listen in it; in one of our own, only others count.
-                where = zenoh.Locality.REMOTE if self._owned else zenoh.Locality.ANY
-                publisher = self._publishers[key] = self.session.declare_publisher(
-                    key, congestion_control=zenoh.CongestionControl.BLOCK, allowed_destination=where
-                )
-            return publisher
+            return self._publishers[key]
+
+    def _declare(self, key: str) -> zenoh.Publisher:
+        # Whoever lent us a session may listen in it; in one of our own, only others count.
+        where = zenoh.Locality.REMOTE if self._owned else zenoh.Locality.ANY
+        return self.session.declare_publisher(
+            key, congestion_control=zenoh.CongestionControl.BLOCK, allowed_destination=where
+        )
 
 
 class _Query:
@@ -237,6 +229,10 @@ class _Get:
 
     def close(self) -> None:
         self._cancel.cancel()  # type: ignore[no-untyped-call]
+
+
+def _undeclare(key: str, publisher: zenoh.Publisher) -> None:
+    publisher.undeclare()  # type: ignore[no-untyped-call]
 
 
 def _info(session: zenoh.Session) -> Iterator[Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from zbus.util.memo import Memo
+
 Tag = tuple[str, ...]
 
 
@@ -21,19 +23,17 @@ class Tags:
     """
 
     def __init__(self, capacity: int, remove: Callable[[Hashable], None]) -> None:
-        self._room, self._remove = 2 * capacity, remove
+        self._remove = remove
         self._keys: dict[Tag, set[Hashable]] = {}
-        self._tags: dict[Hashable, Tag] = {}  # the one that was loaded longest ago first
+        self._tags = Memo[Hashable, Tag](2 * capacity, on_evict=self._evicted)  # the one loaded longest ago first
 
     def add(self, key: Hashable, tag: Tag) -> None:
         """An entry of this key is about to be loaded."""
-        self._drop(key)
-        self._tags[key] = tag
+        known = self._tags.pop(key, None)
+        if known is not None:
+            self._forget(key, known)
         self._keys.setdefault(tag, set()).add(key)
-        if len(self._tags) > self._room:
-            oldest = next(iter(self._tags))
-            self._drop(oldest)
-            self._remove(oldest)
+        self._tags[key] = tag
 
     def take(self, tag: Tag) -> set[Hashable]:
         """The entries that fall; they are known no more."""
@@ -47,10 +47,12 @@ class Tags:
         self._keys.clear()
         self._tags.clear()
 
-    def _drop(self, key: Hashable) -> None:
-        tag = self._tags.pop(key, None)
-        if tag is not None:
-            keys = self._keys[tag]
-            keys.discard(key)
-            if not keys:
-                del self._keys[tag]
+    def _evicted(self, key: Hashable, tag: Tag) -> None:
+        self._forget(key, tag)
+        self._remove(key)
+
+    def _forget(self, key: Hashable, tag: Tag) -> None:
+        keys = self._keys[tag]
+        keys.discard(key)
+        if not keys:
+            del self._keys[tag]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -24,6 +23,7 @@ import msgspec
 
 from zbus.errors import ConfigInvalid, LogError, ZbusError
 from zbus.ports.log import Row
+from zbus.util.identities import first_identity
 from zbus_log import put
 from zbus_log.write.cursors import SqliteCursors
 
@@ -77,7 +77,7 @@ def publish_unnamed(log: Path, parts: Sequence[Part]) -> None:
 
     def chunks() -> Iterator[list[Row]]:
         nonlocal begun
-        for chunk in rows_of(parts, secrets.randbits(53), 0):
+        for chunk in rows_of(parts, *first_identity()):
             begun = True
             yield chunk
 
@@ -137,7 +137,7 @@ def _publish(log: Path, turn: Turn, parts: Sequence[Part], cursors: SqliteCursor
     if intent is None:
         if not parts:
             return
-        publisher_id, first = (mark.publisher_id, mark.next_sequence) if mark else (secrets.randbits(53), 0)
+        publisher_id, first = (mark.publisher_id, mark.next_sequence) if mark else first_identity()
         check_there(parts)  # a commit that outlived its driver may come after the files were removed
         intent = Intent(*turn, publisher_id, first, list(parts))
         _store(path, intent)

@@ -7,15 +7,14 @@ away for a moment is asked again, from where the last page ended.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from operator import ge
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, EventInvalid, FabricError, FabricLacks, LogError, LogTrimmed, RequestError
@@ -27,10 +26,13 @@ from zbus.mesh.request_client import Asker
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Span
+from zbus.util.backoff import Backoff
+from zbus.util.loop_thread import LoopThread
 
 CONNECT_S = 10.0
 AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
 RETRY_S = (0.05, 1.0)
+CLOSE_S = 5.0
 
 T = TypeVar("T")
 
@@ -45,20 +47,18 @@ class RemoteLog:
     def __init__(self, url: str, origin: int | None, timeout_s: float) -> None:
         self._url, self._origin, self._timeout_s = url, origin, timeout_s
         self._name = label(url)
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="zbus-remote", daemon=True)
 
     def __enter__(self) -> RemoteLog:
-        self._fabric = _connect(self._url, self._name)
+        fabric = self._fabric = _connect(self._url, self._name)
+        self._thread = LoopThread("zbus-remote", self._live)
+        self._asker = Asker(lambda: [fabric], partial(self._thread.loop.run_in_executor, None))
         self._thread.start()
-        self._ready.wait()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
+        self._thread.stop(CLOSE_S)
         with suppress(FabricError):
             self._fabric.close()
 
@@ -68,10 +68,10 @@ class RemoteLog:
         if self._origin is not None:
             lost = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
             looking = partial(ask_page, self._ask, self._origin, NOTHING, ENDLESS, 0, timeout_s)
-            page = self._begin(_asked(looking, CONNECT_S, lost)).result()
+            page = self._thread.run(_asked(looking, CONNECT_S, lost))
             return self._origin, page.head, page.low_water
         lost = f"nothing was read: no node with a log is to be found at {self._name}"
-        told = self._begin(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost)).result()
+        told = self._thread.run(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost))
         if told.heard:
             known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.heard}))
             reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
@@ -110,7 +110,7 @@ class RemoteLog:
         asking = partial(ask_page, self._ask, origin, keys, after, times[0], self._timeout_s)
         asking = partial(asking, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
         lost = f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
-        return self._begin(_asked(asking, AWAY_S, lost))
+        return self._thread.begin(_asked(asking, AWAY_S, lost))
 
     def _check(self, page: LogPage, after: int, until: int) -> None:
         if page.head < until:
@@ -125,23 +125,17 @@ class RemoteLog:
         if not in_order or not after < page.covered <= until:
             raise FabricError(f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order")
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         return self._asker.ask(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        self._asker = Asker(lambda: [self._fabric], partial(self._loop.run_in_executor, None))
-        self._ready.set()
-        await self._ended.wait()
+        await self._thread.stopping.wait()
 
 
 def _connect(url: str, name: str) -> Fabric:
     """A transport as a guest: with no log, hearing nothing but replies."""
     config = BusConfig(transport="zenoh", transports=(), mode="embedded", listen=(), connect=(), log=None, record="own")
-    deadline = time.monotonic() + CONNECT_S
+    deadline, pauses = time.monotonic() + CONNECT_S, Backoff(*RETRY_S)
     while True:
         try:
             fabric = open_fabric(config, url)
@@ -151,7 +145,7 @@ def _connect(url: str, name: str) -> Fabric:
         except FabricError as error:
             if time.monotonic() >= deadline:
                 raise FabricError(f"nothing was read: {name} cannot be reached ({error})") from error
-            time.sleep(RETRY_S[0])
+            time.sleep(pauses.next())
     if fabric.networked and not fabric.events_only:
         return fabric
     fabric.close()
@@ -160,13 +154,12 @@ def _connect(url: str, name: str) -> Fabric:
 
 async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: str) -> T:
     """The answer; asked for again while that may help, for some time after the first failure."""
-    loop, pause, deadline = asyncio.get_running_loop(), RETRY_S[0], None
+    loop, pauses, deadline = asyncio.get_running_loop(), Backoff(*RETRY_S), None
     while True:
         try:
             return await asking()
         except (RequestError, FabricError, EventInvalid) as error:
-            deadline = deadline or loop.time() + patience_s
+            deadline, pause = deadline or loop.time() + patience_s, pauses.next()
             if loop.time() + pause > deadline:
                 raise FabricError(f"{lost} ({error})") from error
         await asyncio.sleep(pause)
-        pause = min(RETRY_S[1], pause * 2)

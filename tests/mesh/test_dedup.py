@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zbus.mesh import dedup as module
 from zbus.mesh.dedup import Seen
+from zbus.util.runtime import Runtime
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
@@ -46,3 +48,25 @@ def test_the_publisher_known_longest_is_forgotten_first() -> None:
 
     assert seen.last(0) is None
     assert seen.last(1) == 0
+
+
+def test_a_skipped_event_is_new_for_two_minutes_of_the_node_s_clock() -> None:
+    now, runtime = [0.0], Runtime()
+    runtime.monotonic = lambda: now[0]
+    seen = Seen(runtime)
+    seen.first_time(1, 0)
+    seen.first_time(1, 3)
+
+    now[0] = module.WINDOW_S - 1
+    assert seen.first_time(1, 1)
+    now[0] = module.WINDOW_S + 1
+    assert not seen.first_time(1, 2)
+
+
+def test_of_too_many_skipped_events_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SKIPPED_MAX", 3)
+    seen = Seen()
+    seen.first_time(1, 0)
+    seen.first_time(1, 5)  # 1 to 4 were skipped
+
+    assert [seen.first_time(1, sequence) for sequence in (1, 2, 3, 4)] == [False, True, True, True]

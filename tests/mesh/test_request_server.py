@@ -14,7 +14,7 @@ from inside import node_of
 import zbus
 from zbus.mesh.log_service import LogService, log_key
 from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
-from zbus.mesh.request_server import Answers
+from zbus.mesh.request_server import CANCELLED_KEPT, Answers
 from zbus.wire.envelope import encode
 
 
@@ -62,6 +62,27 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
 
     assert (len(started), late.replies, too_late.replies) == (1, [], [])
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler() -> None:
+    started: list[bytes] = []
+
+    async def answer(question: bytes) -> bytes:
+        started.append(question)
+        return b""
+
+    answers = Answers(lambda name, number: None)
+    answers.handle(Asker.key, answer)
+    for number in range(CANCELLED_KEPT + 1):
+        answers.cancel(number)  # number 0 is too long ago to be remembered
+    forgotten, cancelled = Asker(0), Asker(CANCELLED_KEPT)
+    answers.asked(forgotten)
+    answers.asked(cancelled)
+    for each in (forgotten, cancelled):
+        assert await asyncio.to_thread(each.closed.wait, 10)
+    answers.close()
+
+    assert (len(started), len(forgotten.replies), cancelled.replies) == (1, 3, [])
 
 
 async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_once_a_minute(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
 import pytest
 
-from zbus.observe import throttle as telling
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, RUN_ID
-from zbus.observe.throttle import TOLD_MAX
+from zbus.observe.throttle import EVERY_S, KEYS_MAX
+from zbus.util.runtime import Runtime
 
 
 @pytest.fixture
@@ -20,6 +19,18 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
     """What was written so far, as fields."""
     caplog.set_level(logging.WARNING, "zbus")
     return lambda: [each.zbus for each in caplog.records if each.name == "zbus"]
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def runtime(clock: list[float]) -> Runtime:
+    found = Runtime()
+    found.monotonic = lambda: clock[0]
+    return found
 
 
 def test_everything_is_counted_by_reason_and_shown_in_order(told: Any) -> None:
@@ -50,31 +61,30 @@ def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
     assert counts.snapshot() == {"mark": 500, "topic": 1_000}
 
 
-def test_a_source_is_told_again_when_its_time_is_over(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "TELL_EVERY_S", 0.3)
-    counts, deadline = Counts("test"), time.monotonic() + 10
-    begun = time.monotonic()
-    while len(told()) < 2 and time.monotonic() < deadline:
+def test_a_source_is_told_again_when_its_time_is_over(told: Any, clock: list[float], runtime: Runtime) -> None:
+    counts = Counts("test", runtime)
+    for _ in range(3):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
-    assert time.monotonic() - begun >= 0.3
-    assert [each["count_total"] for each in told()] == [1, counts.snapshot()["topic"]]
+    clock[0] += EVERY_S
+    counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
+    assert [each["count_total"] for each in told()] == [1, 4]
 
 
 def test_a_flood_of_sources_is_counted_and_only_so_many_are_told(told: Any) -> None:
     counts = Counts("test")
-    for number in range(TOLD_MAX + 500):
+    for number in range(KEYS_MAX + 500):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
-    assert counts.snapshot() == {"topic": TOLD_MAX + 500}
-    assert [each["source"] for each in told()] == [f"source {number}" for number in range(TOLD_MAX)]
+    assert counts.snapshot() == {"topic": KEYS_MAX + 500}
+    assert [each["source"] for each in told()] == [f"source {number}" for number in range(KEYS_MAX)]
 
 
-def test_after_a_flood_new_sources_are_told_again(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = Counts("test")
-    for number in range(TOLD_MAX):
+def test_after_a_flood_new_sources_are_told_again(told: Any, clock: list[float], runtime: Runtime) -> None:
+    counts = Counts("test", runtime)
+    for number in range(KEYS_MAX):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
-    assert len(told()) == TOLD_MAX
-    monkeypatch.setattr(telling, "TELL_EVERY_S", 0.0)  # as if the minute were over
+    assert len(told()) == KEYS_MAX
+    clock[0] += EVERY_S
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
     assert told()[-1]["source"] == "a late one"
 

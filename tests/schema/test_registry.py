@@ -18,7 +18,6 @@ from inside import node_of
 from pydantic import BaseModel, field_validator
 
 import zbus
-from zbus.observe.throttle import TOLD_MAX, Told
 from zbus.schema.json_schema import HASH_DIGITS
 from zbus_log import put
 
@@ -445,13 +444,6 @@ async def test_a_publisher_made_before_is_held_to_what_is_registered_after(log_p
             await publisher.publish(b"free")
         await bus.schemas.remove(EXPRESSION)
         await publisher.publish(b"free")
-
-
-def test_what_is_remembered_of_keys_is_bounded() -> None:
-    told = Told()
-
-    assert [told.is_due("a"), told.is_due("a"), told.is_due("b")] == [True, False, True]
-    assert sum(told.is_due(str(number)) for number in range(2 * TOLD_MAX)) == TOLD_MAX - 2
 
 
 def test_the_same_for_code_without_an_event_loop(log_path: Path) -> None:

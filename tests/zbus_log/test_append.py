@@ -371,9 +371,10 @@ def test_a_key_is_stored_once_however_many_events_it_has(path: str, log: SqliteL
 
 
 def test_keys_are_stored_once_when_more_are_in_use_than_are_remembered(
-    path: str, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+    path: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr("zbus_log.write.writer.KEYS_KEPT_MAX", 3)
+    log: SqliteLog = request.getfixturevalue("log")
     for start in (0, 10, 20):
         append(log, [row(1, start + n, f"k/{n}") for n in range(10)])
 

@@ -237,7 +237,7 @@ async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_an
 
     async def pauses(attempts: int) -> list[float]:
         options, loop = NatsOptions(), asyncio.get_running_loop()
-        upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options))
+        upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options), asyncio.Event())
         upkeep.opened.set_result(None)  # it was connected once: from then on it never gives up
         found: list[float] = []
 
@@ -264,7 +264,7 @@ async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_an
 
 async def test_after_a_connection_that_lasted_the_pauses_begin_small_again(monkeypatch: pytest.MonkeyPatch) -> None:
     options, loop = NatsOptions(), asyncio.get_running_loop()
-    upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options))
+    upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options), asyncio.Event())
     upkeep.opened.set_result(None)
     monkeypatch.setattr("zbus_nats.reconnect.STEADY_S", 0.0)
     outcomes: list[Exception | None] = [OSError()] * 8 + [None] + [OSError()] * 3

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -27,6 +25,8 @@ from zbus.mesh.send_queue import Outbox
 from zbus.node import Node
 from zbus.observe.records import record
 from zbus.ports.log import Log, Span
+from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.provenance import Forward
 
 from .config import BridgeConfig
@@ -35,7 +35,6 @@ BRIDGE_STARTED = "BRIDGE_STARTED"
 BRIDGE_AWAY = "BRIDGE_AWAY"
 BRIDGE_LINKED = "BRIDGE_LINKED"
 RETRY_S = (0.5, 10.0)
-KEYS_KEPT_MAX = 10_000
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
     " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
@@ -69,19 +68,19 @@ class Bridge:
     ) -> None:
         path = os.fspath(log) if log is not None else None
         given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
-        self._set_up(BridgeConfig(between=between, keys=keys, **given))
+        self._set_up(BridgeConfig(between=between, keys=keys, **given), REAL)
 
     @classmethod
-    def of(cls, config: BridgeConfig) -> Bridge:
+    def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
         """The bridge of a configuration that is checked already."""
         bridge = cls.__new__(cls)
-        bridge._set_up(config)
+        bridge._set_up(config, runtime)
         return bridge
 
-    def _set_up(self, config: BridgeConfig) -> None:
-        self.config, self.name = config, config.title
-        self._node = Node(config.bus_config(), forward=self._forward, open_link=self._open_link)
-        self._sides = _Sides(self._node, dict(zip(config.urls, config.labels, strict=True)))
+    def _set_up(self, config: BridgeConfig, runtime: Runtime) -> None:
+        self.config, self.name, self._time_ns = config, config.title, runtime.time_ns
+        self._node = Node(config.bus_config(), runtime=runtime, forward=self._forward, open_link=self._open_link)
+        self._sides = _Sides(self._node, dict(zip(config.urls, config.labels, strict=True)), runtime)
         self._keys = KeySet(config.keys)
 
     async def __aenter__(self) -> Bridge:
@@ -105,7 +104,7 @@ class Bridge:
             network = self._node.network
             assert network is not None
             if not self.durable:  # only now: what came before the second side was there could not have crossed
-                await network.want(self._keys.expressions, time.time_ns(), record=False)
+                await network.want(self._keys.expressions, self._time_ns(), record=False)
         except BaseException:
             await self.aclose()
             raise
@@ -165,7 +164,7 @@ class Bridge:
         waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = outbox.crossed_lag_ns if outbox is not None else 0
         if oldest_ns is not None:
-            lag_ns = max(0, time.time_ns() - oldest_ns)
+            lag_ns = max(0, self._time_ns() - oldest_ns)
         return {
             "from": source,
             "to": target,
@@ -181,19 +180,12 @@ class Bridge:
 
     def _forward(self, link: str) -> Forward:
         """For a link, what of the other one goes out on it. For the threads of outboxes and of the log service."""
-        keys, known = self._keys, dict[str, bool]()
+        keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forth": first, "back": second}[self.config.direction]
 
         def forward(event: Event, foreign: Foreign) -> tuple[int, ...] | None:
-            if foreign.link == link or link == silent:
-                return None
-            crosses = known.get(event.key)
-            if crosses is None:
-                if len(known) >= KEYS_KEPT_MAX:
-                    known.clear()
-                crosses = known[event.key] = event.key in keys
-            if not crosses:
+            if foreign.link == link or link == silent or event.key not in keys:
                 return None
             return (*foreign.via, foreign.origin) if foreign.origin else foreign.via
 
@@ -203,9 +195,10 @@ class Bridge:
 class _Sides:
     """The two transports of a bridge. If the log keeps what a side misses meanwhile, a side may be opened later."""
 
-    def __init__(self, node: Node, names: dict[str, str]) -> None:
+    def __init__(self, node: Node, names: dict[str, str], runtime: Runtime) -> None:
         self._node, self._names = node, names
-        self._trying: dict[asyncio.Task[None], None] = {}
+        self._uniform, self._time_ns = runtime.uniform, runtime.time_ns
+        self._trying: dict[asyncio.Task[None], None] = {}  # an ordered set
         self._left_noted = False
 
     async def open(self, url: str) -> None:
@@ -238,23 +231,30 @@ class _Sides:
         for source, target in ((first, second), (second, first)):
             sent = network.sent(target)
             if sent < head:
-                oldest_ns = await self._node.run(_oldest_ns, log, sent)
+                oldest_ns = await self._node.run(_oldest_ns, log, sent, self._time_ns())
                 network.waiting[source].entered(head, head - sent, oldest_ns)
 
     async def _keep_trying(self, url: str) -> None:
-        pause = RETRY_S[0]
+        pauses = Backoff(*RETRY_S, uniform=self._uniform)
+        pause = pauses.next()
         while True:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause)
             try:
                 await self._node.link(url)
                 record(BRIDGE_LINKED, transport=self._names[url])
                 return
             except FabricError as error:
-                pause = min(RETRY_S[1], pause * 2)
-                record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error), again_in_s=pause)
+                pause = pauses.next()
+                record(
+                    BRIDGE_AWAY,
+                    logging.WARNING,
+                    transport=self._names[url],
+                    reason=str(error),
+                    again_in_s=round(pause, 3),
+                )
 
 
-def _oldest_ns(log: Log, after: int) -> int:
-    """When the first event after an offset was published, as far as the log still has it."""
+def _oldest_ns(log: Log, after: int, now_ns: int) -> int:
+    """When the first event after an offset was published; `now_ns` if the log no longer has it."""
     events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
-    return events[0].published_at if events else time.time_ns()
+    return events[0].published_at if events else now_ns

@@ -6,10 +6,9 @@ the way (another path may still bring it) is kept in a window that forgets by ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from moka_py import Moka
+from zbus.util.memo import Memo
+from zbus.util.runtime import REAL, Runtime
+from zbus.util.window import Window
 
 PUBLISHERS_MAX = 100_000
 SKIPPED_MAX = 100_000
@@ -25,31 +24,26 @@ class Seen:
     (True, False, True, True)
     """
 
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        self._skipped: Moka[tuple[int, int], bool] | None = None
+    def __init__(self, runtime: Runtime = REAL) -> None:
+        self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence, if any
+        self._skipped = Window[tuple[int, int]](SKIPPED_MAX, WINDOW_S, runtime.monotonic)
 
     def last(self, publisher_id: int) -> int | None:
         """The highest sequence seen of a publisher."""
-        return self._last.get(publisher_id)
+        last = self._last.get(publisher_id)
+        return last[0] if last else None
 
     def first_time(self, publisher_id: int, sequence: int) -> bool:
         """Whether this identity was not seen before; from now on it was."""
-        last = self._last.get(publisher_id)
-        if last is None:
-            if len(self._last) >= PUBLISHERS_MAX:
-                self._last.pop(next(iter(self._last)))  # the one known longest
-        elif sequence <= last:
-            return self._skipped is not None and self._skipped.remove((publisher_id, sequence)) is not None
-        elif sequence > last + 1:
-            window = self._skipped = self._skipped or _window()
+        mark = self._last[publisher_id]
+        if not mark:
+            mark.append(sequence)
+            return True
+        last = mark[0]
+        if sequence <= last:
+            return self._skipped.remove((publisher_id, sequence))
+        if sequence > last + 1:
             for skipped in range(max(last + 1, sequence - SKIPPED_AT_ONCE_MAX), sequence):
-                window.set((publisher_id, skipped), True)
-        self._last[publisher_id] = sequence
+                self._skipped.add((publisher_id, skipped))
+        mark[0] = sequence
         return True
-
-
-def _window() -> Moka[tuple[int, int], bool]:
-    from moka_py import Moka  # most nodes never miss anything
-
-    return Moka(SKIPPED_MAX, ttl=WINDOW_S)

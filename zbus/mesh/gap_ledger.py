@@ -7,10 +7,10 @@ until it is filled. Of a lost end nothing but a beacon tells, so what beacons na
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import Newest
 from zbus.wire.envelope import Envelope
 
@@ -40,15 +40,15 @@ class Teller(Protocol):
 class Holes:
     """Lives on the loop, like the origin whose holes these are."""
 
-    def __init__(self, origin: int, teller: Teller) -> None:
-        self._origin, self._teller = origin, teller
+    def __init__(self, origin: int, teller: Teller, runtime: Runtime = REAL) -> None:
+        self._origin, self._teller, self._monotonic = origin, teller, runtime.monotonic
         self._named: dict[str, tuple[float, Newest]] = {}  # by beacons, and when
         self._told: dict[str, Newest] = {}  # up to which event of a key its holes were told
         self._open = 0
 
     def name(self, newest: Mapping[str, Newest]) -> None:
         """A beacon named the newest event of some keys, and it is sure that they were wanted then."""
-        now = time.monotonic()
+        now = self._monotonic()
         for key, each in newest.items():
             if key in self._named or len(self._named) < KEYS_MAX:
                 self._named[key] = now, each
@@ -58,7 +58,7 @@ class Holes:
 
         `seen`: up to which offset a key came.
         """
-        wants, before = self._teller.wants, time.monotonic() - quiet_s
+        wants, before = self._teller.wants, self._monotonic() - quiet_s
         fresh: dict[str, Newest] = {}
         missing: dict[str, Newest] = {}
         for key, (at, newest) in self._named.items():
@@ -103,9 +103,9 @@ class Holes:
 class Trimmed:
     """What retention removed at a node before we had it: told at the next event of each of its publishers."""
 
-    def __init__(self, origin: int, low_water: int, teller: Teller) -> None:
+    def __init__(self, origin: int, low_water: int, teller: Teller, runtime: Runtime = REAL) -> None:
         self._origin, self._low_water, self._teller = origin, low_water, teller
-        self._at_ns = time.time_ns()
+        self._at_ns = runtime.time_ns()
         self._told: set[int] = set()
         self._counted = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from zbus.event import Event
@@ -40,7 +41,7 @@ class Backpressure(Protocol):
     def open(self, reason: object) -> None:
         """Unblock the publishers that waited because of `reason`."""
 
-    async def wait(self, concerned: Callable[[set[Any]], bool]) -> None:
+    async def wait(self, concerned: Callable[[AbstractSet[Any]], bool]) -> None:
         """Wait while a reason concerns the caller."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zbus.keys import matches
+from zbus.util.memo import Memo
 
 KEYS_KEPT_MAX = 10_000
 NEVER = 1 << 63
@@ -31,7 +32,7 @@ class Wants:
 
     def __init__(self) -> None:
         self._users: Counter[tuple[str, int, bool]] = Counter()
-        self._known: dict[str, Wanted] = {}
+        self._known = Memo[str, Wanted](KEYS_KEPT_MAX, self._match)
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -67,15 +68,13 @@ class Wants:
         >>> wants.of("shop/x").recorded, wants.of("audit/x").since == NEVER
         (True, True)
         """
-        found = self._known.get(key)
-        if found is None:
-            since = live_since = NEVER
-            recorded = False
-            for expression, moment, record in self._users:
-                if matches(expression, key):
-                    since, recorded = min(since, moment), recorded or record
-                    live_since = live_since if record else min(live_since, moment)
-            if len(self._known) >= KEYS_KEPT_MAX:
-                self._known.clear()
-            found = self._known[key] = Wanted(since, live_since, recorded)
-        return found
+        return self._known[key]
+
+    def _match(self, key: str) -> Wanted:
+        since = live_since = NEVER
+        recorded = False
+        for expression, moment, record in self._users:
+            if matches(expression, key):
+                since, recorded = min(since, moment), recorded or record
+                live_since = live_since if record else min(live_since, moment)
+        return Wanted(since, live_since, recorded)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -29,6 +27,8 @@ from zbus.observe.records import (
     EVENT_RETRY,
     record,
 )
+from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import Beacon
 from zbus.wire.envelope import Envelope
 
@@ -64,13 +64,20 @@ class Reception(Teller, Protocol):
 class Origin:
     """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
 
-    def __init__(self, id: int, reception: Reception, covered: int | None) -> None:  # noqa: A002
-        self.id, self._reception = id, reception
+    def __init__(
+        self,
+        id: int,  # noqa: A002
+        reception: Reception,
+        covered: int | None,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self.id, self._reception, self._runtime = id, reception, runtime
+        self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
         self.has_log = bool(id & 1)
-        self.heard_at = time.monotonic()
+        self.heard_at = self._monotonic()
         self._link = ""  # over which it was last heard
         self._covered = covered  # nothing up to here is missing; None: never heard of
-        self._covered_at = time.time_ns()
+        self._covered_at = self._time_ns()
         self._clock_ns = NEVER  # what the first event that came said the time was
         self._taken = 0
         self._last: dict[str, int] = {}
@@ -84,13 +91,13 @@ class Origin:
         self._again: int | None = None
         self._past: list[tuple[str, ...]] = []
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
-        self._holes = Holes(id, reception)
+        self._holes = Holes(id, reception, runtime)
         self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
         self._trimmed: Trimmed | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Those that are new and follow what came before; the rest is left out, or held until it does."""
-        self.heard_at, self._link = time.monotonic(), link
+        self.heard_at, self._link = self._monotonic(), link
         if self._repairing is not None:
             self._heard_again.set()
             if self._overdue:
@@ -126,7 +133,7 @@ class Origin:
 
     def beacon(self, beacon: Beacon, link: str) -> None:
         """Compare what came with what was sent."""
-        self.heard_at, self._link = time.monotonic(), link
+        self.heard_at, self._link = self._monotonic(), link
         self._unsure = max(0, self._unsure - 1)
         if self._covered is None and not self.has_log:
             # Its events may still be under way on another thread; or they were sent before we came.
@@ -215,7 +222,7 @@ class Origin:
 
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
-        self._covered_at = time.time_ns()
+        self._covered_at = self._time_ns()
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         self._reception.covered(self.id, self._covered)
 
@@ -235,9 +242,10 @@ class Origin:
 
     async def _run_repair(self) -> None:
         """Ask until nothing is missing, or, where our log records nothing of others, until it takes too long."""
-        found, met, pause = 0, self._covered is not None or bool(self._last), RETRY_S[0]
-        deadline, failed = time.monotonic() + GIVE_UP_S, False
-        told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": secrets.token_hex(8)}
+        found, met = 0, self._covered is not None or bool(self._last)
+        pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
+        deadline, failed = self._monotonic() + GIVE_UP_S, False
+        told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": self._runtime.token_hex(8)}
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **told)
         while True:
             try:
@@ -250,26 +258,34 @@ class Origin:
                 page = await self._page()
                 self._overdue = False
                 found += len(page)
-                pause, deadline = RETRY_S[0], time.monotonic() + GIVE_UP_S
+                pauses.reset()
+                deadline = self._monotonic() + GIVE_UP_S
                 if self._is_done():
                     break
             except Exception as error:
+                pause = pauses.next()
                 if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
                     unknown = None if isinstance(error, ZbusError) else error
-                    record(EVENT_RETRY, logging.WARNING, unknown, reason=str(error), origin=self.id, again_in_s=pause)
-                if time.monotonic() > deadline:
+                    record(
+                        EVENT_RETRY,
+                        logging.WARNING,
+                        unknown,
+                        reason=str(error),
+                        origin=self.id,
+                        again_in_s=round(pause, 3),
+                    )
+                if self._monotonic() > deadline:
                     if not failed:
                         record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
                     failed = True
                     self._give_up()
                     if self._repairing is None:
                         return
-                    deadline = time.monotonic() + GIVE_UP_S
+                    deadline = self._monotonic() + GIVE_UP_S
                 self._heard_again.clear()
                 with suppress(TimeoutError):  # it is there again: now is the time to ask
                     async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
                         await self._heard_again.wait()
-                pause = min(RETRY_S[1], pause * 2)
         if found and met:
             self._reception.count("gaps", 1)
             self._reception.count("gaps_repaired", 1)
@@ -296,7 +312,7 @@ class Origin:
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
         if trimmed:
-            self._trimmed = Trimmed(self.id, page.low_water, self._reception)
+            self._trimmed = Trimmed(self.id, page.low_water, self._reception, self._runtime)
         told = self._trimmed is not None and self._trimmed.tell(new)
         if trimmed and not told and self._trimmed is not None:
             self._trimmed.count()

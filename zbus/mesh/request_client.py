@@ -7,7 +7,6 @@ reply says its number and the last one how many there were: an answer is complet
 from __future__ import annotations
 
 import asyncio
-import secrets
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +15,8 @@ import msgspec
 
 from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
 from zbus.ports.fabric import Fabric
+from zbus.util.mailbox import Mailbox
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.envelope import CANCEL
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
@@ -67,22 +68,12 @@ class _Answer:
         self._loop = asyncio.get_running_loop()
         self._heard: deque[bytes | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._armed = False
         self._accepted = False
         self.ended = False
+        self.heard = Mailbox[bytes | None](self._loop, self._take).post  # for the fabric's thread
 
-    def heard(self, data: bytes | None) -> None:
-        """On the fabric's thread: append and wake."""
-        self._heard.append(data)
-        if not self._armed:
-            self._armed = True
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
-
-    def _wake(self) -> None:
-        self._armed = False
+    def _take(self, replies: list[bytes | None]) -> None:
+        self._heard.extend(replies)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -137,8 +128,13 @@ class _NotAsked(FabricError):
 class Asker:
     """Asks over the fabrics of a node. Lives on the loop."""
 
-    def __init__(self, fabrics: Callable[[], Sequence[Fabric]], run: Callable[..., asyncio.Future[object]]) -> None:
-        self._fabrics, self._run = fabrics, run
+    def __init__(
+        self,
+        fabrics: Callable[[], Sequence[Fabric]],
+        run: Callable[..., asyncio.Future[object]],
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._fabrics, self._run, self._randbits = fabrics, run, runtime.randbits
 
     async def ask(
         self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None, stream: bool = False
@@ -169,7 +165,7 @@ class Asker:
 
     async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
         answer = _Answer(key)
-        asked = Asked(secrets.randbits(62), body)
+        asked = Asked(self._randbits(62), body)
         asking = None
         try:
             total_s = STREAM_S if stream else timeout_s

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -21,6 +19,9 @@ from zbus.errors import EventInvalid, FabricError, ZbusError
 from zbus.observe.counters import Counts
 from zbus.observe.records import EVENT_INVALID, record
 from zbus.ports.fabric import Question
+from zbus.util.mailbox import Calls
+from zbus.util.runtime import REAL, Runtime
+from zbus.util.window import Window
 
 from .request_client import ACCEPTED, DATA, END, FAILED, decode_asked, encode_failure, encode_reply
 
@@ -41,14 +42,15 @@ class _Served(NamedTuple):
 class Answers:
     """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
 
-    def __init__(self, count: Callable[[str, int], None]) -> None:
-        self._count = count
+    def __init__(self, count: Callable[[str, int], None], runtime: Runtime = REAL) -> None:
+        self._count, self._monotonic = count, runtime.monotonic
         self._loop = asyncio.get_running_loop()
+        self._calls = Calls(self._loop)
         self._handlers: dict[str, _Served] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._cancelled: deque[int] = deque(maxlen=CANCELLED_KEPT)
-        self._threads = ThreadPoolExecutor(THREADS, "zbus-answer")
+        self._cancelled = Window[int](CANCELLED_KEPT)
+        self._threads = runtime.executor(THREADS, "zbus-answer")
         self._under_way: set[Future[None]] = set()
         self._asked_at = 0.0
         self._asking = threading.Event()
@@ -79,17 +81,15 @@ class Answers:
 
     def asked(self, question: Question, link: str = "") -> None:
         """On the fabric's thread: hand over and return."""
-        try:
-            if question.key in self._sources:
-                self._asked_at = time.monotonic()
-                self._asking.set()
-                answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
-                self._under_way.add(answer)
-                answer.add_done_callback(self._under_way.discard)
-            else:
-                self._loop.call_soon_threadsafe(self._begin, question, link)
-        except RuntimeError:
-            pass  # closing: the asker hears nothing, and asks another or again
+        if question.key not in self._sources:
+            self._calls.soon(self._begin, question, link)
+            return
+        self._asked_at = self._monotonic()
+        self._asking.set()
+        with suppress(RuntimeError):  # closing: the asker hears nothing, and asks another or again
+            answer = self._threads.submit(self._answer_from, question, self._sources[question.key], link)
+            self._under_way.add(answer)
+            answer.add_done_callback(self._under_way.discard)
 
     def cancel(self, question_id: int) -> None:
         """The asker no longer waits. The question may still be on its way."""
@@ -97,13 +97,13 @@ class Answers:
         if task is not None:
             task.cancel()
         else:
-            self._cancelled.append(question_id)
+            self._cancelled.add(question_id)
 
     def finish(self, quiet_s: float, timeout_s: float) -> None:
         """Go on answering from the log until nobody has asked for `quiet_s`, for as long as there is time."""
-        deadline = time.monotonic() + timeout_s
-        self._asked_at = time.monotonic()
-        while (left := min(deadline, self._asked_at + quiet_s) - time.monotonic()) > 0:
+        self._asked_at = self._monotonic()
+        deadline = self._asked_at + timeout_s
+        while (left := min(deadline, self._asked_at + quiet_s) - self._monotonic()) > 0:
             wait(list(self._under_way), left)
             self._asking.wait(left)
             self._asking.clear()
@@ -112,10 +112,10 @@ class Answers:
         """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def cancel_all(self) -> set[asyncio.Task[None]]:
+    def cancel_all(self) -> list[asyncio.Task[None]]:
         """Cancel every handler, for good: a question that is still on its way finds none. Returns those to wait for."""
         self._handlers = {}
-        tasks = set(self._tasks.values())
+        tasks = list(self._tasks.values())  # in the order in which they were started
         for task in tasks:
             task.cancel()
         return tasks
@@ -132,8 +132,7 @@ class Answers:
         except FabricError as error:
             record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
         except EventInvalid as error:
-            with suppress(RuntimeError):  # closing
-                self._loop.call_soon_threadsafe(self._invalid, question.key, link, error)
+            self._calls.soon(self._invalid, question.key, link, error)
             self._refuse(question, error)
         except ZbusError as error:
             self._refuse(question, error)

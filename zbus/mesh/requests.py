@@ -15,6 +15,7 @@ from zbus.event import Event
 from zbus.headers import decode_headers, encode_headers
 from zbus.keys import check_key
 from zbus.payload import encode_payload
+from zbus.util.identities import Identities
 from zbus.util.runtime import Runtime
 from zbus.wire.envelope import decode, encode
 
@@ -28,7 +29,7 @@ class Requests:
 
     def __init__(self, network: Network, payload_bytes_max: int, runtime: Runtime) -> None:
         self._network, self._payload_bytes_max, self._time_ns = network, payload_bytes_max, runtime.time_ns
-        self._id, self._sequence = runtime.randbits(53), 0
+        self._identities = Identities[None](1, runtime.randbits)  # of all requests and replies together
 
     async def ask(
         self, key: str, payload: Any, timeout_s: float, headers: Mapping[str, str] | None, correlation_id: str | None
@@ -66,8 +67,7 @@ class Requests:
     def _frame(self, key: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None) -> bytes:
         body, kind = encode_payload(payload, self._payload_bytes_max)
         encoded = decode_headers(encode_headers(headers, correlation_id, kind))
-        self._sequence += 1
-        return encode(Event(self._id, self._sequence, self._time_ns(), key, body, encoded))
+        return encode(Event(*self._identities.next(None), self._time_ns(), key, body, encoded))
 
 
 async def _ask_here(key: str, handler: Callable[[bytes], Awaitable[bytes]], question: bytes, timeout_s: float) -> bytes:

@@ -6,8 +6,8 @@ went away before they could be asked for, this is all that tells of them.
 
 from __future__ import annotations
 
-import time
-
+from zbus.util.memo import Memo
+from zbus.util.runtime import REAL, Runtime
 from zbus.wire.beacon import Beacon
 
 from .interest import Wants
@@ -24,8 +24,9 @@ class Heard:
     (None, None, {7: 3}, {})
     """
 
-    def __init__(self) -> None:
-        self._next: dict[int, int] = {}  # by publisher, the one that was told of longest ago first
+    def __init__(self, runtime: Runtime = REAL) -> None:
+        self._time_ns = runtime.time_ns
+        self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher, the one named longest ago first
         self._changed: dict[int, int] = {}
 
     def load(self, publisher_id: int, number: int) -> None:
@@ -37,7 +38,7 @@ class Heard:
         """Note the newest event of each key that our log records, and did already when that event was sent."""
         if not wants.records:
             return
-        before = time.time_ns() - BEACON_NS
+        before = self._time_ns() - BEACON_NS
         for key, (_, publisher_id, sequence) in beacon.newest.items():
             want = wants.of(key)
             if want.recorded and want.since <= before:
@@ -49,8 +50,6 @@ class Heard:
         self._next[publisher_id] = max(known, number)
         if number > known:
             self._changed[publisher_id] = number
-        if len(self._next) > PUBLISHERS_MAX:
-            self._next.pop(next(iter(self._next)))
 
     def take(self) -> dict[int, int]:
         """What changed since the last time."""

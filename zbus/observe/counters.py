@@ -11,8 +11,10 @@ import threading
 from collections import Counter
 from typing import Any
 
+from zbus.util.runtime import REAL, Runtime
+
 from .records import record
-from .throttle import Told
+from .throttle import Throttle
 
 SOURCE_CHARACTERS_MAX = 200
 
@@ -20,10 +22,10 @@ SOURCE_CHARACTERS_MAX = 200
 class Counts:
     """Counters of one fabric. Any thread."""
 
-    def __init__(self, fabric: str) -> None:
+    def __init__(self, fabric: str, runtime: Runtime = REAL) -> None:
         self._fabric = fabric
         self._counts: Counter[str] = Counter()
-        self._told = Told()
+        self._throttle = Throttle(monotonic=runtime.monotonic)
         self._lock = threading.Lock()
 
     def note(self, reason: str, number: int = 1) -> None:
@@ -37,7 +39,7 @@ class Counts:
         with self._lock:
             self._counts[reason] += number
             total = self._counts[reason]
-            if not self._told.is_due((reason, source)):
+            if not self._throttle.due((reason, source)):
                 return
         fields = {"fabric": self._fabric, "reason": reason, "source": source, "count_total": total, **fields}
         record(name, logging.WARNING, **fields)

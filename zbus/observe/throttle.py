@@ -1,34 +1,47 @@
-"""What was told a short while ago: who says the same again and again fills a log file, and nobody reads it."""
+"""Throttle: let the same log message through at most once a minute. Counters still count every occurrence."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 
-TELL_EVERY_S = 60.0
-TOLD_MAX = 1_000
+from zbus.util.runtime import REAL
+
+EVERY_S = 60.0
+KEYS_MAX = 1_000
 
 
-class Told:
-    """Lets a thing be told once a minute. Bounded: of a flood of things some are named; counting is another matter.
+class Throttle:
+    """Says for each key, once every `every_s` seconds, that a message is due.
 
-    >>> told = Told()
-    >>> told.is_due("a"), told.is_due("a"), told.is_due("b")
+    At most `keys_max` messages are let through in that time, so a flood of different keys cannot fill a log file. For
+    one thread at a time.
+
+    >>> throttle = Throttle(60.0)
+    >>> throttle.due("a"), throttle.due("a"), throttle.due("b")
     (True, False, True)
     """
 
-    def __init__(self) -> None:
-        self._at: dict[Hashable, float] = {}  # the longest ago first
+    __slots__ = ("_every_s", "_keys_max", "_monotonic", "_passed_at")
 
-    def is_due(self, thing: Hashable) -> bool:
-        """Whether to tell of it now; from now on it was told."""
-        now = time.monotonic()
-        while self._at:
-            oldest, at = next(iter(self._at.items()))
-            if now - at < TELL_EVERY_S:
-                break
-            del self._at[oldest]
-        if thing in self._at or len(self._at) >= TOLD_MAX:
+    def __init__(
+        self,
+        every_s: float = EVERY_S,
+        monotonic: Callable[[], float] = REAL.monotonic,
+        keys_max: int = KEYS_MAX,
+    ) -> None:
+        self._every_s, self._monotonic, self._keys_max = every_s, monotonic, keys_max
+        self._passed_at: OrderedDict[Hashable, float] = OrderedDict()  # the longest ago first
+
+    def due(self, key: Hashable = None) -> bool:
+        """Return whether a message about `key` may be written now. If so, the next one has to wait."""
+        now, passed_at = self._monotonic(), self._passed_at
+        while passed_at and now - next(iter(passed_at.values())) >= self._every_s:
+            passed_at.popitem(last=False)
+        if key in passed_at or len(passed_at) >= self._keys_max:
             return False
-        self._at[thing] = now
+        passed_at[key] = now
         return True
+
+
+Told = Throttle  # the schema registry still imports it under this name

@@ -3,53 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from zbus.observe.records import EVENT_BACKPRESSURE, record
+from zbus.observe.throttle import Throttle
+from zbus.util.runtime import REAL, Runtime
 
-TELL_EVERY_S = 1.0  # while it goes on; every time is counted
+RECORD_EVERY_S = 1.0  # while it goes on; every time is counted
 
 
 class Gate:
-    """Open nearly always; `shut` is the one thing that the hot path looks at."""
+    """Open nearly always; `shut` is the one thing that the hot path looks at.
 
-    __slots__ = ("_reasons", "_told_at", "_waiters", "closings", "shut")
+    Publishers that wait are served in the order of their arrival: sets of objects have the order of their addresses, so
+    the reasons and the waiting publishers are dicts.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_reasons", "_throttle", "_waiters", "closings", "shut")
+
+    def __init__(self, runtime: Runtime = REAL) -> None:
         self.shut = False
         self.closings = 0  # how often publishers had to wait
-        self._told_at = -TELL_EVERY_S
-        self._reasons: set[Any] = set()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._throttle = Throttle(RECORD_EVERY_S, runtime.monotonic)
+        self._reasons: dict[Any, None] = {}
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def close(self, reason: object, why: str) -> None:
         """Let publishers whom `reason` concerns wait; `why` is for people."""
         if reason in self._reasons:
             return
-        self._reasons.add(reason)
+        self._reasons[reason] = None
         self.shut = True
         self.closings += 1
-        if time.monotonic() - self._told_at >= TELL_EVERY_S:
-            self._told_at = time.monotonic()
+        if self._throttle.due():
             record(EVENT_BACKPRESSURE, reason=why, closings_total=self.closings)
 
     def open(self, reason: object) -> None:
         """Take one reason away and let everybody look again."""
         if reason in self._reasons:
-            self._reasons.discard(reason)
+            del self._reasons[reason]
             self.shut = bool(self._reasons)
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def wait(self, concerned: Callable[[set[Any]], bool]) -> None:
+    async def wait(self, concerned: Callable[[AbstractSet[Any]], bool]) -> None:
         """Wait while any of the reasons concerns the caller. Cancelled, it leaves nothing behind."""
-        while self.shut and concerned(self._reasons):
+        while self.shut and concerned(self._reasons.keys()):
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                del self._waiters[waiter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from zbus.ports.log import Row
@@ -29,7 +30,7 @@ class Host(Protocol):
     def check_key(self, key: str) -> str:
         """Return a key that every transport in use can carry. Raises `KeyInvalid`."""
 
-    def is_blocked(self, reasons: set[Any], keys: Iterable[str]) -> bool:
+    def is_blocked(self, reasons: AbstractSet[Any], keys: Iterable[str]) -> bool:
         """Return whether one of the reasons for backpressure concerns a publisher of these keys."""
 
     def deliver_unlogged(self, rows: Sequence[Row]) -> bool:

@@ -15,8 +15,9 @@ from zbus.errors import SchemaInvalid
 from zbus.event import Event
 from zbus.keys import matches
 from zbus.observe.records import EVENT_INVALID_SCHEMA, record
-from zbus.observe.throttle import Told
+from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
+from zbus.util.memo import Memo
 
 from .json_schema import Validate, compile_schema, reason_of
 
@@ -35,19 +36,13 @@ class Check(NamedTuple):
     validate: Validate
 
 
-class Checks(dict[str, tuple[Check, ...]]):
+class Checks(Memo[str, tuple[Check, ...]]):
     """Looked up by key: every check that its payloads must pass, the strict ones first."""
 
-    def __init__(self, checks: Iterable[Check], count: Count, told: Told) -> None:
-        super().__init__()
+    def __init__(self, checks: Iterable[Check], count: Count, throttle: Throttle) -> None:
+        super().__init__(KEYS_KEPT_MAX, self._match)
         self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
-        self._count, self._told = count, told
-
-    def __missing__(self, key: str) -> tuple[Check, ...]:
-        if len(self) >= KEYS_KEPT_MAX:
-            self.clear()
-        found = self[key] = tuple(check for check in self._checks if matches(check.schema.expression, key))
-        return found
+        self._count, self._throttle = count, throttle
 
     def hold(self, key: str, body: bytes) -> None:
         """Before an event is stored: `SchemaInvalid` where a strict schema refuses it; others only note it."""
@@ -76,12 +71,15 @@ class Checks(dict[str, tuple[Check, ...]]):
                 return check.schema, reason_of(error)
         return None
 
+    def _match(self, key: str) -> tuple[Check, ...]:
+        return tuple(check for check in self._checks if matches(check.schema.expression, key))
+
     def _violated(self, check: Check, key: str, body: bytes, error: Exception, event: Event | None) -> None:
         schema, reason = check.schema, reason_of(error)
         if event is None and schema.mode == STRICT:  # whoever publishes is told, and there is no event to speak of
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash) from error
         self._count(COUNTED, 1)
-        if self._told.is_due(key):
+        if self._throttle.due(key):
             record(EVENT_INVALID_SCHEMA, logging.WARNING, **_fields(schema, key, reason, body, event))
         if schema.mode == STRICT:
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
@@ -93,7 +91,7 @@ def make_checks(schemas: Iterable[Schema], count: Count) -> Checks | None:
     Raises `ConfigInvalid` where the library that checks is not installed.
     """
     checks = [Check(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
-    return Checks(checks, count, Told()) if checks else None
+    return Checks(checks, count, Throttle()) if checks else None
 
 
 def in_force(versions: Iterable[Schema]) -> dict[str, Schema]:

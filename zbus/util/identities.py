@@ -1,27 +1,50 @@
-"""Publisher identities by key: a random publisher id for each, with sequence numbers from 0."""
+"""Identities of events: a publisher id for each key, and sequences that rise from 0 without gaps."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from .memo import Memo
+from .runtime import REAL
+
+PUBLISHER_BITS = 53  # numbers of every language can hold them
+
+K = TypeVar("K", bound=Hashable)
 
 
-class Identities:
-    """The identities of publishers that have no object of their own.
+def first_identity(randbits: Callable[[int], int] = REAL.randbits) -> tuple[int, int]:
+    """Return the publisher id of a new publisher, and the sequence of its first event."""
+    return randbits(PUBLISHER_BITS), 0
 
-    At most `max` keys are kept. A key that was not used for long gets another identity, which subscribers do not
-    notice. `next` uses a sequence number up: call it only after every check that can reject the event.
+
+class Identities(Generic[K]):
+    """The publishers of at most `max` keys. Only the least recently used key is forgotten; it gets a new publisher id
+    when it is used again, so a sequence is never used twice.
+
+    `peek` an identity, check the event, and call `next` once nothing can reject it: a sequence that was used for a
+    rejected event would look like a lost one.
+
+    >>> identities = Identities[str](2, lambda bits: 7)
+    >>> identities.peek("a"), identities.next("a", 3), identities.next("a"), identities.next("b")
+    ((7, 0), (7, 0), (7, 3), (7, 0))
     """
 
-    def __init__(self, max: int, randbits: Callable[[int], int]) -> None:  # noqa: A002 - the field's own word
-        self._max, self._randbits = max, randbits
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
+    __slots__ = ("_following",)
 
-    def next(self, key: str) -> tuple[int, int]:
-        """Return the publisher id and the sequence number of the next event on a key."""
-        publisher_id, sequence = self._known.get(key) or (self._randbits(53), 0)
-        self._known[key] = (publisher_id, sequence + 1)
-        self._known.move_to_end(key)
-        if len(self._known) > self._max:
-            self._known.popitem(last=False)
+    def __init__(self, max: int, randbits: Callable[[int], int] = REAL.randbits) -> None:  # noqa: A002
+        self._following = Memo[K, list[int]](max, lambda _: [*first_identity(randbits)])
+
+    def peek(self, key: K) -> tuple[int, int]:
+        """Return the publisher id and the sequence that `next` will return for this key."""
+        publisher_id, sequence = self._following.use(key)
+        return publisher_id, sequence
+
+    def next(self, key: K, events: int = 1) -> tuple[int, int]:
+        """Use up the sequences of some events. Return the publisher id and the sequence of the first one."""
+        following = self._following
+        entry = following[key]
+        following.move_to_end(key)
+        publisher_id, sequence = entry
+        entry[1] = sequence + events
         return publisher_id, sequence

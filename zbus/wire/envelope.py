@@ -19,6 +19,7 @@ from zbus.errors import EventInvalid, KeyInvalid
 from zbus.event import Event
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
+from zbus.util.memo import Memo
 
 ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
 VIA_MAX = 16  # bridges in a row
@@ -54,7 +55,6 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 _decode_one = msgspec.msgpack.Decoder(Envelope).decode
 _decode_many = msgspec.msgpack.Decoder(list[Envelope]).decode
-_known_keys: set[str] = set()
 
 
 def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...] = ()) -> bytes:
@@ -111,8 +111,7 @@ def open_frame(frame: bytes) -> list[Envelope]:
     try:
         if kind == ONE:
             envelope = _decode_one(memoryview(frame)[1:])
-            if envelope.key not in _known_keys:
-                check_received(envelope.key)
+            check_received(envelope.key)
             return [envelope]
         if kind != MANY:
             found = "nothing" if kind is None else kind
@@ -120,22 +119,18 @@ def open_frame(frame: bytes) -> list[Envelope]:
         envelopes = _decode_many(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise EventInvalid(f"not an envelope: {error}") from error
-    for key in {envelope.key for envelope in envelopes} - _known_keys:
+    for key in {envelope.key for envelope in envelopes}:
         check_received(key)
     return envelopes
 
 
-def check_received(key: str) -> None:
-    """Refuse a key off the network that is not legal. Keys repeat, so those found legal are remembered.
-
-    Of the keys of the system, records alone travel as events.
-    """
-    if key in _known_keys:
-        return
+def _check(key: str) -> None:
     try:
         check_key(key.removeprefix(RECORDS))
     except KeyInvalid as error:
         raise EventInvalid(f"not an envelope: {error}") from error
-    if len(_known_keys) >= KEYS_KEPT_MAX:
-        _known_keys.clear()
-    _known_keys.add(key)
+
+
+# Raises `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
+# Of the keys of the system, only records travel as events.
+check_received = Memo[str, None](KEYS_KEPT_MAX, _check).__getitem__

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from zbus.errors import ConfigInvalid
+from zbus.util.memo import Memo
 from zbus_web.http.http_errors import Refusal
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ANY_ADDRESS = ("", "0.0.0.0", "::", "[::]")  # noqa: S104 - what is not a name of ours, however we are bound
-KEPT_MAX = 1000  # answers that are remembered
+KEPT_MAX = 1000  # pairs of host and origin that are remembered as allowed
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 Authority = tuple[str, int | None]  # a name in lower case, and a port
@@ -31,12 +32,14 @@ class Origins:
         own = [] if settings.host in ANY_ADDRESS else [_bracketed(settings.host)]
         self._hosts = frozenset(_required(each) for each in (*LOCAL, *own, *settings.hosts))
         self._origins = frozenset(_normal(each) for each in settings.origins)
-        self._known: set[tuple[str, str | None]] = set()
+        self._allowed = Memo[tuple[str, str | None], None](KEPT_MAX, self._check)
 
     def check(self, host: str, origin: str | None) -> None:
         """Raise a `Refusal` unless the Host is ours, and the Origin (if there is one) may come here."""
-        if (host, origin) in self._known:
-            return
+        self._allowed[host, origin]
+
+    def _check(self, asked: tuple[str, str | None]) -> None:
+        host, origin = asked
         self._check_host(host)
         if origin is not None and not self._may_come(origin, host):
             raise Refusal(
@@ -45,9 +48,6 @@ class Origins:
                 f"pages of {origin[:200]!r} may not use this server",
                 "Nothing was done. Name the origin in `origins` if they should",
             )
-        if len(self._known) >= KEPT_MAX:
-            self._known.clear()
-        self._known.add((host, origin))
 
     def _check_host(self, host: str) -> None:
         found = _authority(host)

@@ -25,6 +25,7 @@ from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.publish.publisher import EventPublisher
+from zbus.util.memo import Memo
 from zbus_web.access.authenticator import Access
 from zbus_web.http.http_errors import NOTHING_STORED, Refusal
 from zbus_web.http.settings import WebSettings
@@ -57,7 +58,7 @@ class Publishing:
 
     def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Access) -> None:
         self._bus, self._settings, self._access = bus, settings, access
-        self._publishers: dict[str, EventPublisher] = {}
+        self._publishers = Memo[str, EventPublisher](PUBLISHERS_MAX)
         self._once = Once(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,8 +87,6 @@ class Publishing:
         if publisher is None:
             publisher = await bus.publisher(given.key)
             publisher = publishers.pop(given.key, publisher)
-            if len(publishers) >= PUBLISHERS_MAX:
-                del publishers[next(iter(publishers))]
         publishers[given.key] = publisher
         sequence = publisher.sequence
         offset = await publisher.publish(given.payload, headers=given.headers)

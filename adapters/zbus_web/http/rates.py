@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+from zbus.util.memo import Memo
+
 CLIENTS_MAX = 10_000  # buckets that are kept; the one that was not used for longest is forgotten, and is full again
 
 
@@ -24,8 +26,8 @@ class Rates:
         clients_max: int = CLIENTS_MAX,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._per_s, self._burst, self._clients_max, self._clock = per_s, float(burst), clients_max, clock
-        self._left: dict[str, tuple[float, float]] = {}  # what is in the bucket, and when that was; oldest first
+        self._per_s, self._burst, self._clock = per_s, float(burst), clock
+        self._left = Memo[str, tuple[float, float]](clients_max)  # what is in the bucket, and when that was
 
     def __len__(self) -> int:
         return len(self._left)
@@ -37,6 +39,4 @@ class Rates:
         left = min(self._burst, left + (now - at) * self._per_s)
         may = left >= 1.0
         self._left[client] = (left - 1.0 if may else left, now)
-        if len(self._left) > self._clients_max:
-            del self._left[next(iter(self._left))]
         return 0.0 if may else (1.0 - left) / self._per_s

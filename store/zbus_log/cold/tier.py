@@ -22,6 +22,7 @@ from zbus.headers import NO_HEADERS, decode_headers
 from zbus.keys import KeySet
 from zbus.observe.records import record
 from zbus.ports.log import Span
+from zbus.util.memo import Memo
 from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load, save
 
 from .merge import Merge
@@ -44,7 +45,7 @@ class Cold:
         self.path = self.folder / NAME
         self._manifest = Manifest()
         self._seen: tuple[int, int, int] | None = None  # the manifest's file, when it was read
-        self._merges: dict[tuple[Any, ...], Merge] = {}
+        self._merges = Memo[tuple[Any, ...], Merge](MERGES_KEPT_MAX, on_evict=lambda _, merge: merge.close())
         self._lock = threading.Lock()
         self._closed = False
 
@@ -149,8 +150,9 @@ class Cold:
         """Let go of the files. Safe to call twice."""
         with self._lock:
             self._closed = True
-            merges, self._merges = self._merges, {}
-        for merge in merges.values():
+            merges = list(self._merges.values())
+            self._merges.clear()
+        for merge in merges:
             merge.close()
 
     def _save(self, manifest: Manifest) -> None:
@@ -170,15 +172,12 @@ class Cold:
             merge.close()
             raise
         with self._lock:
-            done = [merge] if covered >= segment.last or self._closed else []
-            if not done:
-                replaced = self._merges.pop((*asked, covered), None)
+            done: Merge | None = merge
+            if covered < segment.last and not self._closed:
+                done = self._merges.pop((*asked, covered), None)  # another replay stopped at the same place
                 self._merges[*asked, covered] = merge
-                done = [replaced] if replaced is not None else []
-                while len(self._merges) > MERGES_KEPT_MAX:
-                    done.append(self._merges.pop(next(iter(self._merges))))
-        for each in done:
-            each.close()
+        if done is not None:
+            done.close()
         return batches, covered
 
 

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from zbus.keys import KEY_BYTES_MAX, KeySet
+from zbus.util.memo import Memo
 
 NAMES_KEPT_MAX = 200_000
 SETS_KEPT_MAX = 256
@@ -23,7 +24,7 @@ class KeyTable:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._matching: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._matching = Memo[tuple[str, ...], tuple[int, list[int]]](SETS_KEPT_MAX)
         self._lock = threading.Lock()
 
     def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, str]:
@@ -50,8 +51,6 @@ class KeyTable:
                 ids = ids + [id_ for id_, name in fresh.items() if id_ <= newest and name in keys]
             # Another thread may have looked at a newer view: forgetting that would enter its keys twice.
             self._matching[keys.expressions] = (max(seen, newest), ids)
-            while len(self._matching) > SETS_KEPT_MAX:
-                self._matching.pop(next(iter(self._matching)))
             return ids, len(ids) / newest if newest else 0.0
 
 

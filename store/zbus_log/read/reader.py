@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports.log import Span
+from zbus.util.memo import Memo
 from zbus_log.file.database import log_errors, make_engine, snapshot
 from zbus_log.file.key_table import KeyTable
 from zbus_log.file.rows import PAGE, SIZE, RowPage
@@ -35,6 +36,7 @@ PAGE_BYTES_MAX = 8 * 1024 * 1024
 LIMIT_MIN = 128
 WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
+WINDOWS_KEPT_MAX = 1000
 SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
 
 _VALUE = re.compile(r":(\w+)")
@@ -98,7 +100,7 @@ class Reader:
     def __init__(self, path: str, engine: Engine) -> None:
         self.path, self._engine = path, engine
         self._keys = KeyTable()
-        self._windows: dict[tuple[str, ...], int] = {}
+        self._windows = Memo[tuple[str, ...], int](WINDOWS_KEPT_MAX)
         self._limit = LIMIT_MIN  # how many events of the present size a page can hold
 
     def head(self) -> int:
@@ -124,8 +126,6 @@ class Reader:
                 return self._page(connection, choice, span, limit, WINDOW_MAX)
             window = self._windows.get(keys.expressions, WINDOW_MIN)
             page = self._page(connection, choice, span, limit, window)
-            if len(self._windows) > 1000:
-                self._windows.clear()
             # Look further where events are rare, less far where a window holds many pages.
             further = max(WINDOW_MIN, window // 2) if page.full else min(WINDOW_MAX, window * 2)
             self._windows[keys.expressions] = further

@@ -25,6 +25,7 @@ from sqlalchemy import Connection
 from zbus.errors import LogDamaged, LogError, LogStopped
 from zbus.observe.records import record
 from zbus.ports.log import Appended, Row
+from zbus.util.memo import Memo
 from zbus_log.file.database import lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
 from zbus_log.file.rows import encode_rows
@@ -76,7 +77,7 @@ class Writer:
         self._next = start_after + 1
         self._now_and_then = now_and_then
         self._sealed = self._last_sealed()
-        self._key_ids: dict[str, int] = {}
+        self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = Identities(connection, self._sealed_until)
         self._stopped: LogError | None = None
         self._waiting: deque[Append] = deque()
@@ -220,13 +221,14 @@ class Writer:
         return offsets
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
-        unknown = {row[3] for row in rows}.difference(self._key_ids)
-        if not unknown:
-            statement, parameters = encode_rows(rows, first, self._key_ids)
+        key_ids, used = self._key_ids, {row[3] for row in rows}
+        known = {name: key_ids[name] for name in used if name in key_ids}
+        if len(known) == len(used):
+            statement, parameters = encode_rows(rows, first, known)
             self._tell_held()
             self._connection.exec_driver_sql(statement, parameters)
             return
-        names = json.dumps(sorted(unknown))
+        names = json.dumps(sorted(used - known.keys()))
         with transaction(self._connection):
             self._connection.exec_driver_sql(
                 "INSERT INTO keys (key) SELECT value FROM json_each(?1) WHERE value NOT IN (SELECT key FROM keys)",
@@ -236,11 +238,8 @@ class Writer:
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
             added: dict[str, int] = dict(found.all())
-            known = {row[3]: self._key_ids[row[3]] for row in rows if row[3] not in added}
             self._connection.exec_driver_sql(*encode_rows(rows, first, known | added))
-        if len(self._key_ids) + len(added) > KEYS_KEPT_MAX:
-            self._key_ids.clear()
-        self._key_ids.update(added)
+        key_ids.update(added)
 
     def _after_failure(self, error: LogError, last: int) -> None:
         """A commit that failed may have happened: look, and say what is true."""
