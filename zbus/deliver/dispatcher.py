@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, decode_headers
+from zbus.keys import KeySet
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
@@ -72,7 +73,8 @@ class Dispatcher:
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self.watchers: tuple[Watcher, ...] = ()
-        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        # What was stored last: rows, offsets, the size of the payloads, and the last offset before.
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int, int]] = deque()
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
         self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
@@ -141,10 +143,10 @@ class Dispatcher:
                 for target in targets:
                     gathered[target].append(event)
         if gathered:
-            self._offer()
+            self._offer(received=False)
         self._forget_passed(given)
-        self.delivered = offsets[-1]
-        size = self._remember(rows, offsets)
+        before, self.delivered = self.delivered, offsets[-1]
+        size = self._remember(rows, offsets, before)
         for watch in self.watchers:
             watch(rows, size)
         return rows, offsets
@@ -175,30 +177,36 @@ class Dispatcher:
             for target in targets:
                 gathered[target].append(event)
         if gathered:
-            self._offer()
+            self._offer(received=True)
 
-    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
-        """The delivered events after `offset`, if they are few and still in memory; else None."""
-        missing = self.delivered - offset
-        if missing <= 0:
+    def recent_after(self, offset: int, limit: int, keys: KeySet) -> list[Event] | None:
+        """Return the delivered events of some keys after `offset`; None if memory has not all, or there are too many.
+
+        An event that was read from the log and not delivered yet has an offset over `delivered`: nothing follows it.
+        """
+        if self.delivered <= offset:
             return []
-        if missing > limit or not self._recent or self._recent[0][1][0] > offset + 1:
+        if not self._recent or self._recent[0][3] > offset:
             return None
-        found = []
-        for rows, offsets, _ in self._recent:
-            if offsets[-1] > offset:
-                found += [
-                    Event(*row[:5], decode_headers(row[5]), at)
-                    for row, at in zip(rows, offsets, strict=True)
-                    if at > offset
-                ]
+        found: list[Event] = []
+        for rows, offsets, _, _ in reversed(self._recent):
+            if offsets[-1] <= offset:
+                break
+            for row, at in zip(reversed(rows), reversed(offsets), strict=True):
+                if at <= offset:
+                    break
+                if row[3] in keys:
+                    if len(found) == limit:
+                        return None
+                    found.append(Event(*row[:5], decode_headers(row[5]) if row[5] else NO_HEADERS, at))
+        found.reverse()
         return found
 
-    def _offer(self) -> None:
+    def _offer(self, received: bool) -> None:
         """Hand over what was gathered, once per target."""
         taken = []
         for target, events in self._wanted.items():
-            if number := target.offer(events):
+            if number := target.offer(events, received):
                 self.deliveries += number
                 taken.append(events)
         self._wanted.clear()
@@ -211,14 +219,14 @@ class Dispatcher:
         if self.passed:
             self.passed.difference_update([(row[0], row[1]) for row in rows])
 
-    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
+    def _remember(self, rows: Sequence[Row], offsets: Sequence[int], before: int) -> int:
         """Keep what was stored for a while; returns how large its payloads are."""
         total = sum([len(row[4]) for row in rows])
-        self._recent.append((rows, offsets, total))
+        self._recent.append((rows, offsets, total, before))
         self._recent_events += len(rows)
         self._recent_bytes += total
         while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
-            gone, _, size = self._recent.popleft()
+            gone, _, size, _ = self._recent.popleft()
             self._recent_events -= len(gone)
             self._recent_bytes -= size
         return total

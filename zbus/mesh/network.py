@@ -223,7 +223,7 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.outbox.crowded for link in self.links):
-            self._host.backpressure.close(self, "the network is slow")
+            self._host.backpressure.close(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _room(self) -> None:
         """On an outbox's thread."""

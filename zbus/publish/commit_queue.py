@@ -83,7 +83,7 @@ class Commits:
         self._in_flight += 1
         self.pending_bytes += burst[2]
         if self.pending_bytes > self._pending_bytes_max:
-            self._gate.close(self, "the log is behind")
+            self._gate.close(self, "commits_pending", "too many bytes await commit")
         self._log.append(burst[0], lambda result: self._done(burst, result))
 
     def _done(self, burst: Burst, result: Sequence[int] | LogError) -> None:
