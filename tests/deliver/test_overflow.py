@@ -257,6 +257,36 @@ async def test_two_gaps_with_an_event_between_them_are_reported_apart() -> None:
     await subscription.aclose()
 
 
+async def test_bursts_that_drop_the_oldest_are_one_gap_until_it_was_reported() -> None:
+    host = FakeHost(FakeLog(10))
+    subscription = host.subscribe(queue_events=2)
+    reader = Reader(subscription)
+    host.store(1)
+    await reader.read(1)
+    host.store(3)
+    host.store(2)
+    await reader.read_all()
+
+    assert [(lag.missed, lag.after, lag.until) for lag in reader.lags] == [(3, 10, 40)]
+    assert [sequence for _, sequence in reader.seen] == [0, 4, 5]
+    await subscription.aclose()
+
+
+async def test_a_gap_of_events_in_the_log_and_others_says_how_far_the_log_has_them() -> None:
+    for name in ("drop_oldest", "drop_newest"):
+        host = FakeHost(FakeLog(10))
+        subscription = host.subscribe(queue_events=1, overflow=name)
+        host.store(2)
+        host.receive(2)
+        host.receive(1)
+        reader = Reader(subscription)
+        await reader.read_all()
+
+        (lag,) = reader.lags
+        assert (lag.missed, lag.until) == (4, 20)
+        await subscription.aclose()
+
+
 # Block.
 
 
@@ -366,10 +396,10 @@ async def test_closing_a_blocking_subscription_frees_publishers_and_its_backlog_
     host.receive(5)
     assert waits(host)
     await subscription.aclose()
+    assert not host.backpressure.shut
     reader = Reader(subscription)
     await reader.read_all()
 
-    assert not waits(host)
     assert len(reader.seen) == 5
 
 

@@ -226,6 +226,16 @@ async def test_an_inbox_that_is_closed_while_events_wait_leaves_nothing_behind(h
     assert subscription.queued == 0
 
 
+async def test_an_inbox_that_was_closed_does_not_wait_for_what_still_arrives(host: MeshHost) -> None:
+    inbox = host.inbox()
+    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    inbox.receiver("a", False)(host.frame("a/b"))
+    assert inbox.close() == []
+    await turns()
+
+    assert host.backpressure._waiters == {}
+
+
 # Records have a code for programs beside the sentence for people.
 
 

@@ -43,7 +43,7 @@ class FakeLog:
         self.stored: list[Event] = []
         self._step = step
         self.skipped = 0  # corrupt events that the next page reports
-        self.error: LogError | None = None  # the error that ends the next page
+        self.bad: int | None = None  # the offset of an event that cannot be read: a page ends before it
         self.pages = 0
 
     @property
@@ -59,9 +59,11 @@ class FakeLog:
         self.pages += 1
         found = [event for event in self.stored if event.offset > span.after and event.key in keys]
         covered = found[limit - 1].offset if len(found) > limit else self.head_offset
-        page = FakePage(found[:limit], max(span.after, covered), self.skipped, self.error)
-        self.skipped, self.error = 0, None
-        return page
+        skipped, self.skipped = self.skipped, 0
+        if self.bad is not None and span.after < self.bad <= covered:
+            good = [event for event in found[:limit] if event.offset < self.bad]
+            return FakePage(good, covered, skipped, LogError("a bad event"))
+        return FakePage(found[:limit], max(span.after, covered), skipped)
 
 
 class FakeHost:

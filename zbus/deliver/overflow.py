@@ -167,7 +167,7 @@ class Block(Policy):
 
     def overflow(self, events: Sequence[Event], received: bool) -> int:
         """Queue what fits, keep the rest in the backlog, and block publishers."""
-        taken = 0 if self._backlog.items else self._queue.fill(events)
+        taken = self._queue.fill(events)  # none while something is in the backlog: the queue is full then
         if taken < len(events):
             rest = events[taken:]
             kept = self._keep(rest, received)
