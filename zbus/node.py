@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from . import plugins
 from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
-from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
+from .deliver.overflow import Overflow
+from .deliver.subscriber import EventSubscriber, Start, check_options
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
 from .event import Event
 from .keys import KeySet, check_key

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
+from zbus.keys import KeySet
 from zbus.observe import records
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
@@ -73,7 +74,8 @@ class Dispatcher:
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self.watchers: tuple[Watcher, ...] = ()
-        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        # What was stored last: rows, offsets, the size of the payloads, and the last offset before.
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int, int]] = deque()
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
 
@@ -140,13 +142,13 @@ class Dispatcher:
                     else:
                         gathered[target] = [event]
         if gathered:
-            self._offer(gathered)
-        self.delivered = offsets[-1]
-        self._recent.append((rows, offsets, size))
+            self._offer(gathered, received=False)
+        before, self.delivered = self.delivered, offsets[-1]
+        self._recent.append((rows, offsets, size, before))
         self._recent_events += len(rows)
         self._recent_bytes += size
         while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
-            gone, _, gone_bytes = self._recent.popleft()
+            gone, _, gone_bytes, _ = self._recent.popleft()
             self._recent_events -= len(gone)
             self._recent_bytes -= gone_bytes
         for watch in self.watchers:
@@ -179,26 +181,36 @@ class Dispatcher:
             for target in targets:
                 gathered.setdefault(target, []).append(event)
         if gathered:
-            self._offer(gathered)
+            self._offer(gathered, received=True)
 
-    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
-        """The delivered events after `offset`, if they are few and still in memory; else None."""
-        missing = self.delivered - offset
-        if missing <= 0:
+    def recent_after(self, offset: int, limit: int, keys: KeySet) -> list[Event] | None:
+        """Return the delivered events of some keys after `offset`; None if memory has not all, or there are too many.
+
+        An event that was read from the log and not delivered yet has an offset over `delivered`: nothing follows it.
+        """
+        if self.delivered <= offset:
             return []
-        if missing > limit or not self._recent or self._recent[0][1][0] > offset + 1:
+        if not self._recent or self._recent[0][3] > offset:
             return None
-        found = []
-        for rows, offsets, _ in self._recent:
-            if offsets[-1] > offset:
-                found += [row.event(at) for row, at in zip(rows, offsets, strict=True) if at > offset]
+        found: list[Event] = []
+        for rows, offsets, _, _ in reversed(self._recent):
+            if offsets[-1] <= offset:
+                break
+            for row, at in zip(reversed(rows), reversed(offsets), strict=True):
+                if at <= offset:
+                    break
+                if row.key in keys:
+                    if len(found) == limit:
+                        return None
+                    found.append(row.event(at))
+        found.reverse()
         return found
 
-    def _offer(self, gathered: Mapping[Target, list[Event]]) -> None:
+    def _offer(self, gathered: Mapping[Target, list[Event]], received: bool) -> None:
         """Hand over what was gathered, once per target."""
         taken = []
         for target, events in gathered.items():
-            if number := target.offer(events):
+            if number := target.offer(events, received):
                 self.deliveries += number
                 taken.append(events)
         if taken and self._taken is not None:

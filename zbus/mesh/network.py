@@ -245,7 +245,7 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.send_queue.congested for link in self.links):
-            self._host.backpressure.close(self, "the network is slow")
+            self._host.backpressure.close(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _on_room(self) -> None:
         """On a send queue's thread."""

@@ -107,7 +107,7 @@ class Commits:
         self.pending_bytes += burst.size
         if self.pending_bytes > self._pending_bytes_max:
             self._behind = True
-            self._backpressure.close(self, "the log is behind")
+            self._backpressure.close(self, "commits_pending", "too many bytes await commit")
         self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[Answer | Committed]) -> None:
