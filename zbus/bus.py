@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .deliver.handlers import Handler, serve
+from .deliver.overflow import Overflow
 from .deliver.replay import Replay, check_bounds
-from .deliver.subscriber import EventSubscriber, Overflow, Start
+from .deliver.subscriber import EventSubscriber, Start
 from .errors import ConfigInvalid, NobodyAnswers
 from .event import Event, Offset
 from .introspection import snapshot
@@ -163,9 +164,14 @@ class Bus:
         """A stream of the events that any of the expressions matches.
 
         `start`: "new", "beginning", an offset (the first one wanted), or a datetime. `durable`: a name
-        whose position is kept; it resumes after its last acknowledged event. `overflow`: what happens
-        when `queue_events` wait: "drop_oldest" (the default), "drop_newest", "block" or "spill" (the
-        default with a durable name). `schema`: payloads must decode to this type.
+        whose position is kept; it resumes after its last acknowledged event. `schema`: payloads must decode
+        to this type.
+
+        `overflow`: what happens when `queue_events` wait. "drop_oldest" (the default) and "drop_newest" drop events and
+        raise `SubscriberLagged`. "spill" (the default with a durable name) continues from the log. "block" lets the
+        publishers of this node wait and drops none of their events; events of other nodes wait in a backlog of
+        bounded size. Beyond that they are read from the log if it has them, and are otherwise dropped with
+        `SubscriberLagged`. A subscription that is full never delays events for other subscriptions.
 
             async with bus.subscribe("shop/*/created", "audit/**") as sub:
                 async for event in sub: ...

@@ -369,7 +369,7 @@ class SubscriberLagged(ZbusError):
     """A subscriber's queue overflowed. Reading goes on with the next event after the gap.
 
     With a log nothing is lost: `bus.replay(*sub.key_exprs, after=error.after, until=error.until)`
-    yields what was missed. Without one (`after` is 0) the events are gone, and counted.
+    yields what was missed. If this node's log does not have the events (`until` is 0), they are gone, and counted.
     """
 
     def __init__(self, keys: Sequence[str], missed: int, after: int, until: int, queue_events: int) -> None:

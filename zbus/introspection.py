@@ -137,7 +137,7 @@ def snapshot(node: Node) -> dict[str, Any]:
     queued = [each.queued for each in subscriptions]
     found: dict[str, Any] = {
         **node.stats.counts(),
-        "published": node.entry.published_events,
+        "published": node.published_events,
         "delivered": dispatcher.deliveries,
         "backpressure": node.backpressure.closings,
         "subscribers": len(subscriptions),

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from . import plugins
 from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
-from .deliver.subscriber import EventSubscriber, Overflow, Start, check_options
+from .deliver.overflow import Overflow
+from .deliver.subscriber import EventSubscriber, Start, check_options
 from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
 from .event import Event
 from .keys import KeySet, check_key
@@ -167,13 +168,15 @@ class Node:
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
             took = self.stats.commit if config.metrics else None
-            listeners = (self.dispatcher.stored, self._published, self._send)
+            listeners = (self.dispatcher.stored,)
             self.entry.commits = Commits(
                 log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
             )
         from .mesh.network import Network  # not before: it takes a while to import
 
-        self.network = Network(self, config, self.runtime, self.entry.published_keys, self._forward)
+        self.network = Network(
+            self, config, self.runtime, self.entry.published_keys, self._links_changed, self._forward
+        )
         self.dispatcher.interest = self.network
         self.requests = Requests(self.network, config.payload_bytes_max, self.runtime)
         await self.network.start()
@@ -440,17 +443,20 @@ class Node:
         for subscription in self.dispatcher.subscriptions:
             subscription.checks_changed()
 
-    def _published(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        own = rows
-        if self.network is not None and self.network.wants.records:  # some may be of other nodes
-            own = [row for row in rows if row.provenance is None]
-        self.entry.published_events += len(own)
-        if own and wanted(logging.DEBUG):
-            tell_published(own, offsets)
+    @property
+    def published_events(self) -> int:
+        """How many events were published here and stored, or delivered without a log."""
+        if self.commits is None:
+            return self.entry.published_events
+        kept = self.network.inbox.stored_events if self.network is not None else 0
+        return self.commits.stored_events - kept
 
-    def _send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        if self.network is not None and self.network.links:
-            self.network.send(rows, offsets)
+    def _links_changed(self) -> None:
+        """The log's tail goes to the dispatcher, and to the network only while it has a link."""
+        assert self.network is not None
+        if self.commits is not None:
+            sends = (self.network.send,) if self.network.links else ()
+            self.commits.listeners = (self.dispatcher.stored, *sends)
 
     def _send_records(self, events: Sequence[Event]) -> None:
         self.dispatcher.unstored(events)

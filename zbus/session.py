@@ -54,7 +54,7 @@ class Session:
         check_key(key)
         if key.partition("/")[0] == SESSIONS:
             raise KeyInvalid(key, f"keys under {SESSIONS!r} are of single sessions: name the key that everybody reads")
-        return self._shared.entry.open_key(f"{SESSIONS}/{self.id}/{key}")
+        return check_key(f"{SESSIONS}/{self.id}/{key}")
 
     async def publish(
         self, key: str, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
@@ -79,21 +79,26 @@ class Session:
 
         On an error, a note on it says how many payloads were stored before. Cancelled, a beginning may be stored.
         """
-        own, entry = self.key(key), self._shared.entry
+        entry = self._shared.entry
         entry.open_key(key)
+        own = entry.open_key(self.key(key))
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", key, headers, correlation_id) as span:
                 return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
         stored: list[tuple[int, int]] = []
         chunk: list[tuple[bytes, bytes | None]] = []
         size = 0
+        pairs_max = PAIRS_PER_COMMIT if entry.commits is not None else 1  # without a log there is no commit to share
         try:
             for payload in payloads:
+                if stored and not chunk:  # the commit before was awaited: everything may have changed
+                    entry.open_key(key)
+                    entry.open_key(own)
                 body, encoded = entry.encode(key, payload, headers, correlation_id or entry.token_hex(16))
                 entry.validate(own, body)
                 chunk.append((body, encoded))
                 size += len(body) * 2
-                if len(chunk) >= PAIRS_PER_COMMIT or size >= BYTES_PER_COMMIT:
+                if len(chunk) >= pairs_max or size >= BYTES_PER_COMMIT:
                     stored += await self._store(key, own, chunk)
                     chunk, size = [], 0
             if chunk:

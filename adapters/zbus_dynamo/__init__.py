@@ -13,9 +13,9 @@ exchange events with Dynamo's own publishers and subscribers of that component a
 `namespace/topic`, `namespace/component/topic` and `namespace/component/endpoint/topic`; wildcards of a
 subscription work as anywhere in zbus.
 
-`zmq://HOST?advertise=NAME&store=DIR` sets where publishers listen (loopback unless told), the address that
-others are given, and the directory of the discovery files; `zmq://broker?xsub=…&xpub=…` goes through brokers.
+`zmq://HOST?advertise=NAME&store=DIR` sets where publishers listen (loopback by default), the address that
+they advertise, and the directory of the discovery files; `zmq://broker?xsub=…&xpub=…` goes through brokers.
 
-What this wire lacks is said, never papered over: headers stay behind (counted as `headers_left_out`), times
-are kept to the millisecond, keys have 2 to 4 segments, and there are no questions and no repair of gaps.
+Limits of this wire: headers are dropped (counted as `headers_left_out`), times have millisecond precision, keys
+have 2 to 4 segments, and there are no requests and no repair of gaps.
 """

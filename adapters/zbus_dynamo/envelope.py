@@ -45,7 +45,7 @@ def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, p
 
 
 def decode(data: bytes | memoryview) -> Envelope:
-    """The envelope in `data`, checked; `NotDynamo` with the reason for anything that is none.
+    """Return the envelope in `data`. Raises `NotDynamo` with the reason if it is malformed.
 
     >>> decode(encode(1, 0, 5_999_999, "t", b"x")).published_at
     5

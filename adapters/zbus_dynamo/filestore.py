@@ -1,8 +1,8 @@
 """The file backend of Dynamo's discovery: one file for each record, kept alive by its modification time.
 
-A file appears whole or not at all: it is written beside under a temporary name, then linked. Changes are made
-under a lock of the directory. The owner touches its files; whoever comes by removes those that nobody touched
-for ten seconds, so that a record does not outlive its process by much.
+A file appears complete or not at all: it is written under a temporary name, then linked. Changes are made under a
+lock of the directory. Each process touches its own files, and every process removes files that have not been
+touched for ten seconds, so that a record does not outlive its process by much.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileStore:
 
     def __init__(self, root: Path) -> None:
         self.directory = root / BUCKET
-        self.unreadable = 0  # entries that are no readable file of a sensible size
+        self.unreadable = 0  # entries that are not regular files, unreadable or too large
         self._owned: dict[str, bytes] = {}
         with _file_errors("make the directory", self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class FileStore:
         return lost
 
     def reap(self) -> int:
-        """Remove the files that nobody touched for `TTL_S`; returns how many."""
+        """Remove the files that have not been touched for `TTL_S` seconds; return how many."""
         removed = 0
         with _file_errors("remove dead records", self.directory), self._locked(), os.scandir(self.directory) as found:
             oldest = time.time() - TTL_S
@@ -105,7 +105,7 @@ class FileStore:
                 return {}
 
     def read(self, name: str) -> bytes | None:
-        """The content of one record, or None where it is gone, no plain file, or far too large."""
+        """Return the content of one record, or None if it is gone, not a regular file, or far too large."""
         try:
             opened = os.open(self.directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

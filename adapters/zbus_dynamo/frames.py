@@ -1,6 +1,6 @@
 """The four ZMQ frames of one event: topic, publisher id, sequence, and the envelope behind a header of five bytes.
 
-The ids stand twice on the wire, and both places must agree: a message whose frames and envelope name
+The ids are on the wire twice, and both places must agree: a message whose frames and envelope name
 different events belongs to neither.
 """
 

@@ -55,7 +55,7 @@ class DynamoNats:
         self._seen: Window[Identity] | None = None  # while one set of subscriptions takes over from another
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Hand over events. What this wire cannot carry is left out, counted and reported."""
+        """Hand over events. Events that this wire cannot carry are left out, counted and reported."""
         commands: list[bytes] = []
         limit = self._connection.max_payload
         for event in outgoing(frames, self._counts):
@@ -86,7 +86,7 @@ class DynamoNats:
         check_expressions(NAME, expressions)
 
     def ready(self, key: str) -> bool:
-        """Whether a server is there; who subscribed, it does not tell."""
+        """Return whether a server is connected. NATS does not report subscriptions."""
         return self._connection.connected
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
@@ -109,7 +109,7 @@ class DynamoNats:
         return {"fabric": self.name, "networked": True, "subjects": sorted(self._sids), **found, "counts": counts}
 
     def close(self) -> None:
-        """Let go of the connection, in bounded time. Safe to call twice."""
+        """Close the connection, in bounded time. Calling it again has no effect."""
         self._connection.close()
 
     def _heard(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:

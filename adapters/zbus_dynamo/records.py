@@ -1,4 +1,4 @@
-"""Discovery records: what a publisher tells of itself, so that subscribers find it.
+"""Discovery records: the announcements of publishers, by which subscribers find them.
 
 Records of both generations are read: today's name their scope (`"scope": {"kind": …}`), earlier ones have a flat
 namespace and component, where an empty component stands for the namespace. Today's are written.
@@ -22,7 +22,7 @@ _OTHER = re.compile(rb"[^A-Za-z0-9]")
 
 
 class Channel(NamedTuple):
-    """A publisher of one topic, and where it is heard: a ZMQ endpoint, or None where another way leads to it."""
+    """A publisher of one topic, and its ZMQ endpoint, or None if it uses another transport."""
 
     place: Place
     publisher_id: int

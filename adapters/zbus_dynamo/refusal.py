@@ -1,4 +1,4 @@
-"""Why a message of somebody else is none of Dynamo's: in words for a report, and in one word to count by."""
+"""Why a message is not a message of Dynamo: a sentence for the report, and a code for the counter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotDynamo(EventInvalid):
 
 
 def code_of(error: Exception) -> str:
-    """What to count a refused message by."""
+    """Return the counter of a refused message."""
     if isinstance(error, NotDynamo):
         return error.code
     return "key" if isinstance(error, KeyInvalid) else "invalid"

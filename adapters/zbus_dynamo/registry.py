@@ -1,7 +1,7 @@
-"""The thread that looks after discovery: it tells who publishes, and keeps our own records alive.
+"""The discovery thread: it reports the publishers of other processes and keeps our own records alive.
 
-Files are read and written here alone, so that a slow disk or a lock never holds up events. A failure is
-counted and tried again, for ever: a watch that ends at its first error would silence a subscriber for good.
+Only this thread reads and writes the files, so that a slow disk or a lock never blocks events. A failure is counted
+and tried again forever: a watch that ended at its first error would silence a subscriber permanently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Registry:
         self._thread.start()
 
     def register(self, channel: Channel, done: Callable[[], None]) -> None:
-        """Publish a record, soon; `done` is called on the registry's thread once it is there."""
+        """Publish a record, soon; `done` is called on the registry's thread once it is written."""
         self._order(channel, done)
 
     def unregister(self, channel: Channel) -> None:
@@ -82,7 +82,7 @@ class Registry:
                     self._touch_at = time.monotonic() + TOUCH_S
                     self._keep_alive()
                 backoff.reset()
-            except Exception as error:  # whatever lies in the store, the watch goes on
+            except Exception as error:  # no content of the store may end the watch
                 self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
                 retry_s = backoff.next()
             with self._wake:
@@ -101,7 +101,9 @@ class Registry:
 
     def _keep_alive(self) -> None:
         for name in self._store.touch():
-            self._counts.tell(FABRIC_DISCOVERY_FAILED, "record_written_again", name, detail="somebody removed it")
+            self._counts.tell(
+                FABRIC_DISCOVERY_FAILED, "record_written_again", name, detail="another process removed it"
+            )
         self._store.reap()
 
     def _look(self) -> None:

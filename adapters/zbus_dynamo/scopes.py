@@ -2,7 +2,7 @@
 
 `ns/topic`, `ns/component/topic` and `ns/component/endpoint/topic` are the keys that
 `EventPublisher.for_namespace`, `for_component` and `for_endpoint` make, and the only ones that this wire
-can carry. The mapping to subjects and back loses nothing; what comes from the wire and is no legal key is refused.
+can carry. The mapping to subjects and back loses nothing; subjects that do not make a legal key are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
     @property
     def subject_prefix(self) -> str:
-        """The subject of the scope alone."""
+        """The subject of the scope, without a topic."""
         return ".".join(_paired(encode_segment(name) for name in self.scope))
 
     @property
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 def encode_segment(name: str) -> str:
-    """A name as it stands in subjects and paths: letters, digits, `_` and `-` stay, other bytes become `%XX`."""
+    """Return a name as subjects and paths contain it: letters, digits, `_` and `-` stay, other bytes become `%XX`."""
     return "".join([_ENCODED[byte] for byte in name.encode()])
 
 

@@ -1,6 +1,6 @@
 """The boundary: frames of zbus become envelopes of Dynamo, and envelopes become frames.
 
-What this wire cannot carry does not stop what it can: it is counted and reported, and the rest goes on.
+Events that this wire cannot carry are counted and reported; they do not stop the others.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def identity_of(found: Envelope, place: Place) -> Identity:
 
 
 def incoming(found: Envelope, place: Place, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
-    """The frame of an event from the wire; None where nobody asked for its key; `EventInvalid` where it is none."""
+    """Return the frame of an event from the wire, or None if its key is not wanted.
+
+    Raises `EventInvalid` if the message is malformed.
+    """
     if found.topic != place.topic:
         text = f"the topic is {found.topic[:100]!r} inside and {place.topic[:100]!r} outside"
         raise NotDynamo("topic_mismatch", text)

@@ -67,7 +67,7 @@ class DynamoZmq:
             raise
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Hand over events. Whatever this wire cannot carry is left out, counted and reported."""
+        """Hand over events. Events that this wire cannot carry are left out, counted and reported."""
         self._side.send(list(outgoing(frames, self._counts)))
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:

@@ -1,8 +1,8 @@
-"""A broker: events come in on an XSUB socket and go out on an XPUB socket, to whoever subscribed.
+"""A broker: events arrive on an XSUB socket and leave on an XPUB socket, to the subscribers of their topics.
 
-Publishers and subscribers then need no address but the broker's. Many messages are carried over per turn. A subscriber
-that is stuck holds up the rest for a moment, then misses messages, counted; while it holds up, nothing is read, so the
-publishers notice. Several brokers run side by side and know nothing of each other.
+Publishers and subscribers then need only the broker's addresses. Many messages are forwarded per turn. A stalled
+subscriber blocks the others for a moment and then misses messages, which are counted; meanwhile the broker reads
+nothing, so the publishers notice. Several brokers can run side by side; they do not know each other.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Broker:
         marks = sum(each[:1] == bytes([MARK]) for each in self._subscriptions)
         return {
             "subscriptions": len(self._subscriptions) - marks,
-            "nodes": marks,  # each says by a mark that it is there
+            "nodes": marks,  # each node subscribes to its own mark
             "messages_per_s": round(recent.messages / elapsed, 1),
             "bytes_per_s": round(recent.size / elapsed, 1),
             "messages": self._total.messages,

@@ -1,12 +1,12 @@
-"""ZMQ as the fabric: every node publishes on one socket of its own, or through brokers, and serves requests on
-another.
+"""ZMQ as a fabric: a node publishes on a socket of its own, or through brokers, and serves requests on another one.
 
-A fabric has one I/O thread, one context and a constant number of sockets: an XPUB for what the process publishes, a SUB
-for what it receives from all others, a ROUTER for requests to this node and one for requests to others. Nodes find each
+A fabric has one I/O thread, one context and a constant number of sockets: an XPUB for the events of this process, a SUB
+for those of all others, a ROUTER for requests to this node and one for requests to others. Nodes find each
 other by discovery. In broker mode events go through brokers; requests still go directly.
 
-What can be lost: libzmq keeps what is in flight in memory, so a connection that breaks loses that. A subscriber that is
-stuck misses messages after `stall_s`, counted. The layer above notices gaps and fetches them from the publisher's log.
+Messages can be lost: libzmq keeps messages in flight in memory, so a connection that breaks loses them. A stalled
+subscriber misses messages after `stall_s` seconds, which are counted. The layer above detects gaps and requests the
+missing events from the publisher's log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from zbus.config import BusConfig
     from zbus.ports.fabric import Fabric
 
-LISTEN_S = 0.5  # how long `listen` waits until known publishers have heard of it
+LISTEN_S = 0.5  # how long `listen` waits until known publishers have received the subscription
 GRACE_S = 0.3  # after the start, a request waits this long for a node that serves its key
 DRAIN_S = 2.0  # a node withdraws before it has sent everything: its events are received for this long
 RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
@@ -80,7 +80,7 @@ class ZmqFabric:
         self._served: tuple[str, ...] = ()
         self._served_lock = threading.Lock()
         self._turn = 0
-        self._silent: set[str] = set()  # publishers that did not hear of the last `listen` in time
+        self._silent: set[str] = set()  # publishers that did not acknowledge the last `listen` in time
         self._nodes: Nodes = {}
         self._leaving: dict[str, Node] = {}  # nodes that have gone a moment ago
         self._opened_at = time.monotonic()
@@ -97,12 +97,12 @@ class ZmqFabric:
         record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, node=self.node, publish=self._publish_endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Queue frames for the I/O thread; wait while the queue is full, or no broker is there."""
+        """Queue frames for the I/O thread; wait while the queue is full or no broker is connected."""
         if frames:
             self._publishing.send(frames)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Subscribe, and wait a moment until the publishers that are known have heard of it."""
+        """Subscribe, and wait a moment until the known publishers have received the subscription."""
         still_silent = self._receiving.acknowledged(self._turn, self._silent, 0.0)
         self._turn = self._receiving.listen(expressions, receive)
         known = self._nodes.keys() - {self.node}
@@ -133,7 +133,7 @@ class ZmqFabric:
             nodes = self._look()
         grace = min(self._opened_at + GRACE_S, request.deadline)
         while time.monotonic() < grace and not any(key in node.serves for node in nodes.values()):
-            time.sleep(GRACE_S / 10)  # this caller's thread alone
+            time.sleep(GRACE_S / 10)  # blocks only the caller's thread
             nodes = self._look()
         self._io.post(lambda: self._send_request(request, nodes))
         return request

@@ -2,13 +2,13 @@
 
 `zmq+raw://?connect=tcp://…&bind=tcp://…`: a SUB socket connects to their PUB sockets, and a PUB socket of ours is bound
 for their SUB sockets. A message is [topic, payload], or with `layout=single` one frame of topic, space and payload. It
-becomes an event with an identity of its own: a publisher for each topic, new with each start, sequences from 0. What
-this fabric made, it never sends; but if both sockets meet in one broker, what it sends comes back as news.
+becomes an event with an identity of its own: a publisher per topic, new at each start, sequences from 0. This fabric
+never sends the events that it made; but if both sockets connect to one broker, sent events come back as new ones.
 
-A PUB socket throws away what nobody subscribes to. On a node with a log this one refuses to send while nobody
-subscribes to anything, so the log keeps it and it is sent when a subscriber is there. While some are, an event that
-none of them wants is let go of, or it would hold up the rest for ever; without a log so is everything. Both are
-counted. ZMQ acknowledges nothing: what is on its way when a subscriber goes is lost to it.
+A PUB socket drops messages without a subscriber. On a node with a log, this one refuses to send while there is no
+subscription, so the log keeps the events and they are sent to the first subscriber. While there are subscriptions, an
+event that matches none of them is dropped, because it would block the others forever; without a log, every event is.
+Both are counted. ZMQ acknowledges nothing: messages in flight are lost if their subscriber disconnects.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
 
 
 class RawFabric:
-    """Plain ZMQ sockets as a `Fabric` that carries events alone."""
+    """Plain ZMQ sockets as a `Fabric` that carries only events."""
 
     name = "zmq+raw"
     networked = True
@@ -67,9 +67,9 @@ class RawFabric:
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
-        """`kept`: a log has what is sent, so it can wait there until somebody subscribes."""
+        """`kept`: a log has what is sent, so it can wait there for a subscriber."""
         self._options, self._counts = options, Counts(self.name)
-        self._waits = kept and bool(options.bind or options.publish)  # else nobody can ever subscribe
+        self._waits = kept and bool(options.bind or options.publish)  # else there can never be a subscriber
         self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
@@ -119,7 +119,7 @@ class RawFabric:
         self._io.call("subscribe", lambda: self._change(keys, prefixes, receive))
 
     def ready(self, key: str) -> bool:
-        """Whether somebody subscribes to what may be the topic of `key`."""
+        """Return whether a subscription may match the topic of `key`."""
         return self._publishing.wants(key)
 
     def check(self, key: str) -> None:
@@ -128,12 +128,12 @@ class RawFabric:
             raise KeyInvalid(key, f"no ZMQ topic with the separator {self._options.separator!r} stands for it")
 
     def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
-        """Nobody asks here."""
+        """Raise `FabricLacks`: plain messages carry no requests."""
         if keys:
             raise FabricLacks(self.name, "answer questions: it carries plain messages")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Nobody answers here."""
+        """Raise `FabricLacks`: plain messages carry no requests."""
         raise FabricLacks(self.name, "ask questions: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class RawFabric:
         io.at_end(lambda: self._publishing.drain(options.linger_s))
 
     def _hear_of(self) -> None:
-        """Somebody subscribes, or no longer does."""
+        """React to changed subscriptions."""
         self._publishing.on_readable()
         if self._waits and self._publishing.subscribed:
             self._io.later(JOINING_S, self._link)
@@ -218,7 +218,7 @@ class RawFabric:
                 self._receive(encode(Event(publisher, sequence, time.time_ns(), key, parts[1])), None)
 
     def _judge(self, topic: bytes, frame: zmq.Frame) -> str | None:
-        """The key of a topic, where somebody here wants it."""
+        """Return the key of a topic, or None if this node does not listen to it."""
         key = key_from(topic, self._options.separator)
         if key is None:
             self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))

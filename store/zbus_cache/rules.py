@@ -69,7 +69,7 @@ class Rule:
             host.unroute(self, GAP)
         return self._following
 
-    def offer(self, events: Sequence[Event]) -> int:
+    def offer(self, events: Sequence[Event], received: bool = False) -> int:
         """Take the events of one burst; no reader has to look at them.
 
         Raises nothing: what others are to receive must not depend on a rule.

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record
-from zbus.ports.log import Answered, Appended, Committed, Page, Promise, Refused, Row, Span
+from zbus.ports.log import Answer, Answered, Appended, Committed, Page, Promise, Refused, Row, Span
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -138,14 +138,13 @@ class SqliteLog:
         """The same: one process writes this log."""
         return self._origin
 
-    def append(self, rows: Sequence[Row], done: Appended) -> None:
-        """Queue rows for the next commit; `done` is called from the writer's thread."""
-        if self._writer is None:
-            done(Refused(LogReadOnly(self.path)))
-        elif self._closed.is_set():
-            done(Refused(LogError(f"{self.path} is closed; not stored")))
-        else:
-            self._writer.submit(rows, done)
+    @property
+    def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:
+        """The writer's own `submit`, so that nothing lies between it and the commit queue."""
+        return self._writer.submit if self._writer is not None else self._refuse
+
+    def _refuse(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
+        done(Answer(about, Refused(LogReadOnly(self.path))))
 
     def tail(self, committed: Callable[[Committed], None]) -> None:
         """Call `committed` with each commit of this process: it is the only writer."""

@@ -125,10 +125,10 @@ async def test_one_publish_is_one_append_to_the_log(log_path: Path, monkeypatch:
     async with zbus.open(log_path) as bus:
         appended: list[int] = []
         assert node_of(bus).log is not None
-        append = node_of(bus).log.append
-        monkeypatch.setattr(
-            node_of(bus).log, "append", lambda rows, done: (appended.append(len(rows)), append(rows, done))
-        )
+        commits = node_of(bus).commits
+        assert commits is not None
+        append = commits._append
+        monkeypatch.setattr(commits, "_append", lambda rows, *more: (appended.append(len(rows)), append(rows, *more)))
 
         await bus.session("alice").publish("a/b", b"x")
 

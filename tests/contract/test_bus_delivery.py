@@ -128,7 +128,7 @@ async def test_a_payload_of_the_largest_size_arrives_and_a_larger_one_is_refused
     async with two_buses(any_transport) as (here, there), there.subscribe("large/x") as subscription:
         await wanted(here, ["large/x"])
         publisher = await here.publisher("large/x")
-        largest = random.Random(2).randbytes(here.payload_bytes_max)
+        largest = random.Random(2).randbytes(here.config.payload_bytes_max)
         with pytest.raises(zbus.EventTooLarge):
             await publisher.publish(largest + b"x")
         await publisher.publish(largest)

@@ -1,16 +1,79 @@
-"""Acknowledging: the cursors' thread answers, and the task that waits goes on."""
+"""A durable subscription holds the lease of its name: it acknowledges with it, and only while it has it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+import pysqlite3
 import pytest
+from inside import node_of
+from mesh_fakes import recorded
 
+import zbus
 from zbus.deliver.acknowledgements import Durable
 from zbus.errors import LogError
+
+
+@pytest.fixture
+async def bus(log_path: Path) -> AsyncIterator[zbus.Bus]:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/b")).publish_many([b"%d" % n for n in range(10)])
+        yield bus
+
+
+def give_the_lease_to_another(log_path: Path, name: str) -> None:
+    """As if another process had found the holder dead, and claimed the name."""
+    connection = pysqlite3.connect(f"{log_path}-cursors", isolation_level=None)
+    connection.execute("UPDATE cursors SET token = 'of another' WHERE name = ?", (name,))
+    connection.close()
+
+
+def position(bus: zbus.Bus, name: str) -> int:
+    log = node_of(bus).log
+    assert log is not None
+    return {cursor.name: cursor.offset for cursor in log.cursors.list()}[name]
+
+
+async def test_two_subscriptions_of_one_process_cannot_hold_one_name(bus: zbus.Bus, log_path: Path) -> None:
+    async with zbus.open(log_path, read_only=True) as other, bus.subscribe("**", durable="billing"):
+        for each in (bus, other):
+            with pytest.raises(zbus.CursorError, match="a name has one reader"):
+                async with each.subscribe("**", durable="billing"):
+                    pass
+    async with zbus.open(log_path, read_only=True) as other, other.subscribe("**", durable="billing"):
+        pass  # it was released
+
+
+async def test_an_acknowledgement_whose_lease_is_lost_raises_and_stores_nothing(bus: zbus.Bus, log_path: Path) -> None:
+    async with bus.subscribe("**", durable="billing", start="beginning") as subscription:
+        first, second = await anext(subscription), await anext(subscription)
+        await first.ack()
+        give_the_lease_to_another(log_path, "billing")
+        with recorded() as records, pytest.raises(zbus.CursorError, match="lease"):
+            await second.ack()
+        assert position(bus, "billing") == first.offset
+        assert {record["durable"] for record in records if record["record"] == "LEASE_LOST"} == {"billing"}
+    assert position(bus, "billing") == first.offset  # closing stores nothing either
+
+
+async def test_closing_a_subscription_whose_lease_is_lost_leaves_it_to_the_new_holder(
+    bus: zbus.Bus, log_path: Path
+) -> None:
+    async with bus.subscribe("**", durable="billing", start="beginning") as subscription:
+        await anext(subscription)
+        give_the_lease_to_another(log_path, "billing")
+
+    log = node_of(bus).log
+    assert log is not None
+    (cursor,) = log.cursors.list()
+    assert cursor.owner is not None
+
+
+# Waiting for the cursors' thread.
 
 
 class FakeCursors:

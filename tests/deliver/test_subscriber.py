@@ -210,10 +210,13 @@ async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes
     assert node_of(bus).log is not None
     await fill(bus, "a/b", 1500)
     loop = asyncio.get_running_loop()
-    stored: asyncio.Future[list[int]] = loop.create_future()
+    stored: asyncio.Future[object] = loop.create_future()
     rows = [Row(7, sequence, 1, "a/b", b"%d" % sequence, None) for sequence in range(3)]
-    node_of(bus).log.append(rows, lambda offsets: loop.call_soon_threadsafe(stored.set_result, offsets))
-    offsets = await stored
+    commits = node_of(bus).commits
+    assert commits is not None
+    commits._mailbox.pause()
+    node_of(bus).log.append(rows, lambda answer: loop.call_soon_threadsafe(stored.set_result, answer), None)
+    await stored
 
     async with bus.subscribe("**", start="beginning", overflow="spill", queue_events=10) as subscription:
         read = [event.offset for event in await take(subscription, 1503)]
@@ -221,8 +224,8 @@ async def test_an_event_that_was_read_from_the_log_before_it_was_delivered_comes
         async with asyncio.timeout(10):
             while not subscription.is_live:
                 await asyncio.sleep(0.001)
-        node_of(bus).dispatcher.stored(rows, offsets)
-        node_of(bus).dispatcher.stored([Row(7, 3, 1, "a/b", b"3", None)], [1504])
+        commits._mailbox.resume()
+        await (await bus.publisher("a/b")).publish(b"3")
 
         assert read == list(range(1, 1504))
         assert [event.offset for event in await waiting] == [1504]

@@ -30,7 +30,7 @@ async def test_a_gate_that_is_open_lets_everybody_through() -> None:
 
 async def test_publishers_are_served_in_the_order_of_their_arrival() -> None:
     gate, served = Gate(), list[int]()
-    gate.close("log", "the log is behind")
+    gate.close("log", "code", "the log is behind")
 
     async def publish(number: int) -> None:
         await gate.wait(lambda reasons: True)
@@ -48,8 +48,8 @@ async def test_publishers_are_served_in_the_order_of_their_arrival() -> None:
 
 async def test_the_gate_stays_shut_while_one_of_two_reasons_is_left() -> None:
     gate = Gate()
-    gate.close("log", "the log is behind")
-    gate.close("reader", "a reader is full")
+    gate.close("log", "code", "the log is behind")
+    gate.close("reader", "code", "a reader is full")
     waiting = asyncio.create_task(gate.wait(lambda reasons: True))
     await settle()
 
@@ -65,8 +65,8 @@ async def test_the_gate_stays_shut_while_one_of_two_reasons_is_left() -> None:
 
 async def test_a_publisher_waits_only_for_the_reasons_that_concern_it() -> None:
     gate = Gate()
-    gate.close("log", "the log is behind")
-    gate.close("reader", "a reader is full")
+    gate.close("log", "code", "the log is behind")
+    gate.close("reader", "code", "a reader is full")
     waiting = asyncio.create_task(gate.wait(lambda reasons: "reader" in reasons))
     await gate.wait(lambda reasons: reasons.isdisjoint({"log", "reader"}))  # another publisher: nothing concerns it
     await settle()
@@ -79,7 +79,7 @@ async def test_a_publisher_waits_only_for_the_reasons_that_concern_it() -> None:
 
 async def test_a_publisher_that_is_cancelled_leaves_nothing_behind() -> None:
     gate = Gate()
-    gate.close("log", "the log is behind")
+    gate.close("log", "code", "the log is behind")
     first, second = (asyncio.create_task(gate.wait(lambda reasons: True)) for _ in range(2))
     await settle()
 
@@ -103,19 +103,19 @@ async def test_every_closing_is_counted_and_recorded_once_a_second(caplog: pytes
         return [each["closings_total"] for each in found if each["record"] == EVENT_BACKPRESSURE]
 
     for _ in range(3):
-        gate.close("log", "the log is behind")
-        gate.close("log", "the log is behind")  # it is shut for this reason already
+        gate.close("log", "code", "the log is behind")
+        gate.close("log", "code", "the log is behind")  # it is shut for this reason already
         gate.open("log")
     assert (gate.closings, records()) == (3, [1])
 
     now[0] += RECORD_EVERY_S
-    gate.close("log", "the log is behind")
+    gate.close("log", "code", "the log is behind")
     assert (gate.closings, records()) == (4, [1, 4])
 
 
 async def test_a_reason_that_was_never_given_cannot_be_taken_away() -> None:
     gate = Gate()
-    gate.close("log", "the log is behind")
+    gate.close("log", "code", "the log is behind")
 
     gate.open("reader")
 

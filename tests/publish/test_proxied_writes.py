@@ -32,6 +32,9 @@ class FakeEntry:
             raise self.error
         await asyncio.sleep(0)
 
+    def announce_keys(self, rows: Sequence[Row]) -> None:
+        pass
+
     def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Any]:
         self.stored += [row.sequence for row in rows]
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

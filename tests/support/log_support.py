@@ -10,22 +10,22 @@ from typing import Any
 
 import pysqlite3
 
-from zbus.ports.log import Outcome, Row, Stored
+from zbus.ports.log import Answer, Row, Stored
 from zbus_log import SqliteLog
 
 
 def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[int]:
     """Append and wait until the rows are durable."""
     answers: SimpleQueue[Any] = SimpleQueue()
-    log.append(rows, answers.put)
+    log.append(rows, answers.put, None)
     return list(offsets_of(answers.get(timeout=deadline_s)))
 
 
-def offsets_of(outcome: Outcome) -> Sequence[int]:
+def offsets_of(answer: Answer) -> Sequence[int]:
     """The offsets of an append that was stored; raises the error of one that was not."""
-    if not isinstance(outcome, Stored):
-        raise outcome.error
-    return outcome.offsets
+    if not isinstance(answer.outcome, Stored):
+        raise answer.outcome.error
+    return answer.outcome.offsets
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:

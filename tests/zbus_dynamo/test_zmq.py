@@ -446,6 +446,20 @@ def test_closing_is_bounded_and_tells_what_was_not_sent_and_sending_after_it_fai
         fabric.send([frame("ns/t")])
 
 
+def test_closing_does_not_wait_for_subscribers_of_a_new_publisher(
+    opened: Any, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_dynamo.lanes.HOLD_MAX_S", 60.0)
+    fabric = opened()
+    fabric.send([frame("ns/t")])
+    wait_until(lambda: records.read())
+
+    fabric.close()
+
+    assert "closed_before_sent" not in fabric.diagnostics()["counts"]
+    assert fabric.diagnostics()["queued_events"] == 0
+
+
 def test_a_store_that_cannot_be_opened_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 

@@ -114,10 +114,10 @@ def test_appends_that_gather_during_a_commit_share_few_transactions(path: str, l
         busy.set()
         assert go_on.wait(20)
 
-    log.append([row(1, 1)], hold)
+    log.append([row(1, 1)], hold, None)
     assert busy.wait(20)
     for sequence in range(2, 502):
-        log.append([row(1, sequence)], answers.put)
+        log.append([row(1, sequence)], answers.put, None)
     go_on.set()
 
     offsets = [list(offsets_of(answers.get(timeout=20))) for _ in range(500)]
@@ -142,7 +142,7 @@ def test_what_was_acknowledged_is_seen_by_another_connection_at_once(path: str, 
         seen.put(connection.execute("SELECT max(offset) FROM events").fetchone()[0])
         connection.close()
 
-    log.append([row(1, n) for n in range(10)], look)
+    log.append([row(1, n) for n in range(10)], look, None)
 
     assert seen.get(timeout=20) == 10
 
@@ -151,7 +151,7 @@ def test_close_stores_everything_that_was_appended_before_it(path: str) -> None:
     log = open_log(BusConfig(log=path))
     answers: SimpleQueue[Any] = SimpleQueue()
     for sequence in range(2000):
-        log.append([row(1, sequence)], answers.put)
+        log.append([row(1, sequence)], answers.put, None)
     log.close(20.0)
 
     assert answers.qsize() == 2000
@@ -181,7 +181,7 @@ def test_a_done_that_raises_does_not_stop_the_writer(log: SqliteLog) -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("the caller is gone")
 
-    log.append([row(1, 0)], fail)
+    log.append([row(1, 0)], fail, None)
 
     assert append(log, [row(1, 1)], 5.0) == [2]
 
@@ -218,10 +218,10 @@ def test_a_duplicate_in_appends_that_share_a_commit_is_stored_once(log: SqliteLo
         busy.set()
         assert go_on.wait(20)
 
-    log.append([row(9, 0)], hold)
+    log.append([row(9, 0)], hold, None)
     assert busy.wait(20)
     for _ in range(3):
-        log.append([row(1, 0), row(1, 1)], answers.put)
+        log.append([row(1, 0), row(1, 1)], answers.put, None)
     go_on.set()
 
     assert [list(offsets_of(answers.get(timeout=20))) for _ in range(3)] == [[2, 3]] * 3
@@ -345,7 +345,8 @@ def test_any_bytes_and_headers_come_back_as_they_went_in(shared_log: SqliteLog, 
     assert [
         (e.publisher_id, e.sequence, e.published_at, e.key, e.payload, dict(e.headers), e.offset) for e in events
     ] == [
-        (*row[:5], headers or {}, offset) for row, (_, headers, _, _), offset in zip(rows, batch, offsets, strict=True)
+        (*msgspec.structs.astuple(row)[:5], headers or {}, offset)
+        for row, (_, headers, _, _), offset in zip(rows, batch, offsets, strict=True)
     ]
 
 

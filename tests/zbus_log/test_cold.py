@@ -304,7 +304,7 @@ def test_other_nodes_are_served_out_of_the_tier(log_path: Path) -> None:
         bodies = list(LogService(log, 1).page(msgspec.msgpack.encode((["c:d/**"], 0, 0, False))))
 
     served = [envelope.sequence for body in bodies[:-1] for envelope in open_frame(body)]
-    assert served[:2] == [number for number in range(1, EVENTS) if make_row(number)[3] == "c:d/x"][:2]
+    assert served[:2] == [number for number in range(1, EVENTS) if make_row(number).key == "c:d/x"][:2]
 
 
 async def test_the_folder_of_the_tier_can_be_another_one(log_path: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,26 +19,34 @@ from typing import Any
 import pysqlite3
 import pytest
 from log_support import wait_until
+from mesh_fakes import recorded
 
 from zbus import BusConfig
-from zbus.errors import CursorError, LogError
+from zbus.errors import CursorError, LogError, ZbusError
 from zbus_log import SqliteLog, open_log
 
+DATA = Path(__file__).parents[1] / "data" / "v1"
 HOLDER = """
 import sys
 from zbus import BusConfig
 from zbus_log import open_log
 log = open_log(BusConfig(log=sys.argv[1], read_only=True))
-print(log.cursors.claim("worker", ["a/**"], 3), flush=True)
-log.cursors.advance("worker", 5, lambda error: print(error, flush=True))
+lease = log.cursors.claim("worker", ["a/**"], 3)
+print(lease.offset, flush=True)
+log.cursors.advance("worker", lease.token, 5, lambda error: print(error, flush=True))
 sys.stdin.read()
 """
 
 
-def advance(log: SqliteLog, name: str, offset: int) -> None:
+def claim(log: SqliteLog, name: str, start: int = 0) -> str:
+    """Take the lease of a name and return its token."""
+    return log.cursors.claim(name, ["**"], start).token
+
+
+def advance(log: SqliteLog, name: str, token: str, offset: int) -> None:
     """Advance and wait until it is on disk."""
-    answers: SimpleQueue[LogError | None] = SimpleQueue()
-    log.cursors.advance(name, offset, answers.put)
+    answers: SimpleQueue[ZbusError | None] = SimpleQueue()
+    log.cursors.advance(name, token, offset, answers.put)
     error = answers.get(timeout=20)
     if error is not None:
         raise error
@@ -53,6 +63,13 @@ def stored(path: Path, name: str) -> int:
         return int(connection.execute("SELECT offset FROM cursors WHERE name = ?", (name,)).fetchone()[0])
     finally:
         connection.close()
+
+
+def let_the_holder_be_gone(path: Path) -> None:
+    """Make it look as if an earlier process with our pid had the lease, and ended."""
+    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection.execute("UPDATE cursors SET owner_started = owner_started - 1")
+    connection.close()
 
 
 @pytest.fixture
@@ -85,33 +102,43 @@ def holder(path: Path, log: SqliteLog) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_new_name_starts_where_it_is_told_and_a_known_one_where_it_stopped(log: SqliteLog) -> None:
-    assert log.cursors.claim("worker", ["a/**"], 7) == 7
-    advance(log, "worker", 20)
-    log.cursors.release("worker")
+    token, offset = log.cursors.claim("worker", ["a/**"], 7)
+    advance(log, "worker", token, 20)
+    log.cursors.release("worker", token)
 
-    assert log.cursors.claim("worker", ["a/**"], 0) == 20
+    assert offset == 7
+    assert log.cursors.claim("worker", ["a/**"], 0).offset == 20
+
+
+def test_each_claim_has_a_token_of_its_own(log: SqliteLog) -> None:
+    tokens = []
+    for _ in range(3):
+        tokens.append(claim(log, "worker"))
+        log.cursors.release("worker", tokens[-1])
+
+    assert len({*tokens, claim(log, "another")}) == 4
 
 
 def test_a_position_survives_a_restart(path: Path) -> None:
     log = open_log(BusConfig(log=str(path)))
-    log.cursors.claim("worker", ["**"], 0)
-    advance(log, "worker", 42)
-    log.cursors.release("worker")
+    token = claim(log, "worker")
+    advance(log, "worker", token, 42)
+    log.cursors.release("worker", token)
     log.close(5.0)
 
     log = open_log(BusConfig(log=str(path)))
-    assert log.cursors.claim("worker", ["**"], 0) == 42
+    assert log.cursors.claim("worker", ["**"], 0).offset == 42
     log.close(5.0)
 
 
 def test_close_stores_what_was_advanced_before_it(path: Path) -> None:
     log = open_log(BusConfig(log=str(path)))
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    log.cursors.advance("worker", 5)
+    log.cursors.advance("worker", token, 5)
     wait_until(lambda: not log.cursors._pending)  # the cursors' thread has taken it, and waits
-    log.cursors.advance("worker", 6)
+    log.cursors.advance("worker", token, 6)
     closing = threading.Thread(target=log.close, args=(10.0,))
     closing.start()
     wait_until(lambda: log.cursors._ended)
@@ -129,7 +156,7 @@ def test_a_name_is_used_by_one_reader_at_a_time(log: SqliteLog) -> None:
         log.cursors.claim("worker", ["**"], 0)
 
     assert caught.value.name == "worker"
-    assert log.cursors.claim("another", ["**"], 0) == 0
+    assert log.cursors.claim("another", ["**"], 0).offset == 0
 
 
 def test_two_readers_that_claim_at_once_do_not_both_get_the_name(path: Path, log: SqliteLog) -> None:
@@ -137,7 +164,7 @@ def test_two_readers_that_claim_at_once_do_not_both_get_the_name(path: Path, log
     outcomes: SimpleQueue[str] = SimpleQueue()
     start = threading.Barrier(4)
 
-    def claim(who: SqliteLog) -> None:
+    def race(who: SqliteLog) -> None:
         start.wait(20)
         try:
             who.cursors.claim("worker", ["**"], 0)
@@ -145,7 +172,7 @@ def test_two_readers_that_claim_at_once_do_not_both_get_the_name(path: Path, log
         except CursorError:
             outcomes.put("refused")
 
-    threads = [threading.Thread(target=claim, args=(who,)) for who in (log, other, log, other)]
+    threads = [threading.Thread(target=race, args=(who,)) for who in (log, other, log, other)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -160,15 +187,15 @@ def test_a_name_that_a_live_process_uses_is_refused_with_its_pid(log: SqliteLog,
         log.cursors.claim("worker", ["**"], 0)
 
     assert str(holder.pid) in caught.value.reason
-    assert [(c.name, c.owner_pid) for c in log.cursors.list()] == [("worker", holder.pid)]
+    assert [(c.name, c.owner) for c in log.cursors.list()] == [("worker", f"process {holder.pid}")]
 
 
 def test_the_name_of_a_killed_process_can_be_claimed_at_once(log: SqliteLog, holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait(20)
 
-    assert log.cursors.list()[0].owner_pid is None
-    assert log.cursors.claim("worker", ["**"], 0) == 5
+    assert log.cursors.list()[0].owner is None
+    assert log.cursors.claim("worker", ["**"], 0).offset == 5
 
 
 def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
@@ -178,26 +205,23 @@ def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
     status = Path(f"/proc/{holder.pid}/stat")
     wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
 
-    assert log.cursors.claim("worker", ["**"], 0) == 5
+    assert log.cursors.claim("worker", ["**"], 0).offset == 5
 
 
 def test_a_pid_that_is_used_again_by_another_process_does_not_hold_the_name(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 4)
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
-    connection.execute("UPDATE cursors SET owner_started = owner_started - 1")  # an earlier process, our pid
-    connection.close()
+    claim(log, "worker", 4)
+    let_the_holder_be_gone(path)
 
-    assert log.cursors.list()[0].owner_pid is None
-    assert log.cursors.claim("worker", ["**"], 0) == 4
+    assert log.cursors.list()[0].owner is None
+    assert log.cursors.claim("worker", ["**"], 0).offset == 4
 
 
 def test_claiming_leaves_the_position_and_notes_the_new_expressions(log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["a/**", "b/*"], 9)
-    log.cursors.release("worker")
+    log.cursors.release("worker", log.cursors.claim("worker", ["a/**", "b/*"], 9).token)
     log.cursors.claim("worker", ["c/**"], 1)
 
     (cursor,) = log.cursors.list()
-    assert (cursor.name, cursor.offset, cursor.keys, cursor.owner_pid) == ("worker", 9, ("c/**",), os.getpid())
+    assert (cursor.name, cursor.offset, cursor.keys, cursor.owner) == ("worker", 9, ("c/**",), f"process {os.getpid()}")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "line\nbreak", "nul\x00", "half \ud800", 5, None])
@@ -210,8 +234,7 @@ def test_a_name_that_nobody_could_type_is_refused(log: SqliteLog, name: Any) -> 
 
 @pytest.mark.parametrize("name", ["worker", "x" * 200, "größe 1", "it's; DROP TABLE cursors", "a/b:c"])
 def test_a_printable_name_is_taken_as_it_is(log: SqliteLog, name: str) -> None:
-    log.cursors.claim(name, ["**"], 0)
-    advance(log, name, 3)
+    advance(log, name, claim(log, name), 3)
 
     assert positions(log) == {name: 3}
 
@@ -220,34 +243,33 @@ def test_a_printable_name_is_taken_as_it_is(log: SqliteLog, name: str) -> None:
 
 
 def test_a_position_never_goes_backwards(log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 10)
+    token = claim(log, "worker", 10)
     for offset in (12, 11, 30, 5, 29):
-        advance(log, "worker", offset)
-        log.cursors.advance("worker", offset - 5)
+        advance(log, "worker", token, offset)
+        log.cursors.advance("worker", token, offset - 5)
 
-    log.cursors.release("worker")
+    log.cursors.release("worker", token)
     assert positions(log) == {"worker": 30}
 
 
 def test_an_acknowledged_position_is_on_disk_when_done_is_called(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
-    seen: SimpleQueue[tuple[LogError | None, int]] = SimpleQueue()
+    token = claim(log, "worker")
+    seen: SimpleQueue[tuple[ZbusError | None, int]] = SimpleQueue()
 
     for offset in range(1, 21):
-        log.cursors.advance("worker", offset, lambda error: seen.put((error, stored(path, "worker"))))
+        log.cursors.advance("worker", token, offset, lambda error: seen.put((error, stored(path, "worker"))))
         assert seen.get(timeout=20) == (None, offset)
 
 
 def test_every_done_is_called_once(log: SqliteLog) -> None:
-    for name in ("first", "second"):
-        log.cursors.claim(name, ["**"], 0)
-    calls: SimpleQueue[LogError | None] = SimpleQueue()
+    first, second = claim(log, "first"), claim(log, "second")
+    calls: SimpleQueue[ZbusError | None] = SimpleQueue()
 
     for offset in range(1, 501):
-        log.cursors.advance("first", offset, calls.put)
-        log.cursors.advance("second", 501 - offset, calls.put)
+        log.cursors.advance("first", first, offset, calls.put)
+        log.cursors.advance("second", second, 501 - offset, calls.put)
     outcomes = [calls.get(timeout=20) for _ in range(1000)]
-    log.cursors.release("first")
+    log.cursors.release("first", first)
 
     assert set(outcomes) == {None}
     assert calls.empty()
@@ -255,13 +277,13 @@ def test_every_done_is_called_once(log: SqliteLog) -> None:
 
 
 def test_many_advances_share_few_transactions(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     keeper = pysqlite3.connect(f"{path}-cursors")  # while it is open, the write-ahead log is not removed
     keeper.execute("SELECT * FROM cursors").fetchall()
 
     for offset in range(1, 20_000):
-        log.cursors.advance("worker", offset)
-    advance(log, "worker", 20_000)
+        log.cursors.advance("worker", token, offset)
+    advance(log, "worker", token, 20_000)
 
     data = Path(f"{path}-cursors-wal").read_bytes()
     page = struct.unpack_from(">I", data, 8)[0]
@@ -272,30 +294,78 @@ def test_many_advances_share_few_transactions(path: Path, log: SqliteLog) -> Non
 
 
 def test_an_advance_after_close_says_that_it_was_not_stored(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     log.close(5.0)
 
     with pytest.raises(LogError, match="closed"):
-        advance(log, "worker", 5)
+        advance(log, "worker", token, 5)
     assert stored(path, "worker") == 0
 
 
-def test_an_advance_of_a_name_that_was_never_claimed_here_is_answered(log: SqliteLog) -> None:
-    answers: SimpleQueue[LogError | None] = SimpleQueue()
+def test_an_advance_of_a_name_that_was_never_claimed_is_refused(log: SqliteLog) -> None:
+    token = claim(log, "worker")
 
-    log.cursors.advance("nobody", 5, answers.put)
+    with pytest.raises(CursorError, match="lease") as caught:
+        advance(log, "nobody", token, 5)
 
-    answers.get(timeout=5)
-    assert positions(log) == {}
+    assert caught.value.name == "nobody"
+    assert positions(log) == {"worker": 0}
+
+
+def test_a_late_acknowledgement_with_an_old_token_is_refused_stores_nothing_and_is_recorded(
+    path: Path, log: SqliteLog
+) -> None:
+    old = claim(log, "worker", 4)
+    let_the_holder_be_gone(path)
+    new = claim(log, "worker")
+    advance(log, "worker", new, 6)
+
+    with recorded() as records, pytest.raises(CursorError, match="lease") as caught:
+        advance(log, "worker", old, 9)
+    log.cursors.advance("worker", old, 10)  # nobody waits for this one
+    log.cursors.release("worker", old)
+
+    assert (caught.value.name, positions(log)) == ("worker", {"worker": 6})
+    assert [(r["level"], r["durable"], r["code"]) for r in records if r["record"] == "LEASE_LOST"] == [
+        (logging.WARNING, "worker", "lease_lost")
+    ]
+    advance(log, "worker", new, 7)  # and the new holder is not disturbed
+    assert positions(log) == {"worker": 7}
+
+
+def test_an_acknowledgement_after_the_release_is_refused(log: SqliteLog) -> None:
+    token = claim(log, "worker", 4)
+    log.cursors.release("worker", token)
+
+    with recorded() as records, pytest.raises(CursorError, match="lease"):
+        advance(log, "worker", token, 9)
+
+    assert positions(log) == {"worker": 4}
+    assert [r["durable"] for r in records if r["record"] == "LEASE_LOST"] == ["worker"]
+
+
+def test_of_two_positions_in_one_store_only_the_one_whose_lease_is_held_is_kept(path: Path, log: SqliteLog) -> None:
+    old = claim(log, "worker")
+    let_the_holder_be_gone(path)
+    new = claim(log, "worker")
+    answers: SimpleQueue[tuple[str, ZbusError | None]] = SimpleQueue()
+    with log.cursors._flushing:  # both are taken by one store
+        log.cursors.advance("worker", old, 9, lambda error: answers.put(("old", error)))
+        log.cursors.advance("worker", new, 3, lambda error: answers.put(("new", error)))
+    found = dict(answers.get(timeout=20) for _ in range(2))
+
+    assert isinstance(found["old"], CursorError)
+    assert found["new"] is None
+    assert positions(log) == {"worker": 3}
 
 
 def test_a_position_that_cannot_be_stored_is_reported_and_stored_later(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
     connection.execute("ALTER TABLE cursors RENAME TO elsewhere")
 
     with pytest.raises(LogError):
-        advance(log, "worker", 5)
+        advance(log, "worker", token, 5)
 
     connection.execute("ALTER TABLE elsewhere RENAME TO cursors")
     connection.close()
@@ -303,13 +373,13 @@ def test_a_position_that_cannot_be_stored_is_reported_and_stored_later(path: Pat
 
 
 def test_a_position_that_cannot_be_stored_is_not_tried_without_a_pause(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
     connection.execute("ALTER TABLE cursors RENAME TO elsewhere")
     before = time.process_time()
 
     with pytest.raises(LogError):
-        advance(log, "worker", 5)
+        advance(log, "worker", token, 5)
     time.sleep(0.5)  # what is measured: how busy the process is while nothing can be stored
 
     assert time.process_time() - before < 0.4
@@ -322,23 +392,23 @@ def test_a_position_that_cannot_be_stored_is_not_tried_without_a_pause(path: Pat
 
 def test_a_released_name_is_at_its_last_position_already(path: Path, log: SqliteLog) -> None:
     for offset in range(1, 31):
-        log.cursors.claim("worker", ["**"], 0)
-        log.cursors.advance("worker", offset)
-        log.cursors.release("worker")
+        token = claim(log, "worker")
+        log.cursors.advance("worker", token, offset)
+        log.cursors.release("worker", token)
         assert stored(path, "worker") == offset
 
 
 def test_a_release_waits_for_a_position_that_is_being_stored(path: Path, log: SqliteLog) -> None:
-    log.cursors.claim("worker", ["**"], 0)
+    token = claim(log, "worker")
     blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")  # another process is storing a position of its own
-    log.cursors.advance("worker", 5)
+    log.cursors.advance("worker", token, 5)
     wait_until(lambda: not log.cursors._pending)  # the cursors' thread has taken it, and waits
     time.sleep(0.4)  # SQLite asks less and less often: whoever comes later is served earlier
     released: SimpleQueue[int] = SimpleQueue()
 
     def release() -> None:
-        log.cursors.release("worker")
+        log.cursors.release("worker", token)
         released.put(stored(path, "worker"))
 
     thread = threading.Thread(target=release)
@@ -354,9 +424,9 @@ def test_a_release_waits_for_a_position_that_is_being_stored(path: Path, log: Sq
 def test_releasing_a_name_that_another_process_uses_changes_nothing(
     log: SqliteLog, holder: subprocess.Popen[str]
 ) -> None:
-    log.cursors.release("worker")
+    log.cursors.release("worker", "not its token")
 
-    assert log.cursors.list()[0].owner_pid == holder.pid
+    assert log.cursors.list()[0].owner == f"process {holder.pid}"
 
 
 # What the command line does
@@ -365,16 +435,15 @@ def test_releasing_a_name_that_another_process_uses_changes_nothing(
 def test_cursors_are_listed_by_name(log: SqliteLog) -> None:
     assert log.cursors.list() == []
     before = time.time_ns()
-    for name, start in (("b", 2), ("a", 1), ("c", 3)):
-        log.cursors.claim(name, [f"{name}/**"], start)
-    log.cursors.release("b")
+    leases = {name: log.cursors.claim(name, [f"{name}/**"], start) for name, start in (("b", 2), ("a", 1), ("c", 3))}
+    log.cursors.release("b", leases["b"].token)
 
     found = log.cursors.list()
 
-    assert [(c.name, c.offset, c.keys, c.owner_pid) for c in found] == [
-        ("a", 1, ("a/**",), os.getpid()),
+    assert [(c.name, c.offset, c.keys, c.owner) for c in found] == [
+        ("a", 1, ("a/**",), f"process {os.getpid()}"),
         ("b", 2, ("b/**",), None),
-        ("c", 3, ("c/**",), os.getpid()),
+        ("c", 3, ("c/**",), f"process {os.getpid()}"),
     ]
     assert all(before <= cursor.updated_at_ns <= time.time_ns() for cursor in found)
 
@@ -386,23 +455,21 @@ def test_listing_a_log_that_never_had_a_cursor_makes_no_file(path: Path, log: Sq
 
 @pytest.mark.parametrize("position", [2, 900])
 def test_a_reset_moves_a_name_in_either_direction(log: SqliteLog, position: int) -> None:
-    log.cursors.claim("worker", ["**"], 50)
-    log.cursors.release("worker")
+    log.cursors.release("worker", claim(log, "worker", 50))
 
     log.cursors.reset("worker", position)
 
-    assert log.cursors.claim("worker", ["**"], 0) == position
+    assert log.cursors.claim("worker", ["**"], 0).offset == position
 
 
 def test_a_deleted_name_starts_anew(log: SqliteLog) -> None:
     for name in ("worker", "other"):
-        log.cursors.claim(name, ["**"], 50)
-        log.cursors.release(name)
+        log.cursors.release(name, claim(log, name, 50))
 
     log.cursors.delete("worker")
 
     assert positions(log) == {"other": 50}
-    assert log.cursors.claim("worker", ["**"], 8) == 8
+    assert log.cursors.claim("worker", ["**"], 8).offset == 8
 
 
 def test_a_name_in_use_is_neither_reset_nor_deleted(log: SqliteLog, holder: subprocess.Popen[str]) -> None:
@@ -417,3 +484,47 @@ def test_an_unknown_name_is_neither_reset_nor_deleted(log: SqliteLog) -> None:
     for change in (lambda: log.cursors.reset("nobody", 0), lambda: log.cursors.delete("nobody")):
         with pytest.raises(CursorError, match="no such cursor"):
             change()
+
+
+# The first version
+
+
+def columns(path: Path) -> list[str]:
+    connection = pysqlite3.connect(f"{path}-cursors")
+    found = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('cursors')")]
+    connection.close()
+    return found
+
+
+def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions(path: Path) -> None:
+    for suffix in ("", "-head", "-cursors"):
+        shutil.copyfile(DATA / f"log.db{suffix}", f"{path}{suffix}")
+    assert "token" not in columns(path)
+    log = open_log(BusConfig(log=str(path)))
+    try:
+        before = {cursor.name: (cursor.offset, cursor.owner) for cursor in log.cursors.list()}
+        name, (offset, _) = next(iter(before.items()))
+        lease = log.cursors.claim(name, ["**"], 0)
+        advance(log, name, lease.token, offset + 1)
+        log.cursors.release(name, lease.token)
+        after = positions(log)
+    finally:
+        log.close(5.0)
+
+    assert before
+    assert {owner for _, owner in before.values()} == {None}
+    assert lease.offset == offset
+    assert after == {each: at for each, (at, _) in before.items()} | {name: offset + 1}
+    assert columns(path)[-1] == "token"
+
+
+def test_a_name_that_a_process_of_the_first_version_holds_is_refused(path: Path, log: SqliteLog) -> None:
+    """It has no token, but it runs: whoever reads with it is not disturbed."""
+    claim(log, "worker", 3)
+    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection.execute("ALTER TABLE cursors DROP COLUMN token")
+    connection.close()
+
+    with pytest.raises(CursorError, match=str(os.getpid())):
+        claim(log, "worker")
+    assert log.cursors.list()[0].owner == f"process {os.getpid()}"

@@ -50,7 +50,7 @@ from zbus import BusConfig
 from zbus_log import Row, open_log
 log = open_log(BusConfig(log=sys.argv[1]))
 answers = SimpleQueue()
-log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put)
+log.append([Row(1, n, n, "a/b", b"x") for n in range(10)], answers.put, None)
 answers.get()
 print("ready", flush=True)
 sys.stdin.read()
@@ -482,8 +482,7 @@ def test_nothing_stays_open_after_close(path: Path) -> None:
         with opened(path) as log, opened(path, read_only=True) as reader:
             append(log, [row(0)])
             reader.watch(lambda head: None)
-            log.cursors.claim("worker", ["**"], 0)
-            log.cursors.release("worker")
+            log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
             reader.read(EVERYTHING, Span(), 10)
     with pytest.raises(LogOwned):
         with opened(path):
@@ -533,7 +532,8 @@ def test_a_file_written_by_version_1_is_read_and_continued(path: Path) -> None:
     assert [
         (e.publisher_id, e.sequence, e.published_at, e.key, e.payload, dict(e.headers), e.offset) for e in events[:5]
     ] == [
-        (*stored[:5], msgspec.msgpack.decode(stored[5]) if stored[5] else {}, n + 1) for n, stored in enumerate(GOLDEN)
+        (*msgspec.structs.astuple(stored)[:5], msgspec.msgpack.decode(stored.headers) if stored.headers else {}, n + 1)
+        for n, stored in enumerate(GOLDEN)
     ]
     assert read(path) == [1, 2, 3, 4, 5, 6]
     open_log(BusConfig(log=f"{path}.new")).close(5.0)
@@ -559,7 +559,7 @@ def test_after_a_power_cut_a_log_that_was_not_synced_never_gives_an_offset_out_a
 
     answers: SimpleQueue[Any] = SimpleQueue()
     log = open_log(BusConfig(log=str(path), durability="os"))
-    log.append([row(100)], answers.put)
+    log.append([row(100)], answers.put, None)
     offsets = offsets_of(answers.get(timeout=10))
     log.close(5)
 

@@ -32,8 +32,9 @@ from zbus_log.proxy.write_files import decode_answer, decode_rows, encode_rows, 
 
 PUTTER = """
     import sys, time, zbus_log
+    from zbus.ports.log import Row
     path, publisher, count, *more = sys.argv[1:]
-    rows = [(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
+    rows = [Row(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
     print(*zbus_log.put(path, [rows]))
 """
 OWNER = """

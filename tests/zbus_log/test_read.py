@@ -118,8 +118,8 @@ def test_pages_cover_what_an_expression_asks_for_exactly_once(
     found = follow(stored.log, keys, Span(after, until), limit)
 
     assert [event.offset for event in found] == expected
-    assert all(stored.rows[event.offset - 1][3] == event.key for event in found)
-    assert all(stored.rows[event.offset - 1][4] == event.payload for event in found)
+    assert all(stored.rows[event.offset - 1].key == event.key for event in found)
+    assert all(stored.rows[event.offset - 1].payload == event.payload for event in found)
 
 
 moments = st.none() | st.tuples(st.integers(0, 3 * BLOCK + 499), st.integers(-1, 1))
@@ -131,11 +131,14 @@ def test_times_are_exact_also_where_clocks_went_backwards(
     stored: Stored, wanted: list[str], start: tuple[int, int] | None, end: tuple[int, int] | None, after: int
 ) -> None:
     keys = KeySet(wanted)
-    from_ns, to_ns = (None if at is None else stored.rows[at[0]][2] + at[1] for at in (start, end))
+    from_ns, to_ns = (None if at is None else stored.rows[at[0]].published_at + at[1] for at in (start, end))
     expected = [
         n + 1
-        for n, (_, _, at, key, _, _) in enumerate(stored.rows)
-        if n + 1 > after and key in keys and (from_ns is None or at >= from_ns) and (to_ns is None or at <= to_ns)
+        for n, each in enumerate(stored.rows)
+        if n + 1 > after
+        and each.key in keys
+        and (from_ns is None or each.published_at >= from_ns)
+        and (to_ns is None or each.published_at <= to_ns)
     ]
 
     found = follow(stored.log, keys, Span(after, None, from_ns, to_ns), 2000)

@@ -204,9 +204,9 @@ def test_a_number_of_events_stays_also_across_a_loss(path: Path) -> None:
 
 def test_retention_stops_at_a_durable_cursor_and_says_which(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
-    for name, position in (("fast", 90), ("slow", 30), ("middle", 60)):
-        log.cursors.claim(name, ["**"], position)
-    log.cursors.release("slow")  # nobody reads with it now, and it will be back
+    positions = (("fast", 90), ("slow", 30), ("middle", 60))
+    leases = {name: log.cursors.claim(name, ["**"], position) for name, position in positions}
+    log.cursors.release("slow", leases["slow"].token)  # nobody reads with it now, and it will be back
 
     trimmed = log.retain(Rules(events=10))
 
@@ -245,11 +245,11 @@ def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
 
 def test_a_cursor_that_moves_on_lets_retention_go_on(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
-    log.cursors.claim("worker", ["**"], 10)
+    lease = log.cursors.claim("worker", ["**"], 10)
     assert log.retain(Rules(events=10)) == (10, 10, "worker")
 
     stored: SimpleQueue[Any] = SimpleQueue()
-    log.cursors.advance("worker", 95, stored.put)
+    log.cursors.advance("worker", lease.token, 95, stored.put)
     assert stored.get(timeout=20) is None
 
     assert log.retain(Rules(events=10)) == (90, 80, None)
@@ -424,12 +424,12 @@ def test_configured_retention_works_by_itself_while_few_events_arrive(
 def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, retain_events=10) as log:
-        log.cursors.claim("worker", ["**"], 40)
+        lease = log.cursors.claim("worker", ["**"], 40)
         append(log, [row(n) for n in range(100)])
 
         wait_until(lambda: log.low_water() == 40)
         stored: SimpleQueue[Any] = SimpleQueue()
-        log.cursors.advance("worker", 100, stored.put)
+        log.cursors.advance("worker", lease.token, 100, stored.put)
         assert stored.get(timeout=20) is None
         wait_until(lambda: log.low_water() == 90)
 

@@ -322,11 +322,11 @@ def test_a_page_that_cannot_be_right_is_an_error(
     url: str, log_path: Path, offsets: tuple[int, ...], covered: int
 ) -> None:
     with node_at(url, log_path) as bus:
-        assert bus._inner.network is not None
-        origin = bus._inner.network.origin
+        assert bus._inner._node.network is not None
+        origin = bus._inner._node.network.origin
         frames = [encode(Event(7, offset, 1, "a/b", b"", offset=offset), origin) for offset in offsets]
         page = [*frames, b"\0" + msgspec.msgpack.encode((covered, 100, 0, 0))]
-        bus._inner.network.answers.serve(log_key(origin), lambda question, link: page)
+        bus._inner._node.network.answers.serve(log_key(origin), lambda question, link: page)
 
         with pytest.raises(FabricError, match="the page after offset 10"):
             read(url, Span(10, 100))
@@ -351,8 +351,8 @@ def test_spark_reads_by_url_every_column_that_it_reads_from_the_file(url: str, l
         for number in range(3):
             bus.publisher("shop/orders/paid").publish_many([b"o%d" % number] * 1_000, headers={"tenant": "x"})
             bus.publisher("audit").publish_many([b"a"] * 10)
-        assert bus._inner.network is not None
-        origin = {"origin": f"{bus._inner.network.origin:x}", "timeoutS": 20}
+        assert bus._inner._node.network is not None
+        origin = {"origin": f"{bus._inner._node.network.origin:x}", "timeoutS": 20}
         half = stored(log_path)[1_500].published_at
 
         def same(**options: object) -> list[int]:
@@ -417,6 +417,6 @@ def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: st
 
 
 def trim(bus: blocking.Bus, events: int) -> None:
-    log = bus._inner.log
+    log = bus._inner._node.log
     assert isinstance(log, SqliteLog)
     log.retain(Rules(events=events))

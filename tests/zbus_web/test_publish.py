@@ -11,6 +11,7 @@ from inside import node_of
 from web_support import Feed, refusal, until, web
 
 import zbus
+from zbus.ports.log import Answer, Refused
 
 
 async def test_the_body_is_the_event_and_the_answer_its_place(log_path: Path) -> None:
@@ -65,15 +66,16 @@ async def test_what_was_answered_is_in_the_log_in_the_order_of_one_connection(lo
 
 async def test_requests_at_once_wait_for_the_log_together_and_each_has_its_own_offset(log_path: Path) -> None:
     async with web(log_path) as server:
-        append, held = node_of(server.bus).log.append, []
+        commits, held = node_of(server.bus).commits, []
+        append = commits._append
 
-        def hold(rows: object, done: object) -> None:
-            held.append((rows, done))
-            if sum(len(rows) for rows, _ in held) == 64:  # not before all of them are under way
+        def hold(rows: object, done: object, about: object) -> None:
+            held.append((rows, done, about))
+            if sum(len(rows) for rows, _, _ in held) == 64:  # not before all of them are under way
                 for each in held:
                     append(*each)
 
-        node_of(server.bus).log.append = hold
+        commits._append = hold
         posts = [server.client.post(f"/events/k/{n % 5}", content=b"%d" % n) for n in range(64)]
         told = [answer.json() for answer in await asyncio.gather(*posts)]
         stored = {event.offset: event async for event in server.bus.replay()}
@@ -229,13 +231,14 @@ async def test_what_no_schema_accepts_is_refused(log_path: Path) -> None:
 
 async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None:
     async with web(log_path) as server:
-        append = node_of(server.bus).log.append
-        node_of(server.bus).log.append = lambda rows, done: done(zbus.LogFull("app.db"))
+        commits = node_of(server.bus).commits
+        append = commits._append
+        commits._append = lambda rows, done, about: done(Answer(about, Refused(zbus.LogFull("app.db"))))
         plain = await server.client.post("/events/a", content=b"x")
         once = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (plain.status_code, refusal(plain.content)[0]) == (507, "log_full")
         assert (once.status_code, refusal(once.content)[0]) == (507, "log_full")
-        node_of(server.bus).log.append = append
+        commits._append = append
         again = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (again.status_code, again.json()["offset"]) == (201, 1)
 

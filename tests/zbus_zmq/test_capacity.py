@@ -85,7 +85,10 @@ def test_without_a_link_a_sender_waits_a_moment_and_fails_with_the_reason() -> N
 
 
 @pytest.mark.parametrize("flag", ["set_linked", "set_settled"])
-def test_a_sender_that_waits_continues_when_there_is_something_to_send_to(flag: str) -> None:
+def test_a_sender_that_waits_continues_when_there_is_something_to_send_to(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity_module, "LINK_S", 60.0)
     capacity = Capacity()
     getattr(capacity, flag)(False)
     thread, ended = in_thread(lambda: capacity.reserve(1, 1))

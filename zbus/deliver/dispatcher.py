@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zbus.event import Event
+from zbus.headers import NO_HEADERS, Headers
+from zbus.keys import KeySet
+from zbus.observe import records
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
@@ -71,10 +74,10 @@ class Dispatcher:
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self.watchers: tuple[Watcher, ...] = ()
-        self._recent: deque[tuple[Sequence[Row], Sequence[int], int]] = deque()
+        # What was stored last: rows, offsets, the size of the payloads, and the last offset before.
+        self._recent: deque[tuple[Sequence[Row], Sequence[int], int, int]] = deque()
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
-        self._wanted: defaultdict[Target, list[Event]] = defaultdict(list)
 
     def attach(self, subscription: Subscription) -> asyncio.Future[Any] | None:
         """Deliver to a new subscription; the future completes when other nodes are asked for its events."""
@@ -114,19 +117,40 @@ class Dispatcher:
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Deliver a part of the log's tail."""
-        routes, gathered, passed = self.router.routes, self._wanted, self.passed
+        routes, passed, size = self.router.routes, self.passed, 0
+        gathered: dict[Target, list[Event]] = {}
         for row, offset in zip(rows, offsets, strict=True):
+            size += len(row.payload)
             targets = routes(row.key)
             if passed and (row.publisher_id, row.sequence) in passed:
                 targets = tuple(target for target in targets if target.records)
             if targets:
-                event = row.event(offset)
+                headers = row.headers  # `row.event(offset)` without its call: this is done for every event
+                event = Event(
+                    row.publisher_id,
+                    row.sequence,
+                    row.published_at,
+                    row.key,
+                    row.payload,
+                    Headers(headers) if headers else NO_HEADERS,
+                    offset,
+                    row.provenance,
+                )
                 for target in targets:
-                    gathered[target].append(event)
+                    if target in gathered:
+                        gathered[target].append(event)
+                    else:
+                        gathered[target] = [event]
         if gathered:
-            self._offer()
-        self.delivered = offsets[-1]
-        size = self._remember(rows, offsets)
+            self._offer(gathered, received=False)
+        before, self.delivered = self.delivered, offsets[-1]
+        self._recent.append((rows, offsets, size, before))
+        self._recent_events += len(rows)
+        self._recent_bytes += size
+        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
+            gone, _, gone_bytes, _ = self._recent.popleft()
+            self._recent_events -= len(gone)
+            self._recent_bytes -= gone_bytes
         for watch in self.watchers:
             watch(rows, size)
 
@@ -148,50 +172,48 @@ class Dispatcher:
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
-        routes, gathered = self.router.routes, self._wanted
+        routes = self.router.routes
+        gathered: dict[Target, list[Event]] = {}
         key, targets = "", routes(events[0].key)
         for event in events:
             if event.key != key:
                 key, targets = event.key, routes(event.key)
             for target in targets:
-                gathered[target].append(event)
+                gathered.setdefault(target, []).append(event)
         if gathered:
-            self._offer()
+            self._offer(gathered, received=True)
 
-    def recent_after(self, offset: int, limit: int) -> list[Event] | None:
-        """The delivered events after `offset`, if they are few and still in memory; else None."""
-        missing = self.delivered - offset
-        if missing <= 0:
+    def recent_after(self, offset: int, limit: int, keys: KeySet) -> list[Event] | None:
+        """Return the delivered events of some keys after `offset`; None if memory has not all, or there are too many.
+
+        An event that was read from the log and not delivered yet has an offset over `delivered`: nothing follows it.
+        """
+        if self.delivered <= offset:
             return []
-        if missing > limit or not self._recent or self._recent[0][1][0] > offset + 1:
+        if not self._recent or self._recent[0][3] > offset:
             return None
-        found = []
-        for rows, offsets, _ in self._recent:
-            if offsets[-1] > offset:
-                found += [row.event(at) for row, at in zip(rows, offsets, strict=True) if at > offset]
+        found: list[Event] = []
+        for rows, offsets, _, _ in reversed(self._recent):
+            if offsets[-1] <= offset:
+                break
+            for row, at in zip(reversed(rows), reversed(offsets), strict=True):
+                if at <= offset:
+                    break
+                if row.key in keys:
+                    if len(found) == limit:
+                        return None
+                    found.append(row.event(at))
+        found.reverse()
         return found
 
-    def _offer(self) -> None:
+    def _offer(self, gathered: Mapping[Target, list[Event]], received: bool) -> None:
         """Hand over what was gathered, once per target."""
         taken = []
-        for target, events in self._wanted.items():
-            if number := target.offer(events):
+        for target, events in gathered.items():
+            if number := target.offer(events, received):
                 self.deliveries += number
                 taken.append(events)
-        self._wanted.clear()
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
-        if taken and wanted(logging.DEBUG):
+        if taken and (records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG)):
             tell_received(taken)
-
-    def _remember(self, rows: Sequence[Row], offsets: Sequence[int]) -> int:
-        """Keep what was stored for a while; returns how large its payloads are."""
-        total = sum([len(row.payload) for row in rows])
-        self._recent.append((rows, offsets, total))
-        self._recent_events += len(rows)
-        self._recent_bytes += total
-        while self._recent_events > RECENT_EVENTS or self._recent_bytes > RECENT_BYTES:
-            gone, _, size = self._recent.popleft()
-            self._recent_events -= len(gone)
-            self._recent_bytes -= size
-        return total

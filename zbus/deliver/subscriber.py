@@ -1,16 +1,15 @@
-"""The subscribing end: a bounded queue between the bus and one reader.
+"""A subscription: a bounded queue between the bus and one subscriber.
 
-The bus must never wait for a slow reader, and memory must never grow without limit. So a queue that
-is full does what its policy says: it drops and tells the reader (`SubscriberLagged`), it lets
-publishers wait, or it spills: the reader goes on from the log and joins the live events again when it
-has caught up. Every event carries its offset, so nothing is missed or repeated at that seam.
+The bus must never wait for a slow subscriber, and memory must never grow without limit. What happens when the queue is
+full is decided by an overflow policy (`overflow.py`): events are dropped and the subscriber is notified
+(`SubscriberLagged`), publishers wait, or the subscriber continues from the log and receives live events again after
+catching up. Every stored event carries its offset, so nothing is missed or repeated at that seam.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -19,39 +18,22 @@ from typing import Any, Literal, TypeVar
 from zbus.errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
 from zbus.event import Event, Receipt
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_DROPPED, EVENT_SUBSCRIBER_SLOW, record
+from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record
 from zbus.ports.log import Span
 from zbus.scope import Scope
 
 from .acknowledgements import Durable
+from .buffer import Backlog, Buffer
 from .host import Host
 from .log_reader import LogReader
+from .overflow import BACKLOG_BYTES_MAX, BACKLOG_FULL, POLICIES, Overflow
 from .start_position import to_ns
 
 T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
-Overflow = Literal["drop_oldest", "drop_newest", "block", "spill"]
 
 PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
-TELL_EVERY_S = 1.0  # of drops, while they go on; all of them are counted
-
-
-class _Gap:
-    """Dropped events: how many, and between which offsets."""
-
-    __slots__ = ("after", "missed", "until")
-
-    def __init__(self, after: int) -> None:
-        self.missed, self.after, self.until = 0, after, 0
-
-    def add(self, dropped: Event | _Gap) -> None:
-        if isinstance(dropped, _Gap):
-            self.missed += dropped.missed
-            self.until = dropped.until
-        else:
-            self.missed += 1
-            self.until = dropped.offset
 
 
 class EventSubscriber:
@@ -74,17 +56,16 @@ class EventSubscriber:
         schema: Any,
     ) -> None:
         self._host, self._dispatcher, self._reader = host, host.dispatcher, host.reader
-        self._monotonic = host.runtime.monotonic
         self._keys, self._start = keys, start
         self.durable, self.schema, self.overflow = durable, schema, overflow
         self.queue_events = queue_events
-        self.dropped = 0
-        self._told_at = -TELL_EVERY_S
+        self._buffer = Buffer(queue_events)
+        self._queue = self._buffer.items
+        self._policy = POLICIES[overflow](self, self._buffer, host)
+        self._aside: Backlog | None = None  # events that no log has, while this subscription reads the log
         self._bound = durable is not None or schema is not None
         self._tracing = host.tracing
         self.checks_changed()
-        self._queue: deque[Event | _Gap] = deque()
-        self._front_gap: _Gap | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
         self._closed = self._reading = self._nudged = False
@@ -98,8 +79,8 @@ class EventSubscriber:
         self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and durable is None
         self._live = self._resolved and not self._reader.read_only
-        # With a durable name, or when it spills, events of other nodes go through our own log.
-        self.records = self._reader.log is not None and (durable is not None or overflow == "spill")
+        # Whether events of other nodes are stored in the log of this node, and delivered from there.
+        self.records = self._reader.log is not None and (durable is not None or self._policy.needs_log)
         self.since_ns = host.runtime.time_ns()
         if start == "beginning":
             self.since_ns = 0
@@ -142,8 +123,13 @@ class EventSubscriber:
 
     @property
     def queued(self) -> int:
-        """How many events wait in memory."""
-        return len(self._queue)
+        """How many events wait in memory: at most `queue_events`, a page of the log, or, if it blocks, the backlog."""
+        return self._buffer.events + self._policy.waiting
+
+    @property
+    def dropped(self) -> int:
+        """How many events this subscription has dropped. `SubscriberLagged` reports each of them."""
+        return self._policy.dropped
 
     @property
     def acknowledged(self) -> int | None:
@@ -167,7 +153,7 @@ class EventSubscriber:
 
     async def __anext__(self) -> Event:
         queue = self._queue
-        if self._plain and queue and self._front_gap is None:
+        if self._plain and queue:
             first = queue.popleft()
             if type(first) is Event:
                 self._handed = first.offset or self._handed
@@ -176,15 +162,13 @@ class EventSubscriber:
         if self._durable is not None and self._resolved:
             self._durable.handled(self._handed)  # asking for the next event acknowledges the last
         while True:
-            if self._front_gap is not None:
-                gap, self._front_gap = self._front_gap, None
-                raise self._lagged(gap)
             if queue:
-                item = queue.popleft()
-                if isinstance(item, _Gap):
-                    raise self._lagged(item)
-                if self.overflow == "block" and len(queue) <= self.queue_events // 2:
-                    self._host.backpressure.open(self)
+                if type(queue[0]) is not Event:
+                    raise self._lagged()
+                item: Event = queue.popleft()  # type: ignore[assignment]  # it was just looked at
+                if self._follows_reads:
+                    self._policy.taken()
+                    self.checks_changed()
                 if item.offset:
                     self._handed = item.offset
                 if (validators := self._host.validators) is not None:
@@ -214,10 +198,10 @@ class EventSubscriber:
         Events that are checked, traced or acknowledged come one at a time all the same.
         [] when `nudge` was called and nothing waits; None when the subscription or the bus was closed.
         """
-        while not (self._queue or self._nudged or self._closed or self._front_gap or self._failed):
+        while not (self._queue or self._nudged or self._closed or self._failed):
             await self._refill()
         nudged, self._nudged = self._nudged, False
-        if nudged and not (self._queue or self._closed or self._front_gap or self._failed):
+        if nudged and not (self._queue or self._closed or self._failed):
             return []
         first = await self.next()
         if first is None:
@@ -261,7 +245,7 @@ class EventSubscriber:
         already, self._closed = self._closed, True
         if not already:
             self._live = False
-            self._host.backpressure.open(self)
+            self._policy.closed()
             self._dispatcher.detach(self)
             self._wake()
         if self._durable is not None:
@@ -269,31 +253,28 @@ class EventSubscriber:
 
     # What the bus calls, on the loop.
 
-    def offer(self, events: Sequence[Event]) -> int:
-        """Queue live events, or do what the overflow policy says; returns how many there were."""
+    def offer(self, events: Sequence[Event], received: bool = False) -> int:
+        """Take live events without waiting. Returns how many of them the subscriber reads, or is notified of."""
         if not self._live:
-            return 0
+            return self._set_aside(events)
         if 0 < events[0].offset <= self._position:
             events = [event for event in events if event.offset > self._position]
             if not events:
                 return 0
         if self._bound:
             events = [event._with(self._receipt) for event in events]
-        queue = self._queue
-        room = self.queue_events - len(queue)
-        if len(events) <= room or self.overflow == "block":  # where publishers wait, what is under way is bounded
+        queue, taken = self._queue, len(events)
+        if len(queue) + taken < self.queue_events:
             queue.extend(events)
             self._position = events[-1].offset or self._position
         else:
-            self._overflow(events, room)
+            taken = self._overflow(events, received)
         if len(queue) * 2 >= self.queue_events:
             self._dispatcher.crowded = True
-            if len(queue) >= self.queue_events and self.overflow == "block":
-                self._host.backpressure.close(self, "a reader's queue is full")
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        return len(events)
+        return taken
 
     def end(self) -> None:
         """The bus is closing: end the stream after what is queued."""
@@ -301,10 +282,11 @@ class EventSubscriber:
         self._wake()
 
     def checks_changed(self) -> None:
-        """Other schemas are in force than before, or none."""
+        """Look again at what has to be done for each event, after other schemas were registered, for example."""
+        self._follows_reads = self._policy.follows_reads
         # Whether reading is nothing but taking from the queue.
         untold = self._host.validators is None and self._tracing is None
-        self._plain = not self._bound and self.overflow != "block" and untold
+        self._plain = not self._bound and not self._follows_reads and untold
 
     def moved(self) -> None:
         """The head of a log that another process owns has moved."""
@@ -370,16 +352,20 @@ class EventSubscriber:
             self._failed = error
 
     def _join_live(self) -> bool:
-        """Go over to live events, if what lies between is short enough to be handed over from memory."""
+        """Receive live events again, if what lies between is in memory and fits into the queue."""
         if self._reader.read_only or self._closed:
             return False
-        missing = self._dispatcher.recent_after(self._position, self.queue_events)
-        if missing is None:
+        between = self._dispatcher.recent_after(self._position, self.queue_events, self._keys)
+        if between is None:
             return False
         self._live = True
-        wanted = [event for event in missing if event.key in self._keys]
-        if wanted:
-            self._dispatcher.deliveries += self.offer(wanted)
+        if between:
+            self._dispatcher.deliveries += self.offer(between)
+        self._policy.joined()
+        self.checks_changed()
+        if self._aside is not None:
+            aside, self._aside = self._aside, None
+            self.offer(aside.drain(), received=True)
         return True
 
     async def _resolve(self) -> None:
@@ -405,57 +391,59 @@ class EventSubscriber:
 
     # Overflow.
 
-    def _overflow(self, events: Sequence[Event], room: int) -> None:
-        """More events than there is room for: queue what the policy keeps, and note what it drops."""
-        queue, last = self._queue, events[-1].offset
-        if self.overflow == "spill" and last:
-            queue.extend(events[:room])
-            self._position = events[room - 1].offset if room > 0 else self._position
-            self._live = False  # and read on from the log
+    def _overflow(self, events: Sequence[Event], received: bool) -> int:
+        """Let the policy take events that fill the queue. What it does not take is read from the log."""
+        taken = self._policy.overflow(events, received)
+        self.checks_changed()
+        if taken:
+            self._position = events[taken - 1].offset or self._position
+        if taken < len(events):
+            self._live = False
             self._dispatcher.count("spilled", 1)
-            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, keys=self.key_exprs, queue_events=self.queue_events)
-            return
-        self.dropped += len(events) - room
-        self._dispatcher.count("dropped_queue_full", len(events) - room)
-        if self._monotonic() - self._told_at >= TELL_EVERY_S:
-            self._told_at = self._monotonic()
-            fields: dict[str, Any] = {"keys": self.key_exprs, "policy": self.overflow, "dropped_total": self.dropped}
-            record(EVENT_DROPPED, logging.WARNING, reason="a reader's queue is full", **fields)
-        if self.overflow == "drop_oldest":
-            queue.extend(events)
-            gap = self._front_gap = self._front_gap or _Gap(self._handed)
-            while len(queue) > self.queue_events:
-                gap.add(queue.popleft())
-        else:
-            queue.extend(events[:room])
-            gap = queue[-1] if isinstance(queue[-1], _Gap) else _Gap(queue[-1].offset)
-            if queue[-1] is not gap:
-                queue.append(gap)
-            for event in events[room:]:
-                gap.add(event)
-        self._position = last or self._position
+            fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
+            reason = "the queue of a subscription is full; it continues from the log"
+            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
+        return taken
 
-    def _lagged(self, gap: _Gap) -> SubscriberLagged:
-        fields: dict[str, Any] = {"keys": self.key_exprs, "missed": gap.missed, "after": gap.after, "until": gap.until}
-        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, **fields)
-        return SubscriberLagged(**fields, queue_events=self.queue_events)
+    def _set_aside(self, events: Sequence[Event]) -> int:
+        """Keep events that no log has until the log was read. The others are read from it."""
+        if events[0].offset or self._closed or self._reader.read_only:
+            return 0
+        if self._bound:
+            events = [event._with(self._receipt) for event in events]
+        if self._aside is None:
+            self._aside = Backlog(BACKLOG_BYTES_MAX)
+        kept = self._aside.fill(events)
+        self._dispatcher.count("backlogged", kept)
+        if kept < len(events):
+            self._policy.drop(events[kept:], BACKLOG_FULL)
+        return len(events)
+
+    def _lagged(self) -> SubscriberLagged:
+        gap = self._buffer.take_gap()
+        span: dict[str, Any] = {"missed": gap.missed, "after": self._handed, "until": gap.until}
+        reason = "a subscription did not keep up with its events and missed some"
+        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
+        return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
 
 
 def check_options(
     reader: LogReader, start: Start, durable: str | None, queue_events: int, overflow: str | None
 ) -> Overflow:
     """Raise `ConfigInvalid` for options that contradict each other; return the overflow policy."""
-    policy = overflow or ("spill" if durable is not None else "drop_oldest")
-    if policy not in ("drop_oldest", "drop_newest", "block", "spill"):
-        raise ConfigInvalid("overflow", f"{policy!r} must be drop_oldest, drop_newest, block or spill")
-    if durable is not None and policy.startswith("drop"):
+    name = overflow or ("spill" if durable is not None else "drop_oldest")
+    if name not in POLICIES:
+        *names, last = POLICIES
+        raise ConfigInvalid("overflow", f"{name!r} must be {', '.join(names)} or {last}")
+    policy = POLICIES[name]  # type: ignore[index]  # it is one of them
+    if durable is not None and policy.drops:
         raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
     if not isinstance(queue_events, int) or queue_events < 1:
         raise ConfigInvalid("queue_events", "a queue holds at least one event")
-    if reader.log is None and (durable is not None or policy == "spill"):
-        raise LogMissing("a durable name" if durable is not None else "overflow='spill'")
+    if reader.log is None and (durable is not None or policy.needs_log):
+        raise LogMissing("a durable name" if durable is not None else f"overflow={name!r}")
     if start != "new" and reader.log is None:
         raise LogMissing("a start in the past")
     if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
         raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")
-    return policy  # type: ignore[return-value]
+    return name  # type: ignore[return-value]

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
@@ -34,7 +35,6 @@ INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
 ORIGINS_MAX = 10_000
 REPORT_S = 60.0
-GATE_S = 0.005
 CANCEL_BYTES = 9  # its mark, and the number of the question
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
@@ -62,12 +62,14 @@ class Inbox:
         self._bytes = self._overflowed = 0
         self._lock = threading.Lock()
         self._armed = self._ended = False
+        self._resuming: asyncio.Task[None] | None = None  # while nothing is taken in
         self._seen = Seen(runtime)
         self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
         self._origins: dict[int, Origin] = {}
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._runtime = runtime
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
+        self.stored_events = 0  # of other nodes, in our log
         self.received: dict[str, int] = {}  # events by link, duplicates among them
         self.heard = Heard(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
@@ -107,6 +109,9 @@ class Inbox:
         """Take nothing more and stop repairing; returns what is to be waited for."""
         self._ended = True  # what still arrives would begin a repair that nobody ends
         ending = [task for origin in self._origins.values() if (task := origin.close()) is not None]
+        if self._resuming is not None:
+            self._resuming.cancel()
+            ending.append(self._resuming)
         self._origins.clear()
         return ending
 
@@ -119,8 +124,8 @@ class Inbox:
             pass  # the loop is closed, and with it the bus
 
     def _drain(self) -> None:
-        if self._gate.shut and not self._ended:  # readers that must not drop are full, or too much is unwritten
-            self._loop.call_later(GATE_S, self._drain)
+        if self._gate.blocks(self._is_delayed):
+            self._resuming = self._loop.create_task(self._resume())
             return
         new: list[Envelope] = []
         done: list[Callable[[], None]] = []
@@ -153,9 +158,27 @@ class Inbox:
         self._opened.clear()
         if lost:
             self.count("dropped_inbox_full", lost)
-            self._report(EVENT_DROPPED, "", reason="the inbox is full; what has a log is asked for again", frames=lost)
+            self._report(
+                EVENT_DROPPED,
+                "",
+                code="inbox_full",
+                reason="the inbox is full; what has a log is asked for again",
+                frames=lost,
+            )
         if self._armed:
             self._loop.call_soon(self._drain)
+
+    def _is_delayed(self, reasons: AbstractSet[Any]) -> bool:
+        """Whether received events have to wait: for the log, or for the links that a bridge forwards them over.
+
+        A subscription that is full is no reason: its events wait in its own backlog, and all others are delivered.
+        """
+        return not self._ended and (self._commits in reasons or (self._forwards and self._network in reasons))
+
+    async def _resume(self) -> None:
+        await self._gate.wait(self._is_delayed)
+        self._resuming = None
+        self._drain()
 
     def _open(self, frame: bytes, link: str, dense: bool) -> Sequence[Envelope]:
         kind = frame[0] if frame else 0
@@ -223,7 +246,7 @@ class Inbox:
     def _invalid(self, counted: str, source: str, **fields: Any) -> None:
         self.count("invalid_received", 1)  # of whatever kind
         self.count(counted, 1)
-        self._report(EVENT_INVALID, source, **fields)
+        self._report(EVENT_INVALID, source, code=counted, **fields)
 
     def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
         """Say it once a minute and source; the counters have every one."""
@@ -284,8 +307,8 @@ class Inbox:
         return await self._network.page(origin, after, from_ns, link, expressions)
 
     async def room(self) -> None:
-        """Wait while readers that must not drop are full, or too much is unwritten."""
-        await self._gate.wait(lambda reasons: not self._ended)
+        """Wait while too many bytes await commit, or, in a bridge, await sending."""
+        await self._gate.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember how far an origin is, once what came before is in our log."""
@@ -309,7 +332,8 @@ class Inbox:
             self.count("gaps", 1)
             self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields)
+        reason = "events are missing and could not be repaired"
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="unrepaired", reason=reason)
         self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
         return True
 
@@ -322,7 +346,7 @@ class Inbox:
         self.count("gaps_open", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "still missing, and its node cannot be asked; it is asked again until it is back"
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, reason=reason)
+        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="open", reason=reason)
         self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
         return True
 
@@ -339,9 +363,17 @@ class Inbox:
 
         def look(done: asyncio.Future[Any]) -> None:
             self._passed.difference_update(passed)
+            if not done.cancelled() and done.exception() is None:
+                self.stored_events += len(rows) - len(done.result().repeated)
             if not done.cancelled() and isinstance(done.exception(), LogError):
                 self.count("record_failed", len(rows))
-                self._report(EVENT_DROPPED, "log", reason=f"not recorded: {done.exception()}", events=len(rows))
+                self._report(
+                    EVENT_DROPPED,
+                    "log",
+                    code="store_failed",
+                    reason=f"not stored: {done.exception()}",
+                    events=len(rows),
+                )
                 for envelope in envelopes:
                     if envelope.origin in self._origins:
                         self._origins[envelope.origin].rewind(envelope.offset - 1)

@@ -56,10 +56,11 @@ class Network:
         config: BusConfig,
         runtime: Runtime,
         published_keys: Collection[str],
+        links_changed: Callable[[], None],
         forward: Callable[[str], Forward] | None = None,
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
-        self._runtime = runtime
+        self._runtime, self._links_changed = runtime, links_changed
         self._time_ns = runtime.time_ns
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
@@ -131,6 +132,7 @@ class Network:
                 fabric, self.origin, self._log, start, self._host.count, self._on_room, forward, self._runtime
             )
             self.links.append(link)
+            self._links_changed()
             self.registry.tell_soon()
         except BaseException:
             self._run(_try, fabric.close)
@@ -149,6 +151,7 @@ class Network:
     async def remove(self, link: Link, timeout_s: float) -> None:
         """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
         self.links.remove(link)
+        self._links_changed()
         await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
 
     async def receive_on(self, labels: Sequence[str]) -> None:
@@ -242,7 +245,7 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.send_queue.congested for link in self.links):
-            self._host.backpressure.close(self, "the network is slow")
+            self._host.backpressure.close(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _on_room(self) -> None:
         """On a send queue's thread."""

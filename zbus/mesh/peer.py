@@ -55,7 +55,7 @@ class Reception(Teller, Protocol):
         """Ask a node for a page of its log; `link` is where it was last heard."""
 
     async def room(self) -> None:
-        """Wait while readers that must not drop are full, or too much is unwritten."""
+        """Wait while too many bytes await commit, or, in a bridge, await sending."""
 
     def covered(self, origin: int, offset: int) -> None:
         """Nothing of `origin` up to `offset` is missing."""

@@ -54,6 +54,8 @@ RUN_ID = REAL.token_hex(8)  # of this process
 _correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
 _Listeners = tuple[tuple[int, Listener], ...]
 _listeners: _Listeners = ()  # each with the least level that it wants; replaced, never changed
+SILENT = 1 << 30
+listened_from = SILENT  # the lowest level that any listener wants: read on the path of every event
 _changing = threading.RLock()
 
 
@@ -89,8 +91,8 @@ class _Text:
 
 
 def wanted(level: int) -> bool:
-    """Whether a record of this level would be heard: asked once per burst, before one is made."""
-    return logger.isEnabledFor(level) or (bool(_listeners) and any(level >= least for least, _ in _listeners))
+    """Return whether a record of this level would be written: asked once per burst, before one is made."""
+    return level >= listened_from or logger.isEnabledFor(level)
 
 
 def listen(level: int, listener: Listener) -> Callable[[], None]:
@@ -102,13 +104,14 @@ def listen(level: int, listener: Listener) -> Callable[[], None]:
 
 def _change(change: Callable[[_Listeners], _Listeners]) -> None:
     """Replace the listeners. What garbage collection finalizes may change them too, on this thread, meanwhile."""
-    global _listeners
+    global _listeners, listened_from
     with _changing:
         while True:
             before = _listeners
             after = change(before)
             if _listeners is before:
                 _listeners = after
+                listened_from = min((least for least, _ in after), default=SILENT)
                 return
 
 

@@ -27,8 +27,11 @@ class Target(Protocol):
     def key_exprs(self) -> tuple[str, ...]:
         """The key expressions of the events that it receives."""
 
-    def offer(self, events: Sequence[Event]) -> int:
-        """Take a batch of events without waiting. Returns the number of events that a subscriber will read."""
+    def offer(self, events: Sequence[Event], received: bool = False) -> int:
+        """Take a batch of events without waiting. Returns the number of events that a subscriber will read.
+
+        `received`: no publisher of this node waits for these events, so backpressure does not slow them down.
+        """
 
 
 class CacheHost(Protocol):

@@ -86,8 +86,16 @@ class Unknown(NamedTuple):
 
 Outcome = Stored | Refused | Unknown
 
-# Called once, by the log's own thread, with the outcome of an append.
-Appended = Callable[[Outcome], None]
+
+class Answer(NamedTuple):
+    """The outcome of an append, with what its caller passed as `about`."""
+
+    about: Any
+    outcome: Outcome
+
+
+# Called once, by the log's own thread, when the outcome of an append is known.
+Appended = Callable[[Answer], None]
 
 # Called once, by any thread, with the offsets of rows that another process wanted stored, or why they were not.
 Answered = Callable[[Sequence[int] | ZbusError], None]
@@ -224,8 +232,12 @@ class Log(Protocol):
     def writer_id(self) -> int:
         """What tells this node's writes in the history from those of others; the same as `log_id` with one writer."""
 
-    def append(self, rows: Sequence[Row], done: Appended) -> None:
-        """Queue rows for the next commit; `done` is called from the log's thread with the outcome."""
+    @property
+    def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:
+        """`append(rows, done, about)`: queue rows for the next commit, without blocking.
+
+        `done` is called from the log's thread with `about` and the outcome.
+        """
 
     def tail(self, committed: Callable[[Committed], None]) -> None:
         """Call `committed`, from the log's thread, with every event that is stored from now on.

@@ -30,18 +30,18 @@ class Gate:
         self._reasons: dict[Any, None] = {}
         self._waiters: dict[asyncio.Future[None], None] = {}
 
-    def close(self, reason: object, why: str) -> None:
-        """Let publishers whom `reason` concerns wait; `why` is for people."""
+    def close(self, reason: object, code: str, why: str) -> None:
+        """Let publishers that `reason` concerns wait. The record has `code` for programs, and `why` for people."""
         if reason in self._reasons:
             return
         self._reasons[reason] = None
         self.shut = True
         self.closings += 1
         if self._throttle.due():
-            record(EVENT_BACKPRESSURE, reason=why, closings_total=self.closings)
+            record(EVENT_BACKPRESSURE, code=code, reason=why, closings_total=self.closings)
 
     def open(self, reason: object) -> None:
-        """Take one reason away and let everybody look again."""
+        """Take one reason away. Every publisher that waits then looks at the others again."""
         if reason in self._reasons:
             del self._reasons[reason]
             self.shut = bool(self._reasons)
@@ -49,9 +49,13 @@ class Gate:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    def blocks(self, concerned: Callable[[AbstractSet[Any]], bool]) -> bool:
+        """Return whether any of the reasons concerns the caller."""
+        return self.shut and concerned(self._reasons.keys())
+
     async def wait(self, concerned: Callable[[AbstractSet[Any]], bool]) -> None:
-        """Wait while any of the reasons concerns the caller. Cancelled, it leaves nothing behind."""
-        while self.shut and concerned(self._reasons.keys()):
+        """Wait while any of the reasons concerns the caller. If cancelled, it leaves nothing behind."""
+        while self.blocks(concerned):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[waiter] = None
             try:

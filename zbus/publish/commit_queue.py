@@ -9,11 +9,17 @@ its publisher returns.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from zbus.event import Offset
+from zbus.observe import records
+from zbus.observe.burst_records import tell_published
 from zbus.observe.histogram import Histogram
-from zbus.ports.log import Committed, Log, Outcome, Row, Stored, Unknown
+from zbus.ports.log import Answer, Committed, Log, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
@@ -23,25 +29,17 @@ from .backpressure import Gate
 FLUSH_ROWS = 128
 
 # A future and how many rows it waits for; 0 stands for a single row, whose offset it gets.
-Waiter = tuple["asyncio.Future[Offset] | asyncio.Future[Stored]", int]
+Waiter = tuple["asyncio.Future[Any]", int]
 Listener = Callable[[Sequence[Row], Sequence[int]], None]
 
 
-class Burst:
+class Burst(msgspec.Struct, gc=False):
     """Rows that went to the log together, and the futures that wait for them."""
 
-    __slots__ = ("_post", "begun", "outcome", "rows", "size", "waiters")
-    outcome: Outcome
-
-    def __init__(
-        self, rows: list[Row], waiters: list[Waiter], size: int, begun: int, post: Callable[[Burst], None]
-    ) -> None:
-        self.rows, self.waiters, self.size, self.begun, self._post = rows, waiters, size, begun, post
-
-    def done(self, outcome: Outcome) -> None:
-        """On the log's thread."""
-        self.outcome = outcome
-        self._post(self)
+    rows: list[Row]
+    waiters: list[Waiter]
+    size: int
+    begun: int  # when they went to the log
 
 
 class Commits:
@@ -58,14 +56,16 @@ class Commits:
         runtime: Runtime,
     ) -> None:
         """`listeners` are called with each part of the log's tail, in order."""
-        self._append, self._backpressure, self._listeners = log.append, backpressure, tuple(listeners)
+        self._append, self._backpressure, self.listeners = log.append, backpressure, tuple(listeners)
         self._pending_bytes_max, self._took, self._count = pending_bytes_max, took, count
         self._monotonic_ns = runtime.monotonic_ns
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
         self._bytes = self.pending_bytes = self._in_flight = 0
-        self._mailbox = Mailbox[Burst | Committed](self._loop, self._take)
+        self._mailbox = Mailbox[Answer | Committed](self._loop, self._take)
+        self._behind = False
+        self.stored_events = 0  # by this node: its own, and those that it keeps of others
         self._idle: asyncio.Future[None] | None = None
         log.tail(self._mailbox.post)
 
@@ -101,53 +101,65 @@ class Commits:
     def _flush(self) -> None:
         if not self._rows:
             return
-        burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns(), self._mailbox.post)
+        burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns())
         self._rows, self._waiters, self._bytes = [], [], 0
         self._in_flight += 1
         self.pending_bytes += burst.size
         if self.pending_bytes > self._pending_bytes_max:
-            self._backpressure.close(self, "the log is behind")
-        self._append(burst.rows, burst.done)
+            self._behind = True
+            self._backpressure.close(self, "commits_pending", "too many bytes await commit")
+        self._append(burst.rows, self._mailbox.post, burst)
 
-    def _take(self, items: list[Burst | Committed]) -> None:
+    def _take(self, items: list[Answer | Committed]) -> None:
+        new_offset = int.__new__
         for item in items:
             if type(item) is Committed:
-                for listener in self._listeners:
+                self.stored_events += len(item.rows)
+                for listener in self.listeners:
                     listener(item.rows, item.offsets)
+                if records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG):
+                    own = [row for row in item.rows if row.provenance is None]
+                    if own:
+                        tell_published(own, item.offsets)
                 continue
-            assert type(item) is Burst
+            assert type(item) is Answer
+            burst: Burst = item.about
+            outcome = item.outcome
             self._in_flight -= 1
-            self.pending_bytes -= item.size
-            if type(item.outcome) is not Stored:
-                self._fail(item)
+            self.pending_bytes -= burst.size
+            if not isinstance(outcome, Stored):
+                self._fail(burst, outcome)
                 continue
             if self._took is not None:
-                self._took.add(self._monotonic_ns() - item.begun)
-            at = 0
-            (offsets, repeated), rows = item.outcome, item.rows
-            for waiter, number in item.waiters:
+                self._took.add(self._monotonic_ns() - burst.begun)
+            at, rows = 0, burst.rows
+            offsets, repeated = outcome
+            for waiter, number in burst.waiters:
                 if number:
                     if not waiter.done():
-                        waiter.set_result(_part(item.outcome, at, number))  # type: ignore[arg-type]
+                        waiter.set_result(_part(outcome, at, number))
                     at += number
                 else:
                     if not waiter.done():
-                        row = rows[at]
-                        waiter.set_result(Offset(offsets[at], row.publisher_id, row.sequence, at not in repeated))  # type: ignore[arg-type]
+                        row = rows[at]  # `Offset(…)` without its call: this is done for every event
+                        offset = new_offset(Offset, offsets[at])
+                        offset.publisher_id, offset.sequence = row.publisher_id, row.sequence
+                        offset.first = at not in repeated
+                        waiter.set_result(offset)
                     at += 1
-        if self.pending_bytes <= self._pending_bytes_max:
+        if self._behind and self.pending_bytes <= self._pending_bytes_max:
+            self._behind = False
             self._backpressure.open(self)
         if self._idle is not None and not self._in_flight and not self._rows:
             self._idle.set_result(None)
             self._idle = None
 
-    def _fail(self, burst: Burst) -> None:
-        assert not isinstance(burst.outcome, Stored)
-        if isinstance(burst.outcome, Unknown):
+    def _fail(self, burst: Burst, outcome: Refused | Unknown) -> None:
+        if type(outcome) is Unknown:
             self._count("outcome_unknown", len(burst.rows))
         for waiter, _ in burst.waiters:
             if not waiter.done():
-                waiter.set_exception(burst.outcome.error)
+                waiter.set_exception(outcome.error)
 
 
 def _part(stored: Stored, at: int, number: int) -> Stored:

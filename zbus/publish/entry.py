@@ -63,6 +63,11 @@ class Entry:
         if len(self.published_keys) < KEYS_ANNOUNCED_MAX:
             self.published_keys[key] = None
 
+    def announce_keys(self, rows: Iterable[Row]) -> None:
+        """The same for the keys of events that no publisher of this node has numbered."""
+        for key in {row.key: None for row in rows}:
+            self.announce_key(key)
+
     def encode(
         self, key: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> tuple[bytes, bytes | None]:
@@ -95,47 +100,54 @@ class Entry:
     async def admit(self, events: Iterable[tuple[str, bytes]]) -> None:
         """Wait for capacity for these keys and payloads: the last wait before an event is numbered.
 
-        Schemas and transports may change during the wait, so both are then checked again. If cancelled, nothing was
-        stored.
+        The bus, access, transports and schemas may change during the wait, so the steps that depend on them are then
+        repeated. If cancelled, nothing was stored.
         """
-        if self.backpressure.shut:
-            events = tuple(events)
-            keys = tuple(dict.fromkeys(key for key, _ in events))
-            validators, transports = self.validators, self.transports
-            await self.backpressure.wait(lambda reasons: self.is_open and self._host.is_blocked(reasons, keys))
-            if self.transports != transports:
-                for key in keys:
-                    self.open_key(key)
-            if self.validators is not None and self.validators is not validators:
-                for key, body in events:
-                    self.validators.hold(key, body)
-        self.check_open()
+        if not self.backpressure.shut:
+            return self.check_open()
+        events = tuple(events)
+        keys = tuple(dict.fromkeys(key for key, _ in events))
+        validators = self.validators
+        await self.backpressure.wait(lambda reasons: self.is_open and self._host.is_blocked(reasons, keys))
+        for key in keys:
+            self.open_key(key)
+        if self.validators is not None and self.validators is not validators:
+            for key, body in events:
+                self.validators.hold(key, body)
 
     async def store(self, rows: Sequence[Row]) -> Stored:
-        """Store rows in one commit and return their offsets, or only deliver them if there is no log."""
+        """Store rows in one commit and return their offsets, or only deliver them if there is no log.
+
+        Without a log the rows are delivered before anything is awaited, so a call that is cancelled parts nothing.
+        """
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        for at, row in enumerate(rows):
-            if self._host.deliver_unlogged((row,)) and at + 1 < len(rows):
-                await asyncio.sleep(0)
+        crowded = [self._host.deliver_unlogged((row,)) for row in rows]  # all of them, before anything is awaited
+        if any(crowded):
+            await asyncio.sleep(0)
         return Stored([0] * len(rows))
 
     async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[Offset]:
         """Store events that already have an identity. If cancelled, they may or may not have been stored."""
+        self.check_open()
+        for key in dict.fromkeys(event.key for event in events):
+            self.open_key(key)
         rows: list[Row] = []
         for event in events:
-            self.open_key(event.key)
             headers = event.headers if span is None else span.onto(event.headers)
             body, encoded = self.encode(event.key, event.payload, headers or None, None)
             rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
-        if not rows:
-            return []
-        await self.admit((row.key, row.payload) for row in rows)
-        offsets, repeated = await self.store(rows)
-        return [
-            Offset(offset, row.publisher_id, row.sequence, at not in repeated)
-            for at, (offset, row) in enumerate(zip(offsets, rows, strict=True))
-        ]
+        found: list[Offset] = []
+        # Without a log there is no commit to share: each event waits for capacity by itself.
+        for part in (rows,) if self.commits is not None and rows else [(row,) for row in rows]:
+            await self.admit((row.key, row.payload) for row in part)
+            self.announce_keys(part)
+            offsets, repeated = await self.store(part)
+            found += [
+                Offset(offset, row.publisher_id, row.sequence, at not in repeated)
+                for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
+            ]
+        return found
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Check rows that another process encoded as if they were published here. Raises `EventInvalid`."""
@@ -144,12 +156,6 @@ class Entry:
     def deliver(self, rows: Sequence[Row]) -> bool:
         """Deliver rows of one key that no log stores. Returns whether subscribers should run now."""
         return self._host.deliver_unlogged(rows)
-
-    async def deliver_many(self, rows: Sequence[Row]) -> None:
-        """The same for many rows of one key, with turns for subscribers in between."""
-        for at in range(0, len(rows), UNYIELDED_MAX):
-            if self._host.deliver_unlogged(rows[at : at + UNYIELDED_MAX]):
-                await asyncio.sleep(0)
 
 
 def check_rows(

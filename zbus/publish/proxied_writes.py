@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from zbus.errors import BusClosed, EventInvalid, ZbusError
+from zbus.errors import BusClosed, ZbusError
 from zbus.ports.log import Answered, Row, Stored
 from zbus.util.mailbox import Mailbox
 
@@ -49,11 +49,12 @@ class ProxiedWrites:
             try:
                 entry.check_rows(rows)
                 await entry.admit((row.key, row.payload) for row in rows)
-            except EventInvalid as error:
-                done(error)
-                continue
             except BusClosed:
                 return
+            except ZbusError as error:
+                done(error)
+                continue
+            entry.announce_keys(rows)
             entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from zbus.errors import BusClosed, ZbusError
+from zbus.errors import ZbusError
 from zbus.event import Offset
 from zbus.headers import Traced
 from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
+from zbus.util.identities import first_identity
 
-from .entry import Entry
+from .entry import UNYIELDED_MAX, Entry
 
 CHUNK_EVENTS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -31,10 +32,8 @@ class EventPublisher:
     def __init__(self, entry: Entry, key: str) -> None:
         self._entry, self.key = entry, entry.open_key(key)
         self._transports = entry.transports
-        # 53 bits, so that it survives JSON; random, so that every incarnation is a new one.
-        self.publisher_id = entry.randbits(53)
+        self.publisher_id, self._sequence = first_identity(entry.randbits)
         entry.announce_key(key)
-        self._sequence = 0
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str) -> EventPublisher:
@@ -75,16 +74,14 @@ class EventPublisher:
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
         entry = self._entry
+        if not entry.is_open or entry.access is not None or self._transports != entry.transports:
+            self._check_key()
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
-        if self._transports != entry.transports:
-            self._check_key()
         body, encoded = entry.encode(self.key, payload, headers, correlation_id)
         if entry.backpressure.shut:
             await entry.admit(((self.key, body),))
-        elif not entry.is_open:
-            raise BusClosed("publish")
         sequence = self._sequence
         self._sequence = sequence + 1
         row = Row(self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
@@ -109,6 +106,7 @@ class EventPublisher:
         this call were stored before. Cancelled, a beginning of `payloads` may be stored.
         """
         entry = self._entry
+        self._check_key()
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 offsets = await self.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
@@ -121,32 +119,40 @@ class EventPublisher:
                 await entry.admit((self.key, body) for body, _ in bodies)
                 rows = self._number(bodies)
                 if entry.commits is None:
-                    await entry.deliver_many(rows)
                     stored += [0] * len(rows)
+                    if entry.deliver(rows):
+                        await asyncio.sleep(0)
                     continue
                 waiting.append(entry.commits.add_many(rows))
                 if len(waiting) >= CHUNKS_IN_FLIGHT:
                     stored += (await waiting.popleft()).offsets
             while waiting:
                 stored += (await waiting.popleft()).offsets
-        except ZbusError as error:
+        except Exception as error:
             error.add_note(await _stored_before(stored, waiting))
             raise
+        finally:
+            for each in waiting:  # cancelled: nobody will look at these
+                each.add_done_callback(_look_at)
         return stored
 
     def _chunks(
         self, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Iterable[list[tuple[bytes, bytes | None]]]:
-        """Encoded payloads and headers, in parts that fit into one commit."""
+        """Encoded payloads and headers, in parts that fit into one commit.
+
+        Without a log, a part is what is delivered before subscribers have their turn. Whatever is awaited between two
+        parts, the next one is checked as the first one was.
+        """
         entry, size = self._entry, 0
+        events_max = CHUNK_EVENTS if entry.commits is not None else UNYIELDED_MAX
         chunk: list[tuple[bytes, bytes | None]] = []
         for each in entry.encode_many(self.key, payloads, headers, correlation_id):
-            if self._transports != entry.transports:
-                self._check_key()
             chunk.append(each)
             size += len(each[0])
-            if len(chunk) >= CHUNK_EVENTS or size >= CHUNK_BYTES:
+            if len(chunk) >= events_max or size >= CHUNK_BYTES:
                 yield chunk
+                self._check_key()
                 chunk, size = [], 0
         if chunk:
             yield chunk
@@ -161,7 +167,7 @@ class EventPublisher:
         ]
 
     def _check_key(self) -> None:
-        """A transport was added since the key was checked."""
+        """Check that the bus is open, and that events may be published to the key now."""
         self._entry.open_key(self.key)
         self._transports = self._entry.transports
 
@@ -175,3 +181,9 @@ async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored
         except ZbusError:
             pass
     return f"{events} events of this call were stored"
+
+
+def _look_at(stored: asyncio.Future[Stored]) -> None:
+    """asyncio reports an error that nobody looked at."""
+    if not stored.cancelled():
+        stored.exception()

@@ -1,8 +1,8 @@
-"""What a ZMQ fabric is opened with: from the URL first, then from `config.options`.
+"""Options of a ZMQ fabric, from the URL first and then from `config.options`.
 
 `zmq://` finds other nodes by a folder of this host; `zmq://broker?xsub=…&xpub=…` sends events through brokers. Options
-in `config.options` may carry the prefix `zmq.`; those with the prefix of another transport are not ours. Nothing here
-holds a key, only the paths of key files.
+in `config.options` may have the prefix `zmq.`; those with the prefix of another transport are ignored. Options contain
+the paths of key files, never a key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ZmqOptions(BaseModel):
     discovery: Literal["file", "zenoh"] = Field("file", description="how nodes find each other: on one host, or across")
     registry: Path | None = Field(None, description="the folder of discovery=file; default: one private to the user")
     realm: str = Field("default", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="nodes of other realms are not seen")
-    lease_s: float = Field(10.0, ge=0.5, le=3600, description="a node that is silent for so long is gone")
+    lease_s: float = Field(
+        10.0, ge=0.5, le=3600, description="seconds without a heartbeat after which a node is considered gone"
+    )
     poll_s: float = Field(0.05, ge=0.005, le=0.1, description="how often the folder is looked at")
     zenoh_mode: Literal["peer", "client"] = "peer"
     zenoh_listen: Strings = Field((), description="endpoints of discovery=zenoh, such as tcp/127.0.0.1:7447")
@@ -62,7 +64,9 @@ class ZmqOptions(BaseModel):
     xpub: Strings = Field((), description="where brokers give events")
     hwm: int = Field(10_000, ge=1, le=1_000_000, description="messages in flight to one peer")
     max_message_bytes: int = Field(0, ge=0, le=2**31 - 1, description="0: what payload_bytes_max needs")
-    stall_s: float = Field(1.0, ge=0, le=60, description="how long one stuck subscriber may hold up the others")
+    stall_s: float = Field(
+        1.0, ge=0, le=60, description="slow-subscriber timeout: seconds that a stalled subscriber may block the others"
+    )
     settle_s: float = Field(0.5, ge=0, le=5, description="how long the first send waits for known nodes")
     linger_s: float = Field(1.0, ge=0, le=30, description="how long closing may take to send what is left")
     curve_secret: Path | None = Field(None, repr=False, description="the file with this node's secret key")
@@ -133,7 +137,7 @@ def read_options(config: BusConfig, url: str) -> ZmqOptions:
 
 
 def validated(model: type[Model], given: dict[str, str]) -> Model:
-    """An options model; what is wrong is told without the values."""
+    """Return the options as a model. Raises `ConfigInvalid`, which never contains the values."""
     with config_errors("transport", known=model.model_fields, noun="option"):
         return model.model_validate(given)
 

@@ -1,4 +1,4 @@
-"""What `zmq+raw://` is opened with."""
+"""Options of `zmq+raw://`."""
 
 from __future__ import annotations
 

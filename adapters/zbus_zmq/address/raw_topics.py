@@ -1,8 +1,8 @@
 """Topics of programs that know nothing of zbus, as keys, and back.
 
-A topic is text whose segments a separator divides. What a key cannot hold is percent-encoded in the key, and so is
-`%` itself, so no two topics share a key. A key that no topic leads to is refused rather than sent where another
-belongs.
+A topic is text whose segments a separator divides. Characters that are illegal in a key are percent-encoded in the key,
+and so is `%` itself, so no two topics share a key. A key that is not the key of any topic is rejected, because its
+topic would belong to another key.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from urllib.parse import unquote_to_bytes
 from zbus.errors import KeyInvalid
 from zbus.keys import check_key
 
-# What no key holds (see zbus.keys), and the escape itself. A separator other than '/' leaves '/' to be encoded.
+# Characters that are illegal in a key (see zbus.keys), the escape itself, and '/', if the separator is another one.
 _ILLEGAL = re.compile(r"[\s\x00-\x1f\x7f-\x9f#?*$%/]|^@")
 
 
 def key_from(topic: bytes, separator: str) -> str | None:
-    """The key of a topic; None for a topic that has none.
+    """Return the key of a topic, or None if the topic does not make a legal key.
 
     >>> key_from(b"shop.orders/eu 1", "."), key_from(b"shop..x", "."), key_from(b"50%", "/")
     ('shop/orders%2Feu%201', None, '50%25')
@@ -31,7 +31,7 @@ def key_from(topic: bytes, separator: str) -> str | None:
 
 
 def topic_from(key: str, separator: str) -> bytes | None:
-    """The topic of a key; None for a key that no topic leads to.
+    """Return the topic of a key, or None if the key is not the key of any topic.
 
     >>> topic_from("shop/orders%2Feu%201", "."), topic_from("v1.2/x", "."), topic_from("v1.2/x", "/")
     (b'shop.orders/eu 1', None, b'v1.2/x')
@@ -41,7 +41,7 @@ def topic_from(key: str, separator: str) -> bytes | None:
 
 
 def topic_prefix(expression: str, separator: str) -> bytes:
-    """What the topics of all keys that match an expression begin with; a topic has no end mark, so it is coarse.
+    """Return the common prefix of the topics of all keys that match an expression. Other topics may share it.
 
     >>> topic_prefix("shop/orders/**", "."), topic_prefix("sh$*p/x", "/"), topic_prefix("a/b%2$*", "/")
     (b'shop.orders', b'sh', b'a')

@@ -1,9 +1,9 @@
 """Keys as ZMQ topics: a topic is what libzmq compares byte by byte with the prefixes of subscribers.
 
 Each segment is percent-encoded and followed by `/`, and a whole key ends with a zero byte. So no two keys share a
-topic, `a/b` is no prefix of `a/bc`, and an expression without wildcards selects its key alone. An expression with
-wildcards selects by the text before its first one; the exact filter follows where a message arrives. Topics are
-ASCII, which leaves those that begin with the byte 255 to the nodes themselves: the marks below.
+topic, `a/b` is not a prefix of `a/bc`, and an expression without wildcards selects exactly its key. An expression with
+wildcards selects by the text before the first wildcard; the receiver applies the exact filter. Topics are ASCII, which
+leaves those that begin with the byte 255 to the nodes themselves: the marks below.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def key_of(topic: bytes) -> str | None:
 
 
 def prefix_of(expression: str) -> bytes:
-    """What every topic that matches a canonical expression begins with, as long as that can be.
+    """Return the longest prefix that all topics matching a canonical expression share.
 
     >>> prefix_of("a/b"), prefix_of("a/**"), prefix_of("a/b$*c"), prefix_of("**")
     (b'a/b/\\x00', b'a/', b'a/b', b'')
@@ -73,7 +73,7 @@ def mark_of(node: str, turn: int) -> bytes:
 
 
 def node_of(mark: bytes) -> tuple[str, int] | None:
-    """The node and turn of a mark; None for bytes that are no mark."""
+    """Return the node and turn of a mark, or None for other bytes."""
     node, _, turn = mark[1:].partition(b".")
     if mark[:1] != _MARK or len(mark) > 64 or not node.isalnum() or not turn.isdigit():
         return None

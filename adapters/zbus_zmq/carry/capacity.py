@@ -41,7 +41,7 @@ class Capacity:
                     break
                 if now >= deadline:
                     raise FabricError(f"the queue has been full for {FULL_S:g} s; nothing was sent")
-                self._changed.wait(min(deadline - now, 1.0))
+                self._changed.wait(deadline - now)
             self.messages += messages
             self.bytes += size
 

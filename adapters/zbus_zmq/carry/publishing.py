@@ -89,12 +89,12 @@ class Publishing:
         self._io.post(self._flush)
 
     def wants(self, key: str) -> bool:
-        """Whether somebody subscribes to something that may be this key."""
+        """Return whether a subscription may match this key."""
         return self._capacity.linked and self._subscribers.wants(self._topic_of(key))
 
     @property
     def subscribed(self) -> bool:
-        """Whether anybody subscribes to anything."""
+        """Whether there is any subscription."""
         return bool(self._subscribers.wanted)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Publishing:
         while (self._queue or self._taken) and time.monotonic() < deadline:
             self._flush()
             if self._held:
-                time.sleep(RETRY_S)  # nobody else needs this thread any more
+                time.sleep(RETRY_S)  # the thread has nothing else left to do
         if self._capacity.messages:
             self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
 

@@ -1,8 +1,8 @@
-"""What this node receives: one SUB socket connected to every publisher, or to every broker.
+"""Receiving: one SUB socket that is connected to every publisher, or to every broker.
 
-libzmq filters by prefix, coarsely; the exact filter is here, remembered by topic. Through several brokers a message
-arrives once from each, and our own come back: it carries a stamp, and what was seen or is ours is left out. A message
-that is not as it should be is counted and swallowed whole, so the next one is read right.
+libzmq filters coarsely, by prefix; the exact filter is here, with its results kept by topic. Through several brokers, a
+message arrives once from each, and this node's own messages come back: each carries a stamp, and duplicates and own
+messages are dropped. A malformed message is counted and read to its end, so that the next one is read correctly.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Receiving:
             self._refuse("mark", mark)
             return
         if parts[1:] == [PROBE] and found[1] == self._turn:
-            self._renew_mark()  # somebody asks whether we receive again
+            self._renew_mark()  # a publisher asks whether this node receives again
         publisher = parts[0].decode("ascii", "replace")
         with self._news:
             self._acknowledged[publisher] = max(found[1], self._acknowledged.get(publisher, -1))

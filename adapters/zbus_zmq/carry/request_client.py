@@ -161,7 +161,7 @@ class RequestClient:
         if self._connected.get(node.requests) != node.node:
             self._disconnect(node.requests)  # another node had that port before
             # A new name each time: a connection that was dropped lives on for a moment, and libzmq aborts the process
-            # if a second one is to have the same name.
+            # if a second one gets the same name.
             route = f"{node.node}/{next(self._serial)}".encode()
             if not self._links.connect(node.requests, node.curve_key, route):
                 return False

@@ -1,7 +1,8 @@
-"""Who subscribes to what this node publishes, as the XPUB socket hears it.
+"""The subscriptions to this node's events, as the XPUB socket receives them.
 
-A prefix says that somebody wants what begins so; libzmq does not say who. A mark (see topics) is a node's own: it says
-that the node is connected, and that the subscriptions it made before have arrived. Each mark is acknowledged on itself.
+A prefix says that some node subscribes to topics that begin with it; libzmq does not say which node. A mark (see
+topics) belongs to one node: it says that the node is connected and that the subscriptions it made before have arrived.
+Each mark is acknowledged with a message on the mark itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Subscribers:
         return set(self._turns)
 
     def wants(self, topic: bytes) -> bool:
-        """Whether somebody subscribes to a topic."""
+        """Return whether a subscription matches a topic."""
         wanted = self.wanted
         return bool(wanted and topic) and any(topic.startswith(prefix) for prefix in wanted)
 
@@ -58,11 +59,11 @@ class Subscribers:
             else:
                 self._prefixes.discard(message[1:])
         self.wanted = frozenset(self._prefixes)
-        for mark in arrived:  # whoever made it may now count on `wants`
+        for mark in arrived:  # from now on the subscriber can rely on `wants`
             self._acknowledge(mark)
 
     def _take_mark(self, frame: zmq.Frame) -> bool:
-        """Note a mark, or that it is gone; whether it is to be acknowledged."""
+        """Add or remove a mark; return whether it needs an acknowledgement."""
         found = node_of(frame.bytes[1:])
         if found is None or len(self._turns) >= KEPT_MAX:
             self._refuse(frame)

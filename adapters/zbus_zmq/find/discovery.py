@@ -1,8 +1,8 @@
-"""How nodes find each other: a small port, and what a node says of itself.
+"""How nodes find each other: a small port, and the announcement of a node.
 
-Nobody calls it but the fabric: a node announces itself when it opens, and says more when it answers for more keys.
-Watching never ends. What fails is tried again for ever, after a pause that grows to a limit, and can be seen in the
-diagnostics and in records.
+Only the fabric uses it: a node announces itself when it opens, and again when the keys that it serves change. Watching
+never ends. A failed operation is tried again forever, after a pause that grows to a limit, and is visible in the
+diagnostics and in log records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NODE_ID_BYTES = 8
 
 # The names on the wire are those of the first version.
 class Node(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "questions", "serves": "answers"}):
-    """What others must know of a node to talk to it."""
+    """The announcement of a node: all that other nodes need to connect to it."""
 
     node: str  # 16 hexadecimal digits, new for each incarnation
     publish: str | None = None  # where its events are; None where they go through brokers
@@ -43,7 +43,7 @@ class Discovery(Protocol):
         """All live nodes, as fresh as can be had; may block for a moment."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this is, and what went wrong last."""
+        """Return the kind of discovery and its last problem."""
 
     def close(self) -> None:
         """Withdraw the announcement and end, in bounded time. Safe to call twice."""

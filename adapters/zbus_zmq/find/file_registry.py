@@ -1,8 +1,8 @@
 """Discovery on one host: a folder with one file per node.
 
-Each node writes its own file, whole, by renaming; a heartbeat writes it again. A reader looks at the folder's time
-stamp many times a second and reads what changed. A lease that ran out is ignored at once, and whoever sees that it is
-long over removes the file. A node whose file is gone, for whatever reason, writes it again with its next heartbeat.
+Each node replaces its own file by renaming, and again with each heartbeat. A reader checks the folder's time stamp many
+times a second and reads the files that changed. A lease that has expired is ignored immediately; any node that sees a
+lease long expired removes its file. A node whose file was removed writes it again with its next heartbeat.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class FileRegistry:
         try:
             status = entry.stat(follow_symlinks=False)
             if entry.name.endswith(DRAFT):
-                if time.time() - status.st_mtime > DRAFT_S:  # whoever wrote it was killed over it
+                if time.time() - status.st_mtime > DRAFT_S:  # its writer was killed
                     self._reap(entry.name)
                 return None
             if not stat.S_ISREG(status.st_mode) or status.st_size > LEASE_BYTES_MAX:
@@ -195,7 +195,7 @@ class FileRegistry:
 
 
 def _private_folder(given: Path | None) -> Path:
-    """The folder, made where it is missing. Others must not be able to write to it: it says where we connect."""
+    """Return the folder, created if it is missing. Other users must not write to it: it says where we connect."""
     if given is not None:
         folder = given
     else:
@@ -207,7 +207,7 @@ def _private_folder(given: Path | None) -> Path:
     except OSError as error:
         raise ConfigInvalid("registry", f"{folder}: {error.strerror}") from error
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o002:
-        raise ConfigInvalid("registry", f"{folder} belongs to somebody else, or everybody may write to it")
+        raise ConfigInvalid("registry", f"{folder} belongs to another user, or every user may write to it")
     return folder
 
 

@@ -1,8 +1,8 @@
-"""A lease: a node's line in the registry, and whether the node behind it still lives.
+"""A lease: the entry of a node in the registry, and whether that node is still alive.
 
-Times for people are wall-clock times. Whether a lease has expired is told by the monotonic clock, which all processes
-of a host share, so a clock that is set does not kill anybody; leases of an earlier boot are void. Where a process that
-we can see has ended, its lease ends with it, without waiting.
+Times for people are wall-clock times. Expiry follows the monotonic clock, which all processes of a host share, so
+setting the clock expires no lease; leases of an earlier boot are void. If the process of a lease is visible and has
+ended, its lease ends immediately.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, node=node, last_heartbeat_at=_now(), beat_s=time.monotonic())
 
     def is_live(self) -> bool:
-        """Whether the node may be assumed to be there."""
+        """Return whether the node counts as alive."""
         return self.boot == _boot() and -1.0 <= time.monotonic() - self.beat_s <= self.lease_s
 
     def is_void(self) -> bool:
@@ -70,7 +70,7 @@ def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
 
 
 def told_lease(lease: Lease) -> dict[str, Any]:
-    """A lease for people: who has it, since when, and until when it holds without another heartbeat."""
+    """Return a lease for people: its owner, its start, and how long it lasts without another heartbeat."""
     node = lease.node
     return {
         "realm": lease.realm,
@@ -129,7 +129,7 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # a process of another user
     return not _is_zombie(pid)
 
 

@@ -1,8 +1,8 @@
-"""Discovery across hosts: Zenoh liveliness tokens. Zenoh sees a node that dies, and tells the others.
+"""Discovery across hosts: Zenoh liveliness tokens. Zenoh notices when a node dies and withdraws its tokens.
 
-What a node says of itself travels in the tokens' keys: one token holds the node, and one more each key that it answers
-for, both encoded, so there is nothing to fetch afterwards. The session is the application's, or one of our own from
-the options: no multicast, no endpoint but those named. Opening is tried again for ever where it fails.
+The announcement of a node is in the keys of its tokens: one token for the node and one for each key that it serves,
+both encoded, so nothing has to be fetched afterwards. The session is the application's, or one of our own from the
+options: without multicast, and with no endpoint but those named. Opening is tried again forever if it fails.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .tokens import assemble, session_config, tails_of
 ROOT = "zbus-zmq"
 LOOK_S = 1.0
 PAUSE_S = (0.1, 5.0)
-SETTLE_S = 0.02  # tokens come one by one: tell of several together
+SETTLE_S = 0.02  # tokens arrive one by one: report several together
 NODES_MAX = 100_000
 
 
 class LivelinessDiscovery:
-    """Tokens in a Zenoh session. One thread opens the session and tells of changes."""
+    """Tokens in a Zenoh session. One thread opens the session and reports changes."""
 
     def __init__(self, options: ZmqOptions, counts: Counts, session: zenoh.Session | None) -> None:
         self._options, self._counts = options, counts
@@ -69,7 +69,7 @@ class LivelinessDiscovery:
         self._wake.set()
 
     def look(self) -> Nodes:
-        """Ask Zenoh for the tokens of now."""
+        """Ask Zenoh for the current tokens."""
         with self._lock:
             session = self._session
         if session is None:
@@ -81,7 +81,7 @@ class LivelinessDiscovery:
                 self._samples.append((str(reply.ok.key_expr), True))
 
         try:
-            # Not a channel: it holds 256, and our own tokens come on this very thread.
+            # Not a channel: it holds 256, and our own tokens arrive on this thread.
             handler = zenoh.handlers.Callback(replied, done.set, indirect=False)
             session.liveliness().get(f"{self._root}/**", handler, timeout=LOOK_S)
         except zenoh.ZError as error:
@@ -124,7 +124,7 @@ class LivelinessDiscovery:
         due = time.monotonic() + backoff.next()
         while not self._ended:
             self._wake.wait(None if self._whole() else max(0.0, due - time.monotonic()))
-            self._wake.clear()  # not only when it is whole: whatever fails wakes, and would be tried again at once
+            self._wake.clear()  # even if incomplete: a failure sets it too, and would be retried immediately
             self._pause.wait(SETTLE_S)
             if self._whole():
                 backoff.reset()

@@ -1,4 +1,4 @@
-"""What liveliness tokens say, and the Zenoh session that they live in."""
+"""The content of liveliness tokens, and the settings of the Zenoh session that holds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _decode_node = msgspec.json.Decoder(Node).decode
 
 
 def tails_of(node: Node) -> set[str]:
-    """What follows the root in the keys of a node's tokens: one for the node, and one for each key it serves."""
+    """Return the keys of a node's tokens without their root: one for the node, and one for each key it serves."""
     bare = msgspec.structs.replace(node, serves=())
     answers = {f"{node.node}/answers/{_pack(key.encode())}" for key in node.serves}
     return {f"{node.node}/node/{_pack(msgspec.json.encode(bare))}", *answers}

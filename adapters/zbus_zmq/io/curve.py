@@ -1,8 +1,8 @@
-"""CURVE: who may talk to whom, by public keys.
+"""CURVE: authentication and encryption by public keys.
 
-A node has one pair of keys and a folder with the public keys of those it talks to. Both ends check: whoever connects
-to us shows a key that must be in the folder, and so must the key of a node that we connect to. The check of those who
-connect runs on the fabric's own thread. The folder is read again when it changes, so a key can be taken away.
+A node has one pair of keys and a folder with the public keys of its peers. Both ends check: the key of a peer that
+connects must be in the folder, and so must the key of a node that we connect to. Incoming connections are checked on
+the fabric's own thread. The folder is read again when it changes, so a key can be revoked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Keys:
                 return
             found = {_load_public(path) for path in sorted(self._folder.glob("*.key"))}
         except OSError as error:
-            # Without the folder nobody is let in: that is the safe side.
+            # Without the folder every peer is rejected, to be safe.
             self._allowed, self._stamp = frozenset(), -1
             self._counts.tell("CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or "")
             return
@@ -103,7 +103,7 @@ def read_public(path: Path, field: str) -> bytes:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether a text of somebody else's is a key at all; libzmq would take it for one and fail later."""
+    """Return whether a text is a well-formed key. libzmq would accept any text and fail later."""
     try:
         return len(text) == 40 and len(decode(text.encode("ascii"))) == 32
     except (ValueError, KeyError, UnicodeEncodeError):

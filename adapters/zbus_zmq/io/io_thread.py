@@ -1,7 +1,7 @@
 """The one thread that owns every socket of a fabric.
 
-libzmq's sockets belong to one thread at a time. Others post what they want done and wake this one: once per
-burst, however much is posted. A handler that fails is counted and told; it never ends the thread.
+libzmq's sockets belong to one thread at a time. Other threads post steps and wake this one, once per burst. A handler
+that fails is counted and logged; it never ends the thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class IoThread:
         return result
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread: what is to be done last, then every socket. Whether it ended in time. Safe to call twice."""
+        """Run the final steps, close every socket and end the thread. Return whether it ended in time. Idempotent."""
         self._ending = True
         self._wake()
         if threading.current_thread() is self._thread:
@@ -96,7 +96,7 @@ class IoThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # this thread alone
+    # only this thread
 
     def on_readable(self, socket: Any, handler: Step) -> None:
         """Call `handler` while `socket` has something to read: it takes a bounded number of messages."""
@@ -178,7 +178,7 @@ class IoThread:
 
     def _let_go(self) -> None:
         self._ending = True
-        self.context.destroy()  # each socket lingers as long as it was told
+        self.context.destroy()  # each socket lingers as configured
         with self._wake_lock:
             os.close(self._wake_in)
             os.close(self._wake_out)

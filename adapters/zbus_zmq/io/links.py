@@ -1,8 +1,8 @@
 """The connections of one socket: the endpoints that it should be connected to, and those that it is connected to.
 
-libzmq reconnects by itself, forever. An endpoint that it refuses immediately (a malformed one, or one whose key is not
-allowed) stays wanted and is tried again after a pause that grows to a limit. An endpoint that is no longer wanted is
-disconnected. Whether a connection is established is known only from the events of the socket's monitor.
+libzmq reconnects forever without help. An endpoint that it refuses immediately (a malformed one, or one whose key is
+not allowed) stays wanted and is tried again after a pause that grows to a limit. An endpoint that is no longer wanted
+is disconnected. Whether a connection is established is known only from the events of the socket's monitor.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Links:
         self._io.read(self._socket)
         try:
             self._socket.disconnect(endpoint)
-        except zmq.ZMQError as error:  # libzmq let go of it already
+        except zmq.ZMQError as error:  # libzmq has disconnected it already
             record("DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
         self._set_connected(self.connected - {endpoint})  # libzmq reports no event for it
 

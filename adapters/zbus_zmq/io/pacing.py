@@ -1,12 +1,12 @@
-"""Sending without losing silently: a full subscriber holds up the rest for a while, then misses messages, counted.
+"""Sending with counted losses: a full subscriber blocks the others for a while, then misses messages.
 
-An XPUB drops for a subscriber whose queue is full, without a word. With XPUB_NODROP it refuses the message instead.
-The message is then tried again until the subscriber has room, or until nothing has moved for `stall_s`. Then it goes to
-everybody else; libzmq leaves the stuck subscriber out from there on, until that has read half of its queue, and says
-nothing. So we find out who it is: a message on a node's own mark is refused if that node's queue is full. As long as a
-node is stuck, what is sent is counted, and the node is asked by a probe on its mark to show that it receives again, by
-a new mark. So no sender waits for ever, and what may be missing is known: the publisher's log has it. A peer that is
-frozen or cut off is disconnected by libzmq's heartbeats after some seconds.
+An XPUB silently drops messages for a subscriber whose queue is full. With XPUB_NODROP it refuses the message instead.
+The message is then tried again until the subscriber has capacity, or until nothing has moved for `stall_s` seconds.
+Then it goes to all other subscribers. From there on libzmq skips the stalled subscriber until it has read half of its
+queue, without reporting it. To find the node, a message is sent on each node's mark: it is refused if the queue of that
+node is full. While a node is stalled, messages are counted, and a probe on its mark asks it for a new mark as a sign
+that it receives again. So no sender waits forever, and missing messages are known; the publisher's log has them.
+libzmq's heartbeats disconnect a frozen or unreachable peer after some seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PacedSender:
         socket.set(zmq.XPUB_NODROP, 1)
 
     def refused(self, parts: Sequence[bytes]) -> bool:
-        """The socket refused this message. Whether it is done with all the same; if not, try it again soon."""
+        """React to a message that the socket refused. Return whether it was sent anyway; if not, try it again soon."""
         now = time.monotonic()
         if self._full_since is None:
             self._full_since = now
@@ -66,7 +66,7 @@ class PacedSender:
         return True
 
     def moved(self, messages: int) -> None:
-        """So many messages have gone since the last call, one of them perhaps after it had been refused."""
+        """Note that messages were sent since the last call, possibly after one of them had been refused."""
         self._full_since = None
         if self.stuck:
             self._counts.note("past_stuck_subscriber", messages)

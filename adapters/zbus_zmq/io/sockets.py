@@ -1,6 +1,6 @@
 """Sockets with limits on everything, and the ports they listen on.
 
-Binding is the allocation of a port: nobody picks one first and loses it before the bind. A port comes from the system
+A port is allocated by binding it, so it cannot be lost between choosing and binding. A port comes from the system
 (port 0), from a configured range, or from portpicker's port server where `PORTSERVER_ADDRESS` is set.
 """
 
@@ -35,7 +35,7 @@ def make_socket(
 ) -> Socket:
     """A socket of a kind with every limit set; it binds (`server`) or connects, and CURVE needs to know which."""
     socket = context.socket(kind)
-    # Subscribers send subscriptions alone, and libzmq would drop what is over the limit without a word.
+    # Subscribers send only subscriptions, and libzmq would silently drop those over the limit.
     socket.set(zmq.SNDHWM, 0 if kind in (zmq.SUB, zmq.XSUB) else options.hwm)
     socket.set(zmq.RCVHWM, options.hwm)
     socket.set(zmq.MAXMSGSIZE, options.max_message_bytes)

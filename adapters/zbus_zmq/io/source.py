@@ -1,7 +1,7 @@
-"""Who sent a message, for a report of what was wrong with it.
+"""The sender of a message, for reports about malformed messages.
 
-libzmq tells the address of the other end but not its port, by which two programs of one host differ; the connection's
-file descriptor, which it tells as well, knows both. It is asked only for what is reported, and may be closed by then.
+libzmq knows the address of the peer but not its port, by which two programs on one host differ. The connection's file
+descriptor, which libzmq also provides, knows both. It is only used for reports, and may be closed by then.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class _Owning:
         except EventInvalid as error:
             done(error)
         else:
-            self._log.append(rows, lambda outcome: done(_answer(outcome)))
+            self._log.append(rows, lambda answer: done(_answer(answer.outcome)), None)
 
     def send(self, data: bytes) -> SimpleQueue[Any]:
         answers: SimpleQueue[Any] = SimpleQueue()

@@ -89,10 +89,16 @@ def log_errors(path: str, writing: bool = False) -> Iterator[None]:
     """SQLite's errors become ours, here and nowhere else."""
     try:
         yield
-    except DBAPIError as error:
-        raise _map_error(path, error.orig, writing) from error
-    except pysqlite3.Error as error:
-        raise _map_error(path, error, writing) from error
+    except SQLITE_ERRORS as error:
+        raise as_log_error(path, error, writing) from error
+
+
+SQLITE_ERRORS = (DBAPIError, pysqlite3.Error)
+
+
+def as_log_error(path: str, error: Exception, writing: bool) -> LogError:
+    """Return SQLite's error as ours: for the writer's path, which cannot afford a context manager per commit."""
+    return _map_error(path, error.orig if isinstance(error, DBAPIError) else error, writing)
 
 
 def _map_error(path: str, error: Any, writing: bool) -> LogError:

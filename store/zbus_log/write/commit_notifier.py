@@ -1,66 +1,66 @@
-"""Telling those who wait for a commit, in order, without holding up the writer.
+"""Notifies the callers of a commit and the log's tail, in order, without delaying the writer.
 
-Waking the event loop costs the writer the interpreter: the loop takes it, and keeps it for as long as it
-has work. When more waits to be written, the disk would stand idle meanwhile. So the writer gets its next
-statement going first, and a second thread does the telling.
+Waking the event loop costs the writer the interpreter: the loop takes it, and keeps it for as long as it has work. If
+more waits to be written, the disk would be idle meanwhile. So the writer starts its next statement first, and a second
+thread notifies.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from zbus.observe.records import record
-from zbus.ports.log import Appended, Committed, Outcome
+from zbus.ports.log import Answer, Appended, Committed, Outcome
 
-# Whom to tell the outcome of an append, and what of it is new to the log's tail.
-Notice = tuple[Appended, Outcome, Committed | None]
+# Whom to notify of an append: the callback and what its caller passed, the outcome, and what is new to the tail.
+Notice = tuple[Appended, Any, Outcome, Committed | None]
 
 
 class Announcer:
-    """Outcomes are told in the order in which they were given, whichever thread does it."""
+    """Notices are given in the order of the calls, whichever thread does it. Called by the writer's thread only."""
 
     def __init__(self) -> None:
         self.tail: Callable[[Committed], None] | None = None
-        self._outcomes: deque[list[Notice]] = deque()
-        self._telling = threading.Lock()
-        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._queue: SimpleQueue[list[Notice] | None] = SimpleQueue()
+        self._given = self._done = 0  # batches for the other thread, written by one thread each
         self._thread: threading.Thread | None = None
 
-    def now(self, outcomes: list[Notice]) -> None:
-        """Tell at once, on this thread."""
-        self._outcomes.append(outcomes)
-        self._tell()
+    def now(self, notices: list[Notice]) -> None:
+        """Notify on this thread, unless the other one still has earlier notices: then it follows those."""
+        if self._given != self._done:
+            self.soon(notices)
+            return
+        for notice in notices:
+            self._give(*notice)
 
-    def soon(self, outcomes: list[Notice]) -> None:
-        """Let the other thread tell; does not let go of the interpreter."""
-        self._outcomes.append(outcomes)
+    def soon(self, notices: list[Notice]) -> None:
+        """Let the other thread notify; this one keeps the interpreter."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="zbus-log-announcer", daemon=True)
             self._thread.start()
-        self._wake.put(True)
+        self._given += 1
+        self._queue.put(notices)
 
     def close(self) -> None:
-        """Tell what is left and end the thread."""
-        self._tell()
+        """Give what is left and end the thread."""
         if self._thread is not None:
-            self._wake.put(False)
+            self._queue.put(None)
             self._thread.join()
 
     def _run(self) -> None:
-        while self._wake.get():
-            self._tell()
+        while (notices := self._queue.get()) is not None:
+            for notice in notices:
+                self._give(*notice)
+            self._done += 1
 
-    def _tell(self) -> None:
-        with self._telling:
-            while self._outcomes:
-                for done, outcome, committed in self._outcomes.popleft():
-                    try:
-                        if committed is not None and self.tail is not None:
-                            self.tail(committed)
-                        done(outcome)
-                    except Exception as error:  # somebody else's fault, and the others want to know, too
-                        record("LOG_TASK_FAILED", logging.WARNING, error)
+    def _give(self, done: Appended, about: Any, outcome: Outcome, committed: Committed | None) -> None:
+        try:
+            if committed is not None and self.tail is not None:
+                self.tail(committed)
+            done(Answer(about, outcome))
+        except Exception as error:  # a defect of the caller; the others must be notified too
+            record("LOG_TASK_FAILED", logging.WARNING, error)

@@ -242,9 +242,14 @@ def check_name(name: str) -> None:
 def _prepare(connection: Connection) -> None:
     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     connection.execute(CreateTable(_cursors, if_not_exists=True))
-    columns = connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars().all()
-    if "token" not in columns:  # the first version wrote none
-        connection.exec_driver_sql("ALTER TABLE cursors ADD COLUMN token TEXT")
+    if not _has_token(connection):  # the first version wrote none
+        with transaction(connection):
+            if not _has_token(connection):  # another process may have added it meanwhile
+                connection.exec_driver_sql("ALTER TABLE cursors ADD COLUMN token TEXT")
+
+
+def _has_token(connection: Connection) -> bool:
+    return "token" in connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars().all()
 
 
 if TYPE_CHECKING:

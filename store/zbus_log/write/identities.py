@@ -33,17 +33,17 @@ class Identities:
         Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
         """
         last_sequences = self._last_sequences
-        publishers = {row.publisher_id for row in batch}
-        self._learn(publishers)
         for row in batch:
-            if row.sequence <= last_sequences[row.publisher_id]:
+            publisher_id, sequence = row.publisher_id, row.sequence
+            if sequence <= last_sequences.get(publisher_id, sequence):  # not rising, or not known yet
                 break
-            last_sequences[row.publisher_id] = row.sequence
+            last_sequences[publisher_id] = sequence
         else:
             return batch, range(following, following + len(batch))
         self.forget()  # the loop above has counted rows that are not stored yet
-        self._learn(publishers)
-        return self._one_by_one(batch, following)
+        self._learn({row.publisher_id for row in batch})
+        fresh, offsets = self._one_by_one(batch, following)
+        return (batch, offsets) if len(fresh) == len(batch) else (fresh, offsets)
 
     def _one_by_one(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
         fresh: list[Row] = []

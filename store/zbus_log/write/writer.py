@@ -16,17 +16,17 @@ import logging
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError, LogStopped
 from zbus.observe.records import record
-from zbus.ports.log import Appended, Committed, Refused, Row, Stored, Unknown
+from zbus.ports.log import Answer, Appended, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
-from zbus_log.file.database import lengthen_wal, log_errors, roll_back, transaction
+from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
 from zbus_log.file.rows import encode_rows
 from zbus_log.file.tables import BLOCK
@@ -54,7 +54,15 @@ _SEAL = (
     "FROM events WHERE offset BETWEEN ?2 AND ?3",
 )
 
-Append = tuple[Sequence[Row], Appended]
+Append = tuple[Sequence[Row], Appended, Any]
+Task = Callable[[], None]
+
+
+class _End:
+    """The end of what is submitted."""
+
+
+_END = _End()
 
 
 class _OutcomeUnknown(Exception):
@@ -89,17 +97,20 @@ class Writer:
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = Identities(connection, self._sealed_until)
         self._stopped: LogError | None = None
-        self._waiting: deque[Append] = deque()
-        self._held: list[Notice] = []  # of the last commit: nobody was told yet
+        self._held: list[Notice] = []  # of the last commit: nobody was notified yet
         self._announcer = Announcer()
         self._due = time.monotonic() + IDLE_S
-        self._inbox: SimpleQueue[Append | Callable[[], None] | None] = SimpleQueue()
+        self._ended = False
+        self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, rows: Sequence[Row], done: Appended) -> None:
+    def submit(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
-        self._inbox.put((rows, done))
+        if self._ended:
+            done(Answer(about, self._refused()))
+        else:
+            self._inbox.put((rows, done, about))
 
     def run(self, task: Callable[[], None]) -> None:
         """Queue other work that writes: retention, schemas."""
@@ -114,6 +125,9 @@ class Writer:
         """The only one that writes: for work that `run` was given."""
         return self._connection
 
+    def _refused(self) -> Refused:
+        return Refused(LogError(f"{self.path} is closed; not stored"))
+
     def check_running(self) -> None:
         """Raise the error for which nothing is written any more, if there is one."""
         if self._stopped is not None:
@@ -121,7 +135,8 @@ class Writer:
 
     def close(self, timeout_s: float) -> bool:
         """Commit what was submitted and stop; False if that took too long."""
-        self._inbox.put(None)
+        self._ended = True
+        self._inbox.put(_END)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -129,56 +144,55 @@ class Writer:
 
     def _run(self) -> None:
         self._attempt(lambda: lengthen_wal(self.path))
-        ended = False
-        while not ended or self._waiting:
-            ended = not self._gather() or ended
-            appends = self._take()
+        task: Task | _End | None = None
+        while task is not _END:
+            appends, task = self._gather()
             if appends:
                 self._commit(appends)
-            self._seal_what_is_full(ended)
-        self._tell_held()
+            if callable(task):
+                self._attempt(task)
+            if self.head // BLOCK - 1 > self._sealed and task is not _END:
+                self._seal_what_is_full()
+        self._release_held()
         self._announcer.close()
+        while not self._inbox.empty():  # submitted while it ended
+            item = self._inbox.get_nowait()
+            if isinstance(item, tuple):
+                item[1](Answer(item[2], self._refused()))
 
-    def _gather(self) -> bool:
-        """Take what was submitted; wait only where there is nothing to do. False once the end was asked for."""
+    def _gather(self) -> tuple[list[Append], Task | _End | None]:
+        """Take what to commit next, and then the task (or the end) that follows it. Waits if there is nothing to do.
+
+        If much waits, take about half, so that the loop and the log work at the same time: while one half is being
+        written, the publishers of the other are notified and publish again.
+        """
         if self._now_and_then is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + IDLE_S
             self._attempt(self._now_and_then)
-        try:
-            if not self._waiting:
-                self._tell_held()
-                timeout_s = max(0.0, self._due - time.monotonic()) if self._now_and_then else None
-                task = self._inbox.get(timeout=timeout_s)
-            else:
-                task = self._inbox.get_nowait()
-            while task is not None:
-                if callable(task):
-                    self._attempt(task)
-                    return True  # and let the appends that wait have their turn
-                self._waiting.append(task)
-                task = self._inbox.get_nowait()
-            return False
-        except Empty:
-            return True
-
-    def _take(self) -> list[Append]:
-        """What to commit next: of much that waits, half, so that the loop and the log work at the same time.
-
-        While one half is being written, those who wait for the other are told, and publish again.
-        """
-        share = max(COMMIT_ROWS_MIN, sum(len(rows) for rows, _ in self._waiting) // 2)
-        appends: list[Append] = []
+        inbox, appends = self._inbox, list[Append]()
+        if self._held and inbox.empty():
+            self._release_held()
         rows = size = 0
-        while self._waiting and rows < min(share, COMMIT_ROWS_MAX) and size < COMMIT_BYTES_MAX:
-            appends.append(self._waiting.popleft())
-            rows += len(appends[-1][0])
-            size += sum([len(row.payload) for row in appends[-1][0]])
-        return appends
+        half = inbox.qsize() // 2
+        try:
+            item = inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._now_and_then else None)
+            while isinstance(item, tuple):
+                appends.append(item)
+                rows += len(item[0])
+                size += sum([len(row.payload) for row in item[0]])
+                enough = rows >= COMMIT_ROWS_MIN and len(appends) >= half
+                if enough or rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
+                    return appends, None
+                item = inbox.get_nowait()
+            return appends, item
+        except Empty:
+            return appends, None
 
     def _commit(self, appends: list[Append]) -> None:
         """Store all appends in one transaction; each learns its outcome, and the tail what is new."""
-        batch = appends[0][0] if len(appends) == 1 else [row for rows, _ in appends for row in rows]
+        batch = appends[0][0] if len(appends) == 1 else [row for rows, _, _ in appends for row in rows]
         failed: Refused | Unknown
+        notices: list[Notice] = []
         try:
             if self._stopped is not None:
                 raise self._stopped
@@ -194,37 +208,36 @@ class Writer:
             self._stopped = LogStopped(self.path, f"unexpected {error!r}")
             failed = Unknown(self._stopped)
         else:
-            at, outcomes = 0, []
-            for rows, done in appends:
-                outcomes.append(self._stored(rows, offsets[at : at + len(rows)], done, all_new=fresh is batch))
+            at = 0
+            for rows, done, about in appends:
+                part = offsets[at : at + len(rows)]
                 at += len(rows)
-            self._settle(outcomes)
-            return
-        self._settle([(done, failed, None) for _, done in appends])
+                if fresh is batch:
+                    notices.append((done, about, Stored(part), Committed(rows, part)))
+                else:
+                    notices.append((done, about, *self._new_of(rows, part)))
+        if not notices:
+            notices = [(done, about, failed, None) for _, done, about in appends]
+        if self._held:
+            self._release_held()
+        if self._inbox.empty():
+            self._announcer.now(notices)
+        else:  # there is more to write: notify while that is being written
+            self._held = notices
 
-    def _stored(self, rows: Sequence[Row], offsets: Sequence[int], done: Appended, all_new: bool) -> Notice:
-        """The outcome of one append, and which of its rows are new to the tail."""
-        if all_new:
-            return done, Stored(offsets), Committed(rows, offsets)
+    def _new_of(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Stored, Committed | None]:
+        """The outcome of an append some of whose rows were stored before, and the others, which the tail needs."""
         fresh: dict[int, Row] = {}
         repeated: set[int] = set()
         for index, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-            if offset > self._told:  # the tail has not had it: it is new
+            if offset > self._told:
                 fresh[offset] = row
                 self._told = offset
             else:
                 repeated.add(index)
-        return done, Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
+        return Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
 
-    def _settle(self, outcomes: list[Notice]) -> None:
-        """Tell the outcome of a commit: at once, or, if there is more to write, while that is being written."""
-        self._tell_held()
-        if self._waiting or not self._inbox.empty():
-            self._held = outcomes
-        else:
-            self._announcer.now(outcomes)
-
-    def _tell_held(self) -> None:
+    def _release_held(self) -> None:
         if self._held:
             held, self._held = self._held, []
             self._announcer.soon(held)
@@ -232,25 +245,27 @@ class Writer:
     def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
         """Store what is new of a batch; return that, and the offset of every row."""
         first = self._next
-        with log_errors(self.path, writing=True):
+        try:
             fresh, offsets = self._identities.fresh(batch, first)
+        except SQLITE_ERRORS as error:
+            raise as_log_error(self.path, error, writing=True) from error
         if not fresh:
             return fresh, offsets
         last = first + len(fresh) - 1
         try:
-            with log_errors(self.path, writing=True):
-                try:
-                    self._reserve(last)
-                except OSError as error:
-                    raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
-                self._insert(fresh, first)
+            if last > self._state.reserved:
+                self._reserve(last)
+            self._insert(fresh, first)
+        except SQLITE_ERRORS as error:
+            self._after_failure(as_log_error(self.path, error, writing=True), last)
         except LogError as error:
             self._after_failure(error, last)
         if fresh is batch:
             self._told = last
         self.head = last
         self._next = last + 1
-        self._touch_record()
+        self._state = Head(self._state.epoch, last, self._state.reserved)
+        self._record.update(self._state)
         return fresh, offsets
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
@@ -260,7 +275,8 @@ class Writer:
         except KeyError:
             pass  # some keys are new, or were forgotten
         else:
-            self._tell_held()
+            if self._held:
+                self._release_held()
             self._connection.exec_driver_sql(statement, parameters)
             return
         used = {row.key for row in rows}
@@ -297,24 +313,22 @@ class Writer:
         return self._sealed * BLOCK + BLOCK - 1
 
     def _reserve(self, last: int) -> None:
-        if last > self._state.reserved:
-            self._state = self._state._replace(reserved=last + RESERVE)
+        self._state = self._state._replace(reserved=last + RESERVE)
+        try:
             self._record.update(self._state)
             self._record.sync()
-
-    def _touch_record(self) -> None:
-        self._state = Head(self._state.epoch, self.head, self._state.reserved)
-        self._record.update(self._state)
+        except OSError as error:
+            raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
 
     def _last_sealed(self) -> int:
         sealed = self._connection.exec_driver_sql("SELECT max(block) FROM blocks").scalar()
         return -1 if sealed is None else int(sealed)
 
-    def _seal_what_is_full(self, ended: bool) -> None:
+    def _seal_what_is_full(self) -> None:
         """Seal when there is nothing else to do, or when it cannot wait. Derived data: no sync of its own."""
-        while not ended and self._stopped is None:
+        while self._stopped is None:
             behind = self.head // BLOCK - 1 - self._sealed
-            if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and (self._waiting or not self._inbox.empty())):
+            if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and not self._inbox.empty()):
                 return
             if not self._attempt(self._seal_next):
                 return

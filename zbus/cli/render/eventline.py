@@ -32,7 +32,7 @@ def json_line(event: Event, **more: Any) -> bytes:
         "sequence": event.sequence,
         "published_at": iso_time(event.published_at),
         "published_ns": event.published_at,
-        "headers": event.headers,
+        "headers": dict(event.headers),
     }
     try:
         fields["payload"] = event.payload.decode()

@@ -1,0 +1,152 @@
+"""The commit queue: backpressure while too many bytes await commit, and it ends whatever became of the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from zbus.errors import LogError
+from zbus.observe.records import EVENT_BACKPRESSURE
+from zbus.ports.log import Appended, Log, Row
+from zbus.publish.backpressure import Gate
+from zbus.publish.commit_queue import Commits
+
+BYTES_MAX = 100
+
+
+class FakeLog:
+    """The test says when rows are stored."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Sequence[Row], Appended]] = []
+
+    def append(self, rows: Sequence[Row], done: Appended) -> None:
+        self.pending.append((rows, done))
+
+    def finish(self, error: LogError | None = None) -> None:
+        rows, done = self.pending.pop(0)
+        done(error if error is not None else list(range(1, len(rows) + 1)))
+
+
+class Queue:
+    """A commit queue over a fake log."""
+
+    def __init__(self) -> None:
+        self.log, self.backpressure = FakeLog(), Gate()
+        self.stored: list[tuple[Sequence[Row], Sequence[int]]] = []
+        self.commits = Commits(cast("Log", self.log), self.backpressure, BYTES_MAX, self._stored, None)
+
+    @property
+    def blocked(self) -> bool:
+        return self.backpressure.blocks(lambda reasons: self.commits in reasons)
+
+    def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        self.stored.append((rows, offsets))
+
+
+def row(size: int) -> Row:
+    return 1, 0, 1, "a/b", b"x" * size, None
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_publishers_wait_while_more_bytes_than_allowed_await_commit(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "zbus")
+    queue = Queue()
+    first = queue.commits.add(row(BYTES_MAX))
+    assert not queue.blocked, "as many bytes as allowed are no reason to wait"
+    second = queue.commits.add(row(1))
+    await settle()
+    assert queue.blocked
+    waiting = asyncio.create_task(queue.backpressure.wait(lambda reasons: queue.commits in reasons))
+    await settle()
+    assert not waiting.done()
+
+    queue.log.finish()
+    await settle()
+
+    assert not queue.blocked
+    assert waiting.done()
+    assert await first == 1
+    queue.log.finish()
+    assert await second == 1
+    assert queue.commits.pending_bytes == 0
+    records = [getattr(each, "zbus", {}) for each in caplog.records if each.name == "zbus"]
+    (record,) = [each for each in records if each["record"] == EVENT_BACKPRESSURE]
+    assert (record["code"], record["reason"]) == ("commits_pending", "too many bytes await commit")
+    assert record["closings_total"] == queue.backpressure.closings == 1
+
+
+async def test_publishers_continue_after_a_commit_that_failed() -> None:
+    queue = Queue()
+    storing = queue.commits.add_many([row(BYTES_MAX), row(BYTES_MAX)])
+    await settle()
+    assert queue.blocked
+
+    queue.log.finish(LogError("the disk is full"))
+
+    with pytest.raises(LogError, match="the disk is full"):
+        await storing
+    assert not queue.blocked
+    assert queue.stored == []
+
+
+async def test_publishers_wait_until_every_byte_over_the_limit_is_stored() -> None:
+    queue = Queue()
+    for _ in range(3):
+        queue.commits.add(row(BYTES_MAX)).add_done_callback(lambda done: None)
+        await settle()
+    assert queue.blocked
+
+    queue.log.finish()
+    await settle()
+    assert queue.blocked
+    queue.log.finish()
+    await settle()
+    assert not queue.blocked
+    queue.log.finish()
+    await queue.commits.drained()
+
+
+async def test_backpressure_of_the_log_begins_and_ends_as_often_as_the_log_falls_behind() -> None:
+    queue = Queue()
+    for times in range(1, 4):
+        storing = queue.commits.add_many([row(BYTES_MAX + 1)])
+        await settle()
+        assert (queue.blocked, queue.backpressure.closings) == (True, times)
+        queue.log.finish()
+        await storing
+        assert not queue.blocked
+
+
+async def test_what_is_stored_ends_the_backpressure_of_the_log_and_no_other() -> None:
+    queue = Queue()
+    subscription = object()
+    queue.backpressure.close(subscription, "queue_full", "a queue is full")
+    storing = queue.commits.add_many([row(BYTES_MAX + 1)])
+    await settle()
+    assert queue.blocked
+
+    queue.log.finish()
+    await storing
+
+    assert not queue.blocked
+    assert queue.backpressure.blocks(lambda reasons: subscription in reasons)
+
+
+async def test_rows_are_stored_in_order_and_each_caller_gets_its_offsets() -> None:
+    queue = Queue()
+    one, many = queue.commits.add(row(1)), queue.commits.add_many([row(1), row(1)])
+    await settle()
+    queue.log.finish()
+    queue.log.finish()
+
+    assert (await one, await many) == (1, [1, 2])
+    assert [len(rows) for rows, _ in queue.stored] == [1, 2]

@@ -1,0 +1,196 @@
+"""The publish path: every path enforces every step, in one order, and a rejected event uses up no sequence number.
+
+| path | open | access | key | payload | headers | schema | backpressure | identity |
+|---|---|---|---|---|---|---|---|---|
+| publish, publish_many, session.publish, session.publish_many | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| put | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, a bus owns the log | (1) | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, no bus has the log open | (1) | (2) | legal | ✓ | ✓ | ✓ | (2) | given |
+| POST | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| POST with an Idempotency-Key | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | follows from the Idempotency-Key |
+
+(1) A writer takes over a log that no bus owns, so a bus that was closed rejects nothing.
+(2) Without a bus there are no access rules, no transports and no subscribers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from publish_paths import (
+    BAD,
+    GIVEN,
+    GIVEN_ID,
+    GOOD,
+    HEADERS_BAD,
+    IN_PROCESS,
+    KEY,
+    LARGE,
+    PATHS,
+    SCHEMA,
+    STEPS,
+    Denies,
+    rejected_by,
+    rig,
+    until,
+)
+
+import zbus
+import zbus_log
+from zbus.ports.log import Row
+
+APPLIES = [(path, step) for path in PATHS for step in STEPS if (path, step) != ("proxied write", "open")]
+WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS]
+ILLEGAL = ["shop/*", "shop//orders", "@zbus/x", "shop/or ders"]
+
+
+def log_of(path: str, log_path: Path) -> Path | str:
+    """A log in memory, but for the path that needs a file."""
+    return log_path if path == "proxied write" else "memory"
+
+
+def expected_sequences(path: str, events: int) -> list[int]:
+    return list(GIVEN.get(path, range(events)))[:events]
+
+
+@pytest.mark.parametrize(("path", "step"), APPLIES)
+async def test_each_path_enforces_each_step_and_the_next_event_has_the_next_sequence(
+    path: str, step: str, log_path: Path
+) -> None:
+    send = PATHS[path]
+    async with rig(log_of(path, log_path)) as bus:
+        await send(bus, GOOD, None)
+        payload, headers = await bus.violate([step])
+        before = len(await bus.everything())
+
+        assert await rejected_by(send(bus, payload, headers), bus) == step
+
+        assert len(await bus.everything()) == before
+        if step == "open":
+            return
+        await bus.restore()
+        await send(bus, GOOD, None)
+        stored = await bus.stored()
+
+    assert [event.sequence for event in stored] == expected_sequences(path, 2)
+    assert stored[1].offset == before + 1
+
+
+@pytest.mark.parametrize(("path", "step"), WITHOUT_LOG)
+async def test_without_a_log_each_path_enforces_the_same(path: str, step: str) -> None:
+    send = PATHS[path]
+    async with rig(None) as bus:
+        await send(bus, GOOD, None)
+        payload, headers = await bus.violate([step])
+        before = len(await bus.everything())
+
+        assert await rejected_by(send(bus, payload, headers), bus) == step
+
+        assert len(await bus.everything()) == before
+        if step == "open":
+            return
+        await bus.restore()
+        await send(bus, GOOD, None)
+
+        assert [event.sequence for event in await bus.stored()] == expected_sequences(path, 2)
+
+
+@pytest.mark.parametrize("tracing", ["off", "on"])
+@pytest.mark.parametrize(("path", "step"), APPLIES)
+async def test_of_several_steps_that_would_reject_an_event_the_first_one_does(
+    path: str, step: str, log_path: Path, tracing: str
+) -> None:
+    send = PATHS[path]
+    async with rig(log_of(path, log_path), tracing=tracing) as bus:
+        await send(bus, GOOD, None)
+        payload, headers = await bus.violate(STEPS[STEPS.index(step) :])
+
+        assert await rejected_by(send(bus, payload, headers), bus) == step
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_illegal_key_is_rejected_on_every_path(path: str, log_path: Path) -> None:
+    async with rig(log_of(path, log_path)) as bus:
+        for bus.key in ILLEGAL:
+            assert await rejected_by(PATHS[path](bus, GOOD, None)) == "key"
+
+        bus.key = KEY
+        await PATHS[path](bus, GOOD, None)
+        (event,) = await bus.everything() if not path.startswith("session") else (await bus.everything())[:1]
+
+    assert (event.offset, event.sequence) == (1, 0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_where_access_is_denied_nothing_is_encoded_validated_or_made_known(
+    path: str, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Validators:
+        def hold(self, key: str, body: bytes) -> None:
+            done.append("validated")
+
+    async with rig(log_of(path, log_path)) as bus:
+        await PATHS[path](bus, GOOD, None)
+        for step in ("encode_payload", "encode_headers", "check_encoded"):
+            monkeypatch.setattr(f"zbus.publish.entry.{step}", lambda *_, step=step: done.append(step))
+        monkeypatch.setattr(bus.node, "check_key", lambda key: done.append("checked the key"))
+        bus.entry.access, bus.entry.validators = Denies(), Validators()
+        bus.key = "secret/key"
+        known = dict(bus.entry.published_keys)
+
+        assert await rejected_by(PATHS[path](bus, BAD, None), bus) == "access"
+
+        assert done == []
+        assert bus.entry.published_keys == known
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_rejected_event_never_waits_and_an_accepted_one_does(path: str, log_path: Path) -> None:
+    send = PATHS[path]
+    async with rig(log_of(path, log_path)) as bus:
+        await bus.bus.schemas.register("**", SCHEMA)
+        await bus.fill()
+
+        assert await rejected_by(send(bus, BAD, None), bus) == "schema"
+        sending = asyncio.create_task(send(bus, GOOD, None))
+        await until(lambda: bus.entry.backpressure._waiters)
+        assert await bus.stored() == []
+
+        await bus.free()
+        await asyncio.wait_for(sending, 10)
+
+        assert [event.sequence for event in await bus.stored()] == [0]
+
+
+async def write_unowned(path: Path, row: Row) -> None:
+    await asyncio.to_thread(zbus_log.put, path, [[row]])
+
+
+@pytest.mark.parametrize(
+    ("key", "payload", "headers", "step"),
+    [
+        *[(key, LARGE, HEADERS_BAD, "key") for key in ILLEGAL],
+        (KEY, LARGE, HEADERS_BAD, "payload"),
+        (KEY, BAD, HEADERS_BAD, "headers"),
+        (KEY, BAD, None, "schema"),
+    ],
+)
+async def test_a_proxied_write_while_no_bus_has_the_log_open_is_checked_in_the_same_order(
+    key: str, payload: bytes, headers: Any, step: str, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZBUS_PAYLOAD_BYTES_MAX", "100")
+    async with zbus.open(log_path) as bus:
+        await bus.schemas.register("**", SCHEMA)
+
+    encoded = msgspec.msgpack.encode(headers) if headers else None
+    assert await rejected_by(write_unowned(log_path, Row(GIVEN_ID, 0, 1, key, payload, encoded))) == step
+    await write_unowned(log_path, Row(GIVEN_ID, 0, 1, KEY, GOOD, None))
+
+    async with zbus.open(log_path) as bus:
+        assert [(event.offset, event.identity) async for event in bus.replay()] == [(1, (GIVEN_ID, 0))]
