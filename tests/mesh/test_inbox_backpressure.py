@@ -62,7 +62,7 @@ class MeshHost(FakeHost):
         pass
 
     def inbox(self, forwards: bool = False) -> Inbox:
-        return Inbox(self, self, OWN, self.wants, 1000, forwards)  # type: ignore[arg-type]
+        return Inbox(self, self, OWN, self.wants, 1000, forwards, self.runtime)  # type: ignore[arg-type]
 
     def frame(self, key: str, payload: bytes = b"") -> bytes:
         (row,) = self.rows(1, 3, key, payload)
