@@ -207,8 +207,8 @@ class Node:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
-        for subscription in self.dispatcher.subscriptions:
-            self.backpressure.open(subscription)  # a publisher that waits for it learns that the bus is closed
+        for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
+            self.backpressure.open(reason)  # a publisher that waits for it gets `BusClosed`, also if the log hangs
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:
