@@ -183,7 +183,7 @@ class Node:
             lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
         )
         await self.network.add(url, fabric)
-        self.entry.transports += 1
+        self.entry.recheck()
 
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""

@@ -57,7 +57,9 @@ async def test_a_path_that_is_cancelled_while_it_waits_leaves_nothing_behind(pat
         await bus.fill()
         for turns in range(TURNS):
             await cancelled_after(turns, PATHS[path](bus, GOOD, None))
-        if path == "POST, idempotent":  # a request that is repeated joins the first, which goes on when its client leaves
+        if (
+            path == "POST, idempotent"
+        ):  # a request that is repeated joins the first, which goes on when its client leaves
             await until(lambda: len(bus.entry.backpressure._waiters) <= 1)
         else:
             assert bus.entry.backpressure._waiters == {}
@@ -94,7 +96,7 @@ async def test_a_call_with_many_events_that_is_cancelled_leaves_no_gap_and_parts
         partly = 0
         for turns in range(TURNS):
             await cancelled_after(turns, many(bus, publisher))
-            partly += 0 < len(await bus.stored()) % MANY
+            partly += len(await bus.stored()) % MANY > 0
         await crowded.aclose()
         await many(bus, publisher)
         events = await bus.everything()
