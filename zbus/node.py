@@ -190,7 +190,7 @@ class Node:
             lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
         )
         await self.network.add(url, fabric)
-        self.entry.transports += 1
+        self.entry.recheck()
 
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
@@ -214,8 +214,8 @@ class Node:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
-        for subscription in self.dispatcher.subscriptions:
-            self.backpressure.open(subscription)  # a publisher that waits for it learns that the bus is closed
+        for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
+            self.backpressure.open(reason)  # a publisher that waits for it gets `BusClosed`, also if the log hangs
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:
