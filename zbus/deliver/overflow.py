@@ -21,7 +21,7 @@ BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 REPORT_EVERY_S = 1.0  # while events are dropped; the counters have every one
 
 # Why events were dropped: the code in records, which is also the counter's name after `dropped_`, and the sentence.
-QUEUE_FULL = "queue_full", "the queue of a subscription is full"
+QUEUE_FULL = "queue_full", "a subscription's queue is full"
 BACKLOG_FULL = "backlog_full", "a subscription is not read, and the backlog beside its queue is full"
 
 

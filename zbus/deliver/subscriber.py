@@ -401,7 +401,7 @@ class EventSubscriber:
             self._live = False
             self._dispatcher.count("spilled", 1)
             fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
-            reason = "the queue of a subscription is full; it continues from the log"
+            reason = "a subscription's queue is full; it continues from the log"
             record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
         return taken
 
