@@ -396,7 +396,7 @@ async def test_closing_a_blocking_subscription_frees_publishers_and_its_backlog_
     host.receive(5)
     assert waits(host)
     await subscription.aclose()
-    assert not host.backpressure.shut
+    assert not host.backpressure.blocked
     reader = Reader(subscription)
     await reader.read_all()
 

@@ -179,7 +179,7 @@ class Block(Policy):
         self._behind = taken < len(events)
         if not self._queue.free:
             self.follows_reads = True
-            self._backpressure.close(self._subscription, *QUEUE_FULL)
+            self._backpressure.block(self._subscription, *QUEUE_FULL)
         return taken
 
     def taken(self) -> None:
@@ -187,7 +187,7 @@ class Block(Policy):
         self._backlog.move_to(self._queue)
         if not self._behind and self._queue.events <= self._queue.capacity // 2:
             self.follows_reads = False
-            self._backpressure.open(self._subscription)
+            self._backpressure.unblock(self._subscription)
 
     def joined(self) -> None:
         """Everything was read from the log: publishers continue if the queue is short enough."""
@@ -196,7 +196,7 @@ class Block(Policy):
 
     def closed(self) -> None:
         """Publishers no longer wait for this subscription."""
-        self._backpressure.open(self._subscription)
+        self._backpressure.unblock(self._subscription)
 
     def _keep(self, events: Sequence[Event], received: bool) -> int:
         if received or events[0].offset:

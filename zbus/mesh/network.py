@@ -155,7 +155,7 @@ class Network:
 
     async def aclose(self, timeout_s: float) -> int:
         """Stop what runs on the loop; returns how much of it did not end in time."""
-        self._host.backpressure.open(self)
+        self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
@@ -223,12 +223,12 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.outbox.crowded for link in self.links):
-            self._host.backpressure.close(self, "send_queue_full", "the transport is behind, and no log has the events")
+            self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _room(self) -> None:
         """On an outbox's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._host.backpressure.open, self)
+            self._loop.call_soon_threadsafe(self._host.backpressure.unblock, self)
         except RuntimeError:
             pass  # the loop is closed, and with it the bus
 

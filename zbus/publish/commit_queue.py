@@ -15,7 +15,7 @@ from zbus.errors import LogError
 from zbus.observe.histogram import Histogram
 from zbus.ports.log import Log, Row
 
-from .backpressure import Gate
+from .backpressure import Backpressure
 
 # A burst of this many goes to the log at once, so that the log can take its work in parts.
 FLUSH_ROWS = 128
@@ -31,12 +31,12 @@ class Commits:
     def __init__(
         self,
         log: Log,
-        gate: Gate,
+        backpressure: Backpressure,
         pending_bytes_max: int,
         stored: Callable[[Sequence[Row], Sequence[int]], None],
         took: Histogram | None,
     ) -> None:
-        self._log, self._gate, self._stored = log, gate, stored
+        self._log, self._backpressure, self._stored = log, backpressure, stored
         self._pending_bytes_max, self._took = pending_bytes_max, took
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
@@ -83,7 +83,7 @@ class Commits:
         self._in_flight += 1
         self.pending_bytes += burst[2]
         if self.pending_bytes > self._pending_bytes_max:
-            self._gate.close(self, "commits_pending", "too many bytes await commit")
+            self._backpressure.block(self, "commits_pending", "too many bytes await commit")
         self._log.append(burst[0], lambda result: self._done(burst, result))
 
     def _done(self, burst: Burst, result: Sequence[int] | LogError) -> None:
@@ -113,7 +113,7 @@ class Commits:
                 self._stored(rows, result)
                 _resolve(waiters, result)
         if self.pending_bytes <= self._pending_bytes_max:
-            self._gate.open(self)
+            self._backpressure.unblock(self)
         if self._idle is not None and not self._in_flight and not self._rows:
             self._idle.set_result(None)
             self._idle = None

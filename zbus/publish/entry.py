@@ -22,7 +22,7 @@ from zbus.payload import encode_payload
 from zbus.ports.log import Row
 from zbus.util.runtime import Runtime
 
-from .backpressure import Gate
+from .backpressure import Backpressure
 from .commit_queue import Commits
 from .host import Access, Host, Validators
 
@@ -36,7 +36,7 @@ UNYIELDED_MAX = 512  # events delivered without a log before subscribers have th
 class Entry:
     """Lives on the event loop. The node has one; publishers, sessions, proxied writes and adapters share it."""
 
-    def __init__(self, host: Host, backpressure: Gate, payload_bytes_max: int, runtime: Runtime) -> None:
+    def __init__(self, host: Host, backpressure: Backpressure, payload_bytes_max: int, runtime: Runtime) -> None:
         self._host, self.backpressure, self.payload_bytes_max = host, backpressure, payload_bytes_max
         self.time_ns, self.randbits, self.token_hex = runtime.time_ns, runtime.randbits, runtime.token_hex
         self.is_open = False
@@ -100,7 +100,7 @@ class Entry:
         Schemas and transports may change during the wait, so both are then checked again. If cancelled, nothing was
         stored.
         """
-        if self.backpressure.shut:
+        if self.backpressure.blocked:
             events = tuple(events)
             keys = tuple(dict.fromkeys(key for key, _ in events))
             validators, transports = self.validators, self.transports

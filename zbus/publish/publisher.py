@@ -80,7 +80,7 @@ class EventPublisher:
         if self._transports != entry.transports:
             self._check_key()
         body, encoded = entry.encode(self.key, payload, headers, correlation_id)
-        if entry.backpressure.shut:
+        if entry.backpressure.blocked:
             await entry.admit(((self.key, body),))
         elif not entry.is_open:
             raise BusClosed("publish")
