@@ -11,7 +11,7 @@ from zbus.observe.records import EVENT_BACKPRESSURE, record
 from zbus.observe.throttle import Throttle
 from zbus.util.runtime import REAL, Runtime
 
-RECORD_EVERY_S = 1.0  # while it goes on; every time is counted
+RECORD_EVERY_S = 1.0  # at most; every time is counted
 
 
 class Backpressure:
