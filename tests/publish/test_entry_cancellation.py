@@ -166,7 +166,7 @@ async def test_closing_ends_the_wait_for_a_log_that_hangs(path: str) -> None:
         log, held = bus.node.log, list[Any]()
         log.append = lambda rows, done: held.append((rows, done))  # type: ignore[union-attr,method-assign]
         first = asyncio.create_task((await bus.bus.publisher("filler")).publish(b"x" * 2000))
-        await until(lambda: bus.entry.backpressure.shut)
+        await until(lambda: bus.entry.backpressure.blocked)
         task = asyncio.ensure_future(PATHS[path](bus, GOOD, None))
         await until(lambda: bus.entry.backpressure._waiters)
 
@@ -181,7 +181,7 @@ async def test_closing_ends_the_wait_for_a_log_that_hangs(path: str) -> None:
 @pytest.mark.parametrize("path", ON_THE_LOOP)
 async def test_closing_ends_the_wait_for_a_network_that_is_slow(path: str) -> None:
     async with rig("memory", close_timeout_s=0.4) as bus:
-        bus.entry.backpressure.close(bus.node.network, "the network is slow")
+        bus.entry.backpressure.block(bus.node.network, "the network is slow")
         task = asyncio.ensure_future(PATHS[path](bus, GOOD, None))
         await until(lambda: bus.entry.backpressure._waiters)
 

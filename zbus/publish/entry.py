@@ -20,7 +20,7 @@ from zbus.payload import encode_payload
 from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 
-from .backpressure import Gate
+from .backpressure import Backpressure
 from .commit_queue import Commits
 from .host import Access, Host, Validators
 
@@ -35,7 +35,7 @@ UNYIELDED_MAX = 512  # events delivered without a log before subscribers have th
 class Entry:
     """Lives on the event loop. The node has one; publishers, sessions, proxied writes and adapters share it."""
 
-    def __init__(self, host: Host, backpressure: Gate, payload_bytes_max: int, runtime: Runtime) -> None:
+    def __init__(self, host: Host, backpressure: Backpressure, payload_bytes_max: int, runtime: Runtime) -> None:
         self._host, self.backpressure, self.payload_bytes_max = host, backpressure, payload_bytes_max
         self.deliver = host.deliver_unlogged  # of rows of one key that no log stores
         self.time_ns, self.randbits, self.token_hex = runtime.time_ns, runtime.randbits, runtime.token_hex
@@ -131,7 +131,7 @@ class Entry:
         The bus, access, transports and schemas may change during the wait, so the steps that depend on them are then
         repeated. If cancelled, nothing was stored.
         """
-        if not self.backpressure.shut:
+        if not self.backpressure.blocked:
             return self.check_open()
         events = tuple(events)
         keys = tuple(dict.fromkeys(key for key, _ in events))

@@ -89,7 +89,7 @@ class EventPublisher:
             or len(payload) > entry.payload_bytes_max
         ):
             body, encoded = entry.encode(self.key, payload, headers, correlation_id)
-        if entry.backpressure.shut:
+        if entry.backpressure.blocked:
             await entry.admit(((self.key, body),))
         sequence = self._sequence
         self._sequence = sequence + 1
