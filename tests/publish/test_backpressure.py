@@ -124,8 +124,8 @@ async def test_a_reason_that_was_never_given_cannot_be_taken_away() -> None:
 
 async def test_both_reasons_may_be_taken_away_before_the_publisher_runs() -> None:
     gate = Gate()
-    gate.close("log", "the log is behind")
-    gate.close("reader", "a reader is full")
+    gate.close("log", "code", "the log is behind")
+    gate.close("reader", "code", "a reader is full")
     waiting = asyncio.create_task(gate.wait(lambda reasons: True))
     await settle()
 
@@ -139,8 +139,7 @@ async def test_the_record_names_the_reason_and_the_number_of_closings() -> None:
     gate = Gate(FakeRuntime())
 
     with recorded() as found:
-        gate.close("log", "the log is behind")
+        gate.close("log", "code", "the log is behind")
 
-    assert found == [
-        {"level": logging.INFO, "record": EVENT_BACKPRESSURE, "reason": "the log is behind", "closings_total": 1}
-    ]
+    about = {"code": "code", "reason": "the log is behind", "closings_total": 1}
+    assert found == [{"level": logging.INFO, "record": EVENT_BACKPRESSURE, **about}]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
 from zbus.errors import LogError
 from zbus.observe.records import EVENT_BACKPRESSURE
-from zbus.ports.log import Appended, Log, Row
+from zbus.ports.log import Answer, Appended, Committed, Log, Refused, Row, Stored
 from zbus.publish.backpressure import Gate
 from zbus.publish.commit_queue import Commits
+from zbus.util.runtime import REAL
 
 BYTES_MAX = 100
 
@@ -22,14 +23,20 @@ class FakeLog:
     """The test says when rows are stored."""
 
     def __init__(self) -> None:
-        self.pending: list[tuple[Sequence[Row], Appended]] = []
+        self.pending: list[tuple[Sequence[Row], Appended, Any]] = []
 
-    def append(self, rows: Sequence[Row], done: Appended) -> None:
-        self.pending.append((rows, done))
+    def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
+        self.pending.append((rows, done, about))
+
+    def tail(self, committed: Callable[[Committed], None]) -> None:
+        self._committed = committed
 
     def finish(self, error: LogError | None = None) -> None:
-        rows, done = self.pending.pop(0)
-        done(error if error is not None else list(range(1, len(rows) + 1)))
+        rows, done, about = self.pending.pop(0)
+        offsets = list(range(1, len(rows) + 1))
+        if error is None:
+            self._committed(Committed(rows, offsets))
+        done(Answer(about, Stored(offsets) if error is None else Refused(error)))
 
 
 class Queue:
@@ -37,8 +44,17 @@ class Queue:
 
     def __init__(self) -> None:
         self.log, self.backpressure = FakeLog(), Gate()
+        self.counts: list[Any] = []
         self.stored: list[tuple[Sequence[Row], Sequence[int]]] = []
-        self.commits = Commits(cast("Log", self.log), self.backpressure, BYTES_MAX, self._stored, None)
+        self.commits = Commits(
+            cast("Log", self.log),
+            self.backpressure,
+            BYTES_MAX,
+            [self._stored],
+            None,
+            lambda name, events: self.counts.append((name, events)),
+            REAL,
+        )
 
     @property
     def blocked(self) -> bool:
@@ -49,7 +65,7 @@ class Queue:
 
 
 def row(size: int) -> Row:
-    return 1, 0, 1, "a/b", b"x" * size, None
+    return Row(1, 0, 1, "a/b", b"x" * size, None)
 
 
 async def settle() -> None:
@@ -148,5 +164,5 @@ async def test_rows_are_stored_in_order_and_each_caller_gets_its_offsets() -> No
     queue.log.finish()
     queue.log.finish()
 
-    assert (await one, await many) == (1, [1, 2])
+    assert (await one, await many) == (1, Stored([1, 2]))
     assert [len(rows) for rows, _ in queue.stored] == [1, 2]

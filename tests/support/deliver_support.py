@@ -52,8 +52,11 @@ class FakeLog:
 
     def add(self, rows: Sequence[Row]) -> list[int]:
         for row in rows:
-            self.stored.append(Event(*row[:5], offset=self.head_offset + self._step))
+            self.stored.append(row.event(self.head_offset + self._step))
         return [event.offset for event in self.stored[-len(rows) :]]
+
+    def before(self, offset: int) -> int:
+        return offset - 1
 
     def read(self, keys: KeySet, span: Span, limit: int) -> FakePage:
         self.pages += 1
@@ -110,12 +113,12 @@ class FakeHost:
 
     def receive(self, events: int, key: str = KEY, payload: bytes = b"") -> None:
         """Receive events of another node that the log of this one does not store."""
-        self.dispatcher.unstored([Event(*row[:5]) for row in self.rows(events, 3, key, payload)])
+        self.dispatcher.unstored([row.event() for row in self.rows(events, 3, key, payload)])
 
     def rows(self, events: int, publisher_id: int, key: str = KEY, payload: bytes = b"") -> list[Row]:
         first = self._sequences[publisher_id]
         self._sequences[publisher_id] += events
-        return [(publisher_id, first + n, 1, key, payload, None) for n in range(events)]
+        return [Row(publisher_id, first + n, 1, key, payload, None) for n in range(events)]
 
     def _run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
