@@ -162,16 +162,17 @@ class Node:
     async def _connect(self) -> None:
         log, config = self.log, self.config
         if log is not None:
-            self.dispatcher.delivered = await self.run(log.head)
             self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
+                self.dispatcher.delivered = await self.run(log.head)
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
             took = self.stats.commit if config.metrics else None
             listeners = (self.dispatcher.stored,)
-            self.entry.commits = Commits(
+            commits = self.entry.commits = Commits(
                 log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
             )
+            self.dispatcher.delivered = commits.tail_after
         from .mesh.network import Network  # not before: it takes a while to import
 
         self.network = Network(

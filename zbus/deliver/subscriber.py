@@ -25,7 +25,7 @@ from zbus.scope import Scope
 from .acknowledgements import Durable
 from .buffer import Backlog, Buffer
 from .host import Host
-from .log_reader import LogReader
+from .log_reader import STALE_S, LogReader
 from .overflow import BACKLOG_BYTES_MAX, BACKLOG_FULL, POLICIES, Overflow
 from .start_position import to_ns
 
@@ -344,11 +344,13 @@ class EventSubscriber:
         self._dispatcher.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
         self._dispatcher.deliveries += len(events)
-        if error is None:
-            self._position = page.covered
-        else:
+        if error is not None:
             self._position = events[-1].offset if events else self._position
             self._failed = error
+        elif page.covered > self._position:
+            self._position = page.covered
+        else:
+            await asyncio.sleep(STALE_S)  # what was delivered cannot be read yet
 
     def _join_live(self) -> bool:
         """Receive live events again, if what lies between is in memory and fits into the queue."""

@@ -67,7 +67,7 @@ class Commits:
         self._behind = False
         self.stored_events = 0  # by this node: its own, and those that it keeps of others
         self._idle: asyncio.Future[None] | None = None
-        log.tail(self._mailbox.post)
+        self.tail_after = log.tail(self._mailbox.post)  # every event after this offset is delivered
 
     def add(self, row: Row) -> asyncio.Future[Offset]:
         """Take one row; the future holds its offset once it is durable."""
