@@ -141,5 +141,5 @@ async def test_the_record_names_the_reason_and_the_number_of_closings() -> None:
     with recorded() as found:
         backpressure.block("log", "code", "the log is behind")
 
-    about = {"code": "code", "reason": "the log is behind", "closings_total": 1}
+    about = {"code": "code", "reason": "the log is behind", "blocked_total": 1}
     assert found == [{"level": logging.INFO, "record": EVENT_BACKPRESSURE, **about}]
