@@ -346,7 +346,8 @@ class Bus:
         """The offset of the last stored event; 0 for an empty log."""
         node = self._node
         node.check_open("read the head")
-        return await node.run(node.need_log("head()").head)
+        head = await node.run(node.need_log("head()").head)
+        return max(head, node.dispatcher.delivered)  # a log with stale reads may not show yet what was delivered
 
     def stats(self) -> dict[str, Any]:
         """What was counted and measured so far: the figures that `zbus.metrics` shows to Prometheus. Any thread.

@@ -82,13 +82,13 @@ class Introspection:
 
     def readers(self) -> list[Reader]:
         """The open subscriptions, furthest behind first."""
-        head, found = self.head, []
+        found = []
         for each in _subscriptions(self._node):
             acknowledged = each.acknowledged
             if acknowledged is not None:
-                lag = max(0, head - acknowledged)
+                lag = _events_after(self._node, acknowledged)
             else:
-                lag = each.queued if each.is_live else max(0, head - each.position)
+                lag = each.queued if each.is_live else _events_after(self._node, each.position)
             found.append(
                 Reader(each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag)
             )
@@ -104,7 +104,7 @@ class Introspection:
         found = []
         for cursor in stored:
             offset = max(cursor.offset, here.get(cursor.name) or 0)
-            lag = max(0, self.head - offset)
+            lag = _events_after(node, offset)
             found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner))
         return found
 
@@ -139,7 +139,7 @@ def snapshot(node: Node) -> dict[str, Any]:
         **node.stats.counts(),
         "published": node.published_events,
         "delivered": dispatcher.deliveries,
-        "backpressure": node.backpressure.closings,
+        "backpressure": node.backpressure.blocked_count,
         "subscribers": len(subscriptions),
         "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
         "readers_behind": sum(not each.is_live for each in subscriptions),
@@ -180,10 +180,14 @@ def _subscriptions(node: Node) -> list[EventSubscriber]:
 
 def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, int]:
     """How many events each durable subscription is behind; for those read here, as of now."""
-    head = node.dispatcher.delivered
     at = {cursor.name: cursor.offset for cursor in node.cursors_known}
     for each in subscriptions:
         if each.durable is not None and (acknowledged := each.acknowledged) is not None:
             at[each.durable] = acknowledged
-    lags = {name: max(0, head - offset) for name, offset in at.items()}
+    lags = {name: _events_after(node, offset) for name, offset in at.items()}
     return dict(sorted(lags.items(), key=lambda item: (-item[1], item[0]))[:CURSORS_MAX])
+
+
+def _events_after(node: Node, offset: int) -> int:
+    """How many events were delivered here after an offset; the most that it can be if the log cannot tell."""
+    return node.log.count(offset, node.dispatcher.delivered) if node.log is not None else 0

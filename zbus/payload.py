@@ -15,7 +15,9 @@ from .headers import JSON, TEXT
 
 
 def _model_inside(value: Any) -> Any:
-    """A pydantic model somewhere inside a list or dict."""
+    """A pydantic model somewhere inside a list or dict, or a kind of `int` such as an offset."""
+    if isinstance(value, int):
+        return int(value)
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} has no JSON form")

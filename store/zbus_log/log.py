@@ -146,10 +146,9 @@ class SqliteLog:
     def _refuse(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         done(Answer(about, Refused(LogReadOnly(self.path))))
 
-    def tail(self, committed: Callable[[Committed], None]) -> None:
-        """Call `committed` with each commit of this process: it is the only writer."""
-        if self._writer is not None:
-            self._writer.tail(committed)
+    def tail(self, committed: Callable[[Committed], None]) -> int:
+        """Call `committed` with each commit of this process: it is the only writer. A log that is only read has none."""
+        return self.head() if self._writer is None else self._writer.tail(committed)
 
     def size_bytes(self) -> int:
         """Return the size of the file and its write-ahead log."""
@@ -187,7 +186,7 @@ class SqliteLog:
 
     def count(self, after: int, until: int) -> int:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
-        return until - after
+        return max(0, until - after)
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Look at the head again and again, seldom while nothing happens: there is no socket to be told by."""

@@ -33,7 +33,6 @@ INJECTED = {
     "Backoff": ("uniform", 3),
     "Backpressure": ("runtime", 0),
     "Counts": ("runtime", 1),
-    "Gate": ("runtime", 0),
     "Identities": ("randbits", 1),
     "Throttle": ("monotonic", 1),
     "first_identity": ("randbits", 0),

@@ -15,7 +15,7 @@ from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Row, Span
-from zbus.publish.backpressure import Gate
+from zbus.publish.backpressure import Backpressure
 from zbus.util.runtime import Runtime
 
 KEY = "a/b"
@@ -52,8 +52,11 @@ class FakeLog:
 
     def add(self, rows: Sequence[Row]) -> list[int]:
         for row in rows:
-            self.stored.append(Event(*row[:5], offset=self.head_offset + self._step))
+            self.stored.append(row.event(self.head_offset + self._step))
         return [event.offset for event in self.stored[-len(rows) :]]
+
+    def before(self, offset: int) -> int:
+        return offset - 1
 
     def read(self, keys: KeySet, span: Span, limit: int) -> FakePage:
         self.pages += 1
@@ -77,7 +80,7 @@ class FakeHost:
         self.runtime.monotonic = lambda: self.now
         self.counts: Counter[str] = Counter()
         self.dispatcher = Dispatcher(self.count, self.runtime)
-        self.backpressure = Gate(self.runtime)
+        self.backpressure = Backpressure(self.runtime)
         self.log = log
         self.reader = LogReader(cast("Log | None", log), self._run, False)
         self._sequences: Counter[int] = Counter()
@@ -110,12 +113,12 @@ class FakeHost:
 
     def receive(self, events: int, key: str = KEY, payload: bytes = b"") -> None:
         """Receive events of another node that the log of this one does not store."""
-        self.dispatcher.unstored([Event(*row[:5]) for row in self.rows(events, 3, key, payload)])
+        self.dispatcher.unstored([row.event() for row in self.rows(events, 3, key, payload)])
 
     def rows(self, events: int, publisher_id: int, key: str = KEY, payload: bytes = b"") -> list[Row]:
         first = self._sequences[publisher_id]
         self._sequences[publisher_id] += events
-        return [(publisher_id, first + n, 1, key, payload, None) for n in range(events)]
+        return [Row(publisher_id, first + n, 1, key, payload, None) for n in range(events)]
 
     def _run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -140,4 +143,4 @@ async def soon(subscription: EventSubscriber, turns: int = 20) -> Event | None:
 def waits(host: FakeHost, key: str = KEY) -> bool:
     """Whether a publisher of this key has to wait."""
     targets = host.dispatcher.router.routes(key)
-    return host.backpressure.blocks(lambda reasons: not reasons.isdisjoint(targets))
+    return host.backpressure.applies(lambda reasons: not reasons.isdisjoint(targets))

@@ -11,6 +11,8 @@ from zbus.ports.log import Log
 
 T = TypeVar("T")
 
+STALE_S = 0.005  # the pause before a log whose reads do not show yet what was delivered is read again
+
 
 class LogReader(NamedTuple):
     """Shared by the subscriptions and replays of one node."""

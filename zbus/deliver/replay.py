@@ -12,9 +12,10 @@ from zbus.errors import ConfigInvalid, LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
-from zbus.ports.log import Page, Span
+from zbus.ports.log import Log, Page, Span
 
 from .host import Host
+from .log_reader import STALE_S
 from .start_position import to_ns
 
 HEAD_START_S = 0.0002
@@ -27,7 +28,7 @@ class Replay:
     def __init__(
         self, host: Host, keys: KeySet, after: int | datetime, until: int | datetime | None, skip_corrupt: bool
     ) -> None:
-        self._reader, self._count = host.reader, host.dispatcher.count
+        self._reader, self._dispatcher, self._count = host.reader, host.dispatcher, host.dispatcher.count
         self._keys, self._skip_corrupt = keys, skip_corrupt
         # Both ends are like offsets: `after` itself is left out, `until` is included.
         self._span = Span(
@@ -65,7 +66,7 @@ class Replay:
         log = self._reader.required("replay")
         if not self._narrowed:
             record(EVENT_REPLAY_REQUESTED, logging.DEBUG, span=tuple(self._span), **self._told)
-            self._span = await self._reader.run(log.narrow, self._span)
+            self._span = await self._narrow(log, self._span)
             self._narrowed = True
         if self._page is None:
             await self._fetch()
@@ -78,6 +79,15 @@ class Replay:
         if self._failed is not None:  # stay before the bad one: it is met again until it is skipped on request
             self._reading = None
             self._span = self._span._replace(after=events[-1].offset if events else self._before)
+
+    async def _narrow(self, log: Log, span: Span) -> Span:
+        """Turn times into offsets, and set the end: what was delivered is there, even if the head is stale."""
+        narrowed: Span = await self._reader.run(log.narrow, span)
+        if span.to_ns is None:
+            delivered = self._dispatcher.delivered
+            until = delivered if span.until is None else min(span.until, delivered)
+            narrowed = narrowed._replace(until=max(until, narrowed.until or 0))
+        return narrowed
 
     async def _fetch(self) -> None:
         """Have the next page, and let a thread begin with the one after it."""
@@ -97,6 +107,8 @@ class Replay:
                 self._reading = None
         self._before, self._span = span.after, span._replace(after=self._page.covered)
         if self._page.covered < span.until:
+            if self._page.covered == span.after:
+                await asyncio.sleep(STALE_S)
             self._read_ahead()
             # Decoding would keep the interpreter from that thread: let it start first.
             await asyncio.sleep(HEAD_START_S)

@@ -35,7 +35,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str
     payload: bytes
     headers: bytes | None = None
-    provenance: Provenance | None = None  # None if it was published on this node
+    provenance: Provenance | None = None  # None if it was published on this node; in a log, by this writer
 
     def event(self, offset: int = 0) -> Event:
         """Return the event at an offset."""
@@ -120,7 +120,7 @@ class Span(NamedTuple):
 class Page(Protocol):
     """A run of events as the log has them; decoding waits until somebody wants them."""
 
-    covered: int  # every event asked for, up to this offset, is in this page or an earlier one
+    covered: int  # every event asked for, up to this offset, is in this page or an earlier one; never before the span
     low_water: int  # everything up to this offset was removed by retention
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
@@ -239,18 +239,22 @@ class Log(Protocol):
         `done` is called from the log's thread with `about` and the outcome.
         """
 
-    def tail(self, committed: Callable[[Committed], None]) -> None:
-        """Call `committed`, from the log's thread, with every event that is stored from now on.
+    def tail(self, committed: Callable[[Committed], None]) -> int:
+        """Call `committed`, from the log's thread, with every event after the returned offset. Does not block.
 
         Each comes once and in the order of offsets, those of other writers included, and before the append that stored
         it is answered. Delivery is fed from this, and from nothing else.
         """
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
-        """The next events of a span, at most `limit`; fewer, or none, do not mean that there are no more."""
+        """The next events of a span, at most `limit`; fewer, or none, do not mean that there are no more.
+
+        A read may be stale: it does not show what was stored a moment ago, and `covered` then says so. Raises
+        `LogTrimmed` if retention removed events after `span.after`, unless that is 0: the beginning of what is left.
+        """
 
     def head(self) -> int:
-        """The last committed offset; 0 for an empty log."""
+        """The last committed offset that a read shows; 0 for an empty log. It may be stale, and never goes back."""
 
     def low_water(self) -> int:
         """Everything up to this offset was removed by retention."""
@@ -270,7 +274,8 @@ class Log(Protocol):
     def count(self, after: int, until: int) -> int:
         """Return how many events were stored after offset `after` up to and including `until`, removed ones too.
 
-        Does not block; the most that it can be if the log cannot tell without reading.
+        0 if `until` is not after `after`. Does not block; the most that it can be if the log cannot tell without
+        reading.
         """
 
     def narrow(self, span: Span) -> Span:

@@ -89,7 +89,7 @@ class Publishing:
             publisher = publishers.pop(given.key, publisher)
         publishers[given.key] = publisher
         offset = await publisher.publish(given.payload, headers=given.headers)
-        return {"offset": offset, "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
+        return {"offset": int(offset), "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 
 class Once:
@@ -125,7 +125,7 @@ class Once:
         event = Event(identity, 0, time_ns(), given.key, given.payload, given.headers or {})
         (offset,) = await bus.put(event)
         if offset.first:
-            return msgspec.structs.replace(event, offset=offset), True
+            return msgspec.structs.replace(event, offset=int(offset)), True
         log = inside.reader.required("an Idempotency-Key")
         page = await inside.reader.run(log.read, KeySet.all(), Span(log.before(offset), offset), 1)
         events, error, _ = page.events()

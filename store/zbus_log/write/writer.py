@@ -116,9 +116,10 @@ class Writer:
         """Queue other work that writes: retention, schemas."""
         self._inbox.put(task)
 
-    def tail(self, committed: Callable[[Committed], None]) -> None:
-        """Call `committed` with what is stored from now on."""
+    def tail(self, committed: Callable[[Committed], None]) -> int:
+        """Call `committed` with what is stored from now on; return the offset before that."""
         self._announcer.tail = committed
+        return self.head
 
     @property
     def connection(self) -> Connection:
