@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from deliver_support import FakeHost, soon
 
-import zbus
 from zbus.errors import LogError
 from zbus.mesh import inbox as inboxes
 from zbus.mesh.inbox import Inbox
@@ -66,7 +65,7 @@ class MeshHost(FakeHost):
 
     def frame(self, key: str, payload: bytes = b"") -> bytes:
         (row,) = self.rows(1, 3, key, payload)
-        return encode(zbus.Event(*row[:5]))
+        return encode(row.event())
 
 
 @pytest.fixture
