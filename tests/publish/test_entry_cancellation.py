@@ -12,6 +12,7 @@ from inside import node_of
 from publish_paths import GIVEN, GOOD, KEY, PATHS, Rig, rejected_by, rig, until
 
 import zbus
+from zbus.ports.log import Answer, Refused
 
 TURNS = 12  # of the loop; a path that has not ended by then waits for a thread
 ON_THE_LOOP = [path for path in PATHS if path != "proxied write"]  # a thread cannot be cancelled
@@ -126,17 +127,17 @@ async def test_commits_that_fail_after_a_cancelled_publish_many_are_nobodys_erro
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with zbus.open("memory") as bus:
-        log = node_of(bus).log
-        held: list[Callable[[Any], None]] = []
-        log.append = lambda rows, done: held.append(done)  # type: ignore[union-attr,method-assign,misc]
+        commits = node_of(bus).commits
+        held: list[tuple[Callable[[Answer], None], Any]] = []
+        commits._append = lambda rows, done, about: held.append((done, about))  # type: ignore[union-attr]
         publisher = await bus.publisher("a/b")
         task = asyncio.create_task(publisher.publish_many([b"x"] * 3500))
         await until(lambda: held)
         task.cancel()
         await asyncio.wait([task])
 
-        for done in held:
-            done(zbus.LogError("the disk is gone"))
+        for done, about in held:
+            done(Answer(about, Refused(zbus.LogError("the disk is gone"))))
         await asyncio.sleep(0.01)
         del task
         gc.collect()
@@ -163,8 +164,8 @@ async def test_closing_ends_the_wait_for_a_full_subscription(path: str) -> None:
 @pytest.mark.parametrize("path", ON_THE_LOOP)
 async def test_closing_ends_the_wait_for_a_log_that_hangs(path: str) -> None:
     async with rig("memory", close_timeout_s=0.4, pending_bytes_max=1024, payload_bytes_max=2000) as bus:
-        log, held = bus.node.log, list[Any]()
-        log.append = lambda rows, done: held.append((rows, done))  # type: ignore[union-attr,method-assign]
+        held = list[Any]()
+        bus.node.commits._append = lambda rows, *more: held.append((rows, *more))  # type: ignore[union-attr]
         first = asyncio.create_task((await bus.bus.publisher("filler")).publish(b"x" * 2000))
         await until(lambda: bus.entry.backpressure.blocked)
         task = asyncio.ensure_future(PATHS[path](bus, GOOD, None))
@@ -181,7 +182,7 @@ async def test_closing_ends_the_wait_for_a_log_that_hangs(path: str) -> None:
 @pytest.mark.parametrize("path", ON_THE_LOOP)
 async def test_closing_ends_the_wait_for_a_network_that_is_slow(path: str) -> None:
     async with rig("memory", close_timeout_s=0.4) as bus:
-        bus.entry.backpressure.block(bus.node.network, "the network is slow")
+        bus.entry.backpressure.block(bus.node.network, "send_queue_full", "the network is slow")
         task = asyncio.ensure_future(PATHS[path](bus, GOOD, None))
         await until(lambda: bus.entry.backpressure._waiters)
 
