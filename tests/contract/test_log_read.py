@@ -105,6 +105,18 @@ def test_a_narrowed_span_has_the_same_events_and_an_end(log: Log, stored: list[t
     assert log.narrow(Span(until=stored[10][1])).until == stored[10][1]
 
 
+def test_a_start_in_time_becomes_the_position_before_the_first_event_that_is_late_enough(
+    log: Log, stored: list[tuple[Row, int]]
+) -> None:
+    for from_ns in (0, 1_000, 1_505, 2_000, 3_333):
+        first = next(offset for row, offset in stored if row.published_at >= from_ns)
+        found = follow(log, first, span=Span(log.narrow(Span(from_ns=from_ns)).after))
+
+        assert found[0].offset == first
+    beyond = log.narrow(Span(from_ns=1_000_000))
+    assert beyond.after == beyond.until == head_of(stored)
+
+
 def test_a_page_at_the_end_is_empty_and_goes_no_further(log: Log, stored: list[tuple[Row, int]]) -> None:
     wait_until(lambda: log.head() == head_of(stored))
 

@@ -224,7 +224,14 @@ class FakeLog:
 
     def narrow(self, span: Span) -> Span:
         head = self.head()
-        return span._replace(until=head if span.until is None else min(span.until, head))
+        until = head if span.until is None else min(span.until, head)
+        if span.from_ns is None:
+            return span._replace(until=until)
+        with self.history.lock:
+            late = [each.offset for each in self.history.entries if each.row.published_at >= span.from_ns]
+            last = self.history.offsets[-1] if self.history.offsets else 0
+        after = max(span.after, late[0] - 1 if late else last)
+        return span._replace(after=after, until=max(after, until))
 
     def watch(self, moved: Callable[[int], None]) -> None:
         self._watch = moved
