@@ -1,13 +1,18 @@
 """The fixtures of the contract suite: `transport` for what is promised between nodes, `any_transport` for what
-holds inside one bus too, `middle_transport` for what happens when the server between two nodes is killed."""
+holds inside one bus too, `middle_transport` for what happens when the server between two nodes is killed; `logs` and
+`log` for what every log promises."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from contract_support import Mesh, Processes
 from contract_transports import MESHES
+from log_contract import KINDS, Logs
+
+from zbus.ports.log import Log
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +57,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if "middle_transport" in metafunc.fixturenames:
             chosen = [each for each in chosen if each.has_middle]
         metafunc.parametrize("mesh", chosen, ids=[each.name for each in chosen], indirect=True, scope="session")
+
+
+@pytest.fixture(params=KINDS)
+def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logs]:
+    """One kind of log; what it opened is closed with the test."""
+    found = KINDS[request.param](tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def log(logs: Logs) -> Log:
+    """An empty log of that kind."""
+    return logs.open()

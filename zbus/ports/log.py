@@ -279,7 +279,11 @@ class Log(Protocol):
         """
 
     def narrow(self, span: Span) -> Span:
-        """The same span with its times turned into offsets as far as they go, and an end: the head of now."""
+        """The same span with its times turned into offsets as far as they go, and an end: the head of now.
+
+        Nothing after `span.after` up to the new `after` was published at or after `from_ns`, and the event that follows
+        was; if none was, the new `after` is the last offset. A start by time depends on it, so this is never stale.
+        """
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Tell `moved` of the head whenever another process appended (a log that is read here only)."""

@@ -114,13 +114,10 @@ class Commits:
         new_offset = int.__new__
         for item in items:
             if type(item) is Committed:
-                self.stored_events += len(item.rows)
                 for listener in self.listeners:
                     listener(item.rows, item.offsets)
                 if records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG):
-                    own = [row for row in item.rows if row.provenance is None]
-                    if own:
-                        tell_published(own, item.offsets)
+                    _tell_published(item)
                 continue
             assert type(item) is Answer
             burst: Burst = item.about
@@ -134,6 +131,7 @@ class Commits:
                 self._took.add(self._monotonic_ns() - burst.begun)
             at, rows = 0, burst.rows
             offsets, repeated = outcome
+            self.stored_events += len(rows) - len(repeated)
             for waiter, number in burst.waiters:
                 if number:
                     if not waiter.done():
@@ -160,6 +158,12 @@ class Commits:
         for waiter, _ in burst.waiters:
             if not waiter.done():
                 waiter.set_exception(outcome.error)
+
+
+def _tell_published(committed: Committed) -> None:
+    own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
+    if own:
+        tell_published([row for row, _ in own], [offset for _, offset in own])
 
 
 def _part(stored: Stored, at: int, number: int) -> Stored:

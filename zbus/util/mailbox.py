@@ -21,11 +21,11 @@ class Mailbox(Generic[T]):
 
     `post` never waits. Once the loop is closed, nothing is left to take the items, and `post` only keeps them.
 
-    With `max`, items that do not fit are dropped and counted; `take_overflowed` returns how many, or the sum of their
-    `worth` if that is given. If `size` is given, `max` limits the sum of the items' sizes instead of their number. (An item
-    larger than `max` fits into an empty mailbox.) `ready` is asked before items are taken; if it returns False, they stay
-    until `resume`. `turn` limits how many items one call of `take` gets, and `turn_size` the sum of their sizes, so that
-    the loop can do other work in between.
+    With `max`, items that do not fit are dropped and counted; `take_overflowed` returns how many, or the sum of
+    their `worth` if that is given. If `size` is given, `max` limits the sum of the items' sizes instead of their
+    number. (An item larger than `max` fits into an empty mailbox.) `ready` is asked before items are taken; if it
+    returns False, they stay until `resume`. `turn` limits how many items one call of `take` gets, and `turn_size`
+    the sum of their sizes, so that the loop can do other work in between.
     """
 
     __slots__ = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import INTEGER, TEXT, Column, Engine, MetaData, Table, select
+from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Table, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
@@ -32,8 +32,7 @@ class SqlitePositions:
     def load(self) -> dict[str, int]:
         """All of them."""
         with log_errors(self._path), self._engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-            connection.execute(CreateTable(_positions, if_not_exists=True))
+            _prepare(connection)
             return {row.name: row.position for row in connection.execute(select(_positions))}
 
     def store(self, changed: Mapping[str, int]) -> None:
@@ -41,8 +40,15 @@ class SqlitePositions:
         values = [{"name": name, "position": position} for name, position in changed.items()]
         insert = upsert(_positions)
         statement = insert.on_conflict_do_update(index_elements=["name"], set_={"position": insert.excluded.position})
-        with log_errors(self._path), self._engine.connect() as connection, transaction(connection):
-            connection.execute(statement, values)
+        with log_errors(self._path), self._engine.connect() as connection:
+            _prepare(connection)
+            with transaction(connection):
+                connection.execute(statement, values)
+
+
+def _prepare(connection: Connection) -> None:
+    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    connection.execute(CreateTable(_positions, if_not_exists=True))
 
 
 if TYPE_CHECKING:
