@@ -111,7 +111,6 @@ class Commits:
         self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[Answer | Committed]) -> None:
-        new_offset = int.__new__
         for item in items:
             if type(item) is Committed:
                 for listener in self.listeners:
@@ -139,10 +138,10 @@ class Commits:
                     at += number
                 else:
                     if not waiter.done():
-                        row = rows[at]  # `Offset(…)` without its call: this is done for every event
-                        offset = new_offset(Offset, offsets[at])
-                        offset.publisher_id, offset.sequence = row.publisher_id, row.sequence
-                        offset.first = at not in repeated
+                        row, offset = rows[at], Offset(offsets[at])
+                        offset.identity = (row.publisher_id, row.sequence)
+                        if at in repeated:
+                            offset.first = False
                         waiter.set_result(offset)
                     at += 1
         if self._behind and self.pending_bytes <= self._pending_bytes_max:
