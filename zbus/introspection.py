@@ -139,7 +139,7 @@ def snapshot(node: Node) -> dict[str, Any]:
         **node.stats.counts(),
         "published": node.published_events,
         "delivered": dispatcher.deliveries,
-        "backpressure": node.backpressure.closings,
+        "backpressure": node.backpressure.blocked_count,
         "subscribers": len(subscriptions),
         "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
         "readers_behind": sum(not each.is_live for each in subscriptions),

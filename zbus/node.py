@@ -30,7 +30,7 @@ from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
 from .ports.log import Cursor, Log, Row
-from .publish.backpressure import Gate
+from .publish.backpressure import Backpressure
 from .publish.commit_queue import Commits
 from .publish.entry import UNYIELDED_MAX, Entry
 from .publish.proxied_writes import ProxiedWrites
@@ -90,7 +90,7 @@ class Node:
         self.validates = config.check_schemas
         self.stats = Stats()
         self.count = self.stats.count
-        self.backpressure = Gate(runtime)
+        self.backpressure = Backpressure(runtime)
         self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
@@ -191,7 +191,7 @@ class Node:
             lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
         )
         await self.network.add(url, fabric)
-        self.entry.transports += 1
+        self.entry.recheck()
 
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
@@ -215,8 +215,8 @@ class Node:
         timeout_s = self.config.close_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
         diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
-        for subscription in self.dispatcher.subscriptions:
-            self.backpressure.open(subscription)  # a publisher that waits for it learns that the bus is closed
+        for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
+            self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, also if the log hangs
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:

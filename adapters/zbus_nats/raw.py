@@ -20,6 +20,7 @@ from zbus.event import Event
 from zbus.observe.counters import Counts
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Heard, Question, Receive
+from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
 from .connection import Connection
@@ -58,25 +59,27 @@ class Identities:
 
     def __init__(self) -> None:
         self._runs = [secrets.token_hex(16)]
-        self._publishers: dict[bytes, list[Any]] = {}  # subject -> key, publisher_id, next sequence
+        # By subject: the run, the key, the publisher and the next sequence.
+        self._publishers = Memo[bytes, list[Any]](PUBLISHERS_MAX, self._new, self._forgotten)
 
     def next(self, subject: bytes) -> tuple[str, int, int]:
         """The key, publisher and sequence of one more message on a subject that is a key's."""
-        entry = self._publishers.get(subject)
-        if entry is None:
-            if len(self._publishers) >= PUBLISHERS_MAX:
-                # A new name for all that follows: the sequences of those forgotten must not begin again.
-                self._publishers.clear()
-                self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
-            text = subject.decode()
-            entry = self._publishers[subject] = [PLAIN.decode(text), publisher_id(self._runs[0], text), 0]
-        key, publisher, sequence = entry
-        entry[2] = sequence + 1
+        entry = self._publishers[subject]
+        _, key, publisher, sequence = entry
+        entry[3] = sequence + 1
         return key, publisher, sequence
 
     def made(self, event: Event, subject: str) -> bool:
         """Whether the identity of an event was given here."""
         return any(publisher_id(run, subject) == event.publisher_id for run in self._runs)
+
+    def _new(self, subject: bytes) -> list[Any]:
+        text, run = subject.decode(), self._runs[0]
+        return [run, PLAIN.decode(text), publisher_id(run, text), 0]
+
+    def _forgotten(self, subject: bytes, entry: list[Any]) -> None:
+        if entry[0] == self._runs[0]:  # its sequences must not begin again: it gets a new publisher
+            self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
 
 
 class RawFabric:

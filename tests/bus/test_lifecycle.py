@@ -87,7 +87,7 @@ async def test_closing_ends_the_wait_of_a_publisher_for_a_full_reader(log_path: 
     await publisher.publish_many([b"1", b"2"])
     waiting = asyncio.create_task(publisher.publish(b"3"))
     await asyncio.sleep(0)
-    assert node_of(bus).backpressure.shut
+    assert node_of(bus).backpressure.blocked
 
     await bus.aclose()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from inside import node_of
 
 import zbus
+from zbus.deliver import handlers
+from zbus.util.backoff import Backoff
 
 
 async def until(condition: object, within_s: float = 20.0) -> None:
@@ -103,3 +106,20 @@ async def test_what_a_handler_did_before_closing_is_not_repeated(log_path: Path)
             await until(lambda: node_of(bus).log is not None and node_of(bus).log.cursors.list()[0].offset == target)  # noqa: B023
 
     assert seen == list(range(1, 31))
+
+
+async def test_handlers_that_fail_together_do_not_try_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def handle(event: zbus.Event) -> None:
+        raise ValueError("down")
+
+    monkeypatch.setattr(handlers, "asyncio", SimpleNamespace(sleep=sleep))
+    for uniform in (lambda low, high: low, lambda low, high: high):
+        pauses = Backoff(*handlers.RETRY_S, uniform=uniform)
+        await handlers._handle(handle, zbus.Event(1, 0, 0, "a", b"", {}), lambda name, number: None, pauses, 3)
+
+    assert slept == pytest.approx([0.025, 0.05, 0.1, 0.05, 0.1, 0.2])

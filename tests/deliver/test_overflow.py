@@ -194,7 +194,7 @@ async def test_dropped_events_are_counted_each_and_recorded_once_a_second(caplog
 
     first, second = records_of(caplog, EVENT_DROPPED)
     assert (first["code"], first["policy"], first["keys"]) == ("queue_full", "drop_oldest", ("a/**",))
-    assert first["reason"] == "the queue of a subscription is full"
+    assert first["reason"] == "a subscription's queue is full"
     assert [first["dropped_total"], second["dropped_total"]] == [2, 11]
     await subscription.aclose()
 
@@ -307,7 +307,7 @@ async def test_publishers_wait_from_a_full_queue_until_half_of_it_was_read(caplo
     assert not waits(host)
 
     (record,) = records_of(caplog, EVENT_BACKPRESSURE)
-    assert (record["code"], record["reason"]) == ("queue_full", "the queue of a subscription is full")
+    assert (record["code"], record["reason"]) == ("queue_full", "a subscription's queue is full")
     await subscription.aclose()
 
 
@@ -396,7 +396,7 @@ async def test_closing_a_blocking_subscription_frees_publishers_and_its_backlog_
     host.receive(5)
     assert waits(host)
     await subscription.aclose()
-    assert not host.backpressure.shut
+    assert not host.backpressure.blocked
     reader = Reader(subscription)
     await reader.read_all()
 

@@ -62,7 +62,7 @@ class MeshHost(FakeHost):
         pass
 
     def inbox(self, forwards: bool = False) -> Inbox:
-        return Inbox(self, self, OWN, self.wants, 1000, forwards)  # type: ignore[arg-type]
+        return Inbox(self, self, OWN, self.wants, 1000, forwards, self.runtime)  # type: ignore[arg-type]
 
     def frame(self, key: str, payload: bytes = b"") -> bytes:
         (row,) = self.rows(1, 3, key, payload)
@@ -91,7 +91,7 @@ async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost) 
     for _ in range(10):
         receive(host.frame("slow/x"))
     await turns()
-    assert host.backpressure.shut
+    assert host.backpressure.blocked
 
     receive(host.frame("fast/x"))
     receive(host.frame("kept/x"))
@@ -104,19 +104,19 @@ async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost) 
     assert (host.beacons, len(host.announcements), host.cancelled) == ([OTHER], 1, [7])
     assert (blocked.queued, blocked.dropped) == (10, 0)
     assert [event.sequence for event in [await soon(blocked) for _ in range(10)] if event] == list(range(10))
-    assert not host.backpressure.shut
+    assert not host.backpressure.blocked
 
 
 async def test_received_events_wait_while_too_many_bytes_await_commit(host: MeshHost) -> None:
     subscription, inbox = host.subscribe("**", queue_events=100), host.inbox()
     receive = inbox.receiver("a", False)
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     for _ in range(3):
         receive(host.frame("a/b"))
     await turns(50)
     assert subscription.queued == 0
 
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     await turns()
 
     assert subscription.queued == 3
@@ -134,13 +134,13 @@ async def test_nothing_is_polled_while_received_events_wait(host: MeshHost, monk
         return call_at(when, *more, **named)
 
     monkeypatch.setattr(loop, "call_at", timed)  # `call_later` calls it
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     host.inbox().receiver("a", False)(host.frame("a/b"))
     await turns(100)
 
     assert timers == []
     assert len(host.backpressure._waiters) == 1
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     await turns()
     assert len(host.backpressure._waiters) == 0
 
@@ -148,16 +148,16 @@ async def test_nothing_is_polled_while_received_events_wait(host: MeshHost, monk
 async def test_events_wait_again_if_the_log_falls_behind_again_at_once(host: MeshHost) -> None:
     subscription = host.subscribe("**", queue_events=100)
     receive = host.inbox().receiver("a", False)
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     receive(host.frame("a/b"))
     await turns()
 
-    host.backpressure.open(host.commits)
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.unblock(host.commits)
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     await turns()
     assert subscription.queued == 0
 
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     await turns()
     assert subscription.queued == 1
 
@@ -166,7 +166,7 @@ async def test_another_reason_that_ends_does_not_let_received_events_through(hos
     full = host.subscribe("full/**", overflow="block", queue_events=1)
     host.receive(1, "full/x")
     subscription = host.subscribe("a/**", queue_events=100)
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     host.inbox().receiver("a", False)(host.frame("a/b"))
     await turns()
 
@@ -174,7 +174,7 @@ async def test_another_reason_that_ends_does_not_let_received_events_through(hos
     await turns()
     assert subscription.queued == 0
 
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     await turns()
     assert subscription.queued == 1
 
@@ -182,12 +182,12 @@ async def test_another_reason_that_ends_does_not_let_received_events_through(hos
 @pytest.mark.parametrize("forwards", [True, False])
 async def test_a_send_queue_that_is_full_delays_what_a_bridge_receives(host: MeshHost, forwards: bool) -> None:
     subscription = host.subscribe("**", queue_events=100)
-    host.backpressure.close(host, "send_queue_full", "the transport is behind")  # the fake host is the network too
+    host.backpressure.block(host, "send_queue_full", "the transport is behind")  # the fake host is the network too
     host.inbox(forwards).receiver("a", False)(host.frame("a/b"))
     await turns()
     assert subscription.queued == (0 if forwards else 1)
 
-    host.backpressure.open(host)
+    host.backpressure.unblock(host)
     await turns()
     assert subscription.queued == 1
     assert len(host.crossed) == forwards
@@ -197,29 +197,29 @@ async def test_a_repair_waits_for_the_log_and_not_for_a_full_subscription(host: 
     inbox = host.inbox()
     host.subscribe("full/**", overflow="block", queue_events=1)
     host.receive(1, "full/x")
-    assert host.backpressure.shut
+    assert host.backpressure.blocked
     async with asyncio.timeout(5):
         await inbox.room()
 
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     waiting = asyncio.create_task(inbox.room())
     await turns()
     assert not waiting.done()
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     async with asyncio.timeout(5):
         await waiting
 
 
 async def test_an_inbox_that_is_closed_while_events_wait_leaves_nothing_behind(host: MeshHost) -> None:
     subscription, inbox = host.subscribe("**"), host.inbox()
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     inbox.receiver("a", False)(host.frame("a/b"))
     await turns()
 
     ending = inbox.close()
     async with asyncio.timeout(5):
         await asyncio.wait(ending)
-    host.backpressure.open(host.commits)
+    host.backpressure.unblock(host.commits)
     await turns()
 
     assert len(ending) == 1
@@ -228,7 +228,7 @@ async def test_an_inbox_that_is_closed_while_events_wait_leaves_nothing_behind(h
 
 async def test_an_inbox_that_was_closed_does_not_wait_for_what_still_arrives(host: MeshHost) -> None:
     inbox = host.inbox()
-    host.backpressure.close(host.commits, "commits_pending", "the log is behind")
+    host.backpressure.block(host.commits, "commits_pending", "the log is behind")
     inbox.receiver("a", False)(host.frame("a/b"))
     assert inbox.close() == []
     await turns()

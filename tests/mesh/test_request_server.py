@@ -12,6 +12,7 @@ import pytest
 from inside import node_of
 
 import zbus
+from zbus.mesh import request_server
 from zbus.mesh.log_service import LogService, log_key
 from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
 from zbus.mesh.request_server import CANCELLED_KEPT, Answers
@@ -143,3 +144,42 @@ async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
 def told(caplog: pytest.LogCaptureFixture) -> Counter[str]:
     """How often each record of a warning or an error was written."""
     return Counter(each.zbus["record"] for each in caplog.records if each.name == "zbus")
+
+
+class Clock:
+    """The loop's clock of an `Answers`, moved by its own sleeping, and requests that come at some times."""
+
+    def __init__(self, *requests: float) -> None:
+        self.now, self._requests = 0.0, list(requests)
+        self.answers: Answers | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._requests and self._requests[0] <= end:
+            self.now = self._requests.pop(0)
+            assert self.answers is not None
+            self.answers.asked(Asker(1, key="log"))
+        self.now = end
+
+
+@pytest.mark.parametrize(
+    ("requests", "ends_at"),
+    [((), 0.15), ((0.1,), 0.25), ((0.1, 0.2, 0.3), 0.45), ((0.2,), 0.15), ([0.1 * n for n in range(1, 30)], 1.0)],
+    ids=["none", "one", "several", "too-late", "without-end"],
+)
+async def test_a_node_that_closes_answers_until_no_request_came_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, requests: tuple[float, ...], ends_at: float
+) -> None:
+    clock = Clock(*requests)
+    answers = clock.answers = Answers(lambda name, number: None, REAL)
+    answers.serve("log", lambda body, link: ())
+    monkeypatch.setattr(answers, "_loop", clock)
+    monkeypatch.setattr(request_server, "asyncio", clock)
+
+    await answers.finish(0.15, 1.0)
+
+    assert clock.now == pytest.approx(ends_at)
+    answers.close()

@@ -833,6 +833,23 @@ def test_closing_sends_the_rest_and_one_last_beacon(bench: Bench) -> None:
     assert bench.runtime.now == before
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["connected", "failing"])
+def test_a_queue_that_ends_calls_back_after_its_last_step_and_does_not_block(bench: Bench, fails: bool) -> None:
+    ended: list[int] = []
+    bench.send(1)
+    bench.offer(3)
+    if fails:
+        bench.fabric.disconnect()
+
+    bench.queue.end(lambda: ended.append(len(bench.fabric.beacons)))
+    assert ended == []
+    bench.runtime.run_due()
+
+    assert ended == [len(bench.fabric.beacons)]
+    assert bench.driver.due is None
+    assert bench.all_sent_in_order is not fails
+
+
 def test_closing_soon_after_an_event_sends_its_beacon(bench: Bench) -> None:
     bench.send(1)
     bench.send(1)

@@ -31,8 +31,8 @@ MAY_DEFAULT_TO_REAL = (
 # Mechanisms that have such a default. In the core they get the node's runtime: the argument, and its place.
 INJECTED = {
     "Backoff": ("uniform", 3),
+    "Backpressure": ("runtime", 0),
     "Counts": ("runtime", 1),
-    "Gate": ("runtime", 0),
     "Identities": ("randbits", 1),
     "Throttle": ("monotonic", 1),
     "first_identity": ("randbits", 0),

@@ -12,7 +12,7 @@ import pytest
 from zbus.errors import LogError
 from zbus.observe.records import EVENT_BACKPRESSURE
 from zbus.ports.log import Answer, Appended, Committed, Log, Refused, Row, Stored
-from zbus.publish.backpressure import Gate
+from zbus.publish.backpressure import Backpressure
 from zbus.publish.commit_queue import Commits
 from zbus.util.runtime import REAL
 
@@ -43,7 +43,7 @@ class Queue:
     """A commit queue over a fake log."""
 
     def __init__(self) -> None:
-        self.log, self.backpressure = FakeLog(), Gate()
+        self.log, self.backpressure = FakeLog(), Backpressure()
         self.counts: list[Any] = []
         self.stored: list[tuple[Sequence[Row], Sequence[int]]] = []
         self.commits = Commits(
@@ -58,7 +58,7 @@ class Queue:
 
     @property
     def blocked(self) -> bool:
-        return self.backpressure.blocks(lambda reasons: self.commits in reasons)
+        return self.backpressure.applies(lambda reasons: self.commits in reasons)
 
     def _stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         self.stored.append((rows, offsets))
@@ -97,7 +97,7 @@ async def test_publishers_wait_while_more_bytes_than_allowed_await_commit(caplog
     records = [getattr(each, "zbus", {}) for each in caplog.records if each.name == "zbus"]
     (record,) = [each for each in records if each["record"] == EVENT_BACKPRESSURE]
     assert (record["code"], record["reason"]) == ("commits_pending", "too many bytes await commit")
-    assert record["closings_total"] == queue.backpressure.closings == 1
+    assert record["blocked_total"] == queue.backpressure.blocked_count == 1
 
 
 async def test_publishers_continue_after_a_commit_that_failed() -> None:
@@ -136,7 +136,7 @@ async def test_backpressure_of_the_log_begins_and_ends_as_often_as_the_log_falls
     for times in range(1, 4):
         storing = queue.commits.add_many([row(BYTES_MAX + 1)])
         await settle()
-        assert (queue.blocked, queue.backpressure.closings) == (True, times)
+        assert (queue.blocked, queue.backpressure.blocked_count) == (True, times)
         queue.log.finish()
         await storing
         assert not queue.blocked
@@ -145,7 +145,7 @@ async def test_backpressure_of_the_log_begins_and_ends_as_often_as_the_log_falls
 async def test_what_is_stored_ends_the_backpressure_of_the_log_and_no_other() -> None:
     queue = Queue()
     subscription = object()
-    queue.backpressure.close(subscription, "queue_full", "a queue is full")
+    queue.backpressure.block(subscription, "queue_full", "a queue is full")
     storing = queue.commits.add_many([row(BYTES_MAX + 1)])
     await settle()
     assert queue.blocked
@@ -154,7 +154,7 @@ async def test_what_is_stored_ends_the_backpressure_of_the_log_and_no_other() ->
     await storing
 
     assert not queue.blocked
-    assert queue.backpressure.blocks(lambda reasons: subscription in reasons)
+    assert queue.backpressure.applies(lambda reasons: subscription in reasons)
 
 
 async def test_rows_are_stored_in_order_and_each_caller_gets_its_offsets() -> None:

@@ -194,3 +194,49 @@ async def test_a_proxied_write_while_no_bus_has_the_log_open_is_checked_in_the_s
 
     async with zbus.open(log_path) as bus:
         assert [(event.offset, event.identity) async for event in bus.replay()] == [(1, (GIVEN_ID, 0))]
+
+
+@pytest.mark.parametrize("log", [None, "memory"])
+@pytest.mark.parametrize(
+    "numbers",
+    [(-1, 0, 1), (1 << 63, 0, 1), ("7", 0, 1), (7, -1, 1), (7, 1 << 64, 1), (7, "0", 1), (7, 0, -5), (7, 0, None)],
+)
+async def test_a_put_with_impossible_numbers_is_rejected_and_harms_no_other_publisher(
+    numbers: Any, log: str | None
+) -> None:
+    async with zbus.open(log) as bus:
+        publisher = await bus.publisher(KEY)
+        others = [asyncio.create_task(publisher.publish(GOOD)) for _ in range(3)]
+
+        with pytest.raises(zbus.EventInvalid, match="2\\^63 - 1; not stored"):
+            await bus.put(zbus.Event(7, 0, 1, KEY, GOOD), zbus.Event(*numbers, KEY, GOOD))
+
+        assert await asyncio.gather(*others) == ([1, 2, 3] if log else [0, 0, 0])
+        assert list(await bus.put(zbus.Event(7, 0, 1, KEY, GOOD))) == ([4] if log else [0])
+
+
+@pytest.mark.parametrize("owned", [True, False])
+async def test_a_proxied_write_with_impossible_numbers_is_rejected(owned: bool, log_path: Path) -> None:
+    async with zbus.open(log_path, durability="os") as bus:
+        if not owned:
+            await bus.aclose()
+        for row in (Row(1 << 63, 0, 1, KEY, GOOD), Row(7, -1, 1, KEY, GOOD), Row(7, 0, 1 << 63, KEY, GOOD)):
+            with pytest.raises(zbus.EventInvalid):
+                await write_unowned(log_path, row)
+        await write_unowned(log_path, Row(7, 0, 1, KEY, GOOD))
+
+    async with zbus.open(log_path, read_only=True) as bus:
+        assert [event.offset async for event in bus.replay()] == [1]
+
+
+@pytest.mark.parametrize("path", ["put", "proxied write", "POST, idempotent"])
+async def test_keys_of_events_without_a_publisher_are_known_to_other_nodes_once_they_are_admitted(
+    path: str, log_path: Path
+) -> None:
+    async with rig(log_of(path, log_path)) as bus:
+        await rejected_by(PATHS[path](bus, LARGE, None))
+        assert KEY not in bus.entry.published_keys
+
+        await PATHS[path](bus, GOOD, None)
+
+        assert KEY in bus.entry.published_keys

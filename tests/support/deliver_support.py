@@ -15,7 +15,7 @@ from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Row, Span
-from zbus.publish.backpressure import Gate
+from zbus.publish.backpressure import Backpressure
 from zbus.util.runtime import Runtime
 
 KEY = "a/b"
@@ -80,7 +80,7 @@ class FakeHost:
         self.runtime.monotonic = lambda: self.now
         self.counts: Counter[str] = Counter()
         self.dispatcher = Dispatcher(self.count, self.runtime)
-        self.backpressure = Gate(self.runtime)
+        self.backpressure = Backpressure(self.runtime)
         self.log = log
         self.reader = LogReader(cast("Log | None", log), self._run, False)
         self._sequences: Counter[int] = Counter()
@@ -143,4 +143,4 @@ async def soon(subscription: EventSubscriber, turns: int = 20) -> Event | None:
 def waits(host: FakeHost, key: str = KEY) -> bool:
     """Whether a publisher of this key has to wait."""
     targets = host.dispatcher.router.routes(key)
-    return host.backpressure.blocks(lambda reasons: not reasons.isdisjoint(targets))
+    return host.backpressure.applies(lambda reasons: not reasons.isdisjoint(targets))

@@ -116,7 +116,7 @@ class Rig:
         self.full = self.bus.subscribe(f"**/{KEY}", "filler", queue_events=events, overflow="block")
         for _ in range(events):
             await (await self.bus.publisher("filler")).publish(GOOD)
-        await until(lambda: self.entry.backpressure.shut)
+        await until(lambda: self.entry.backpressure.blocked)
 
     async def free(self) -> None:
         """Read what fills it."""

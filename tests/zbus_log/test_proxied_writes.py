@@ -175,7 +175,7 @@ async def test_a_put_waits_while_a_subscriber_that_must_not_drop_is_full(log_pat
     async with zbus.open(log_path) as bus:
         slow = bus.subscribe("shop/**", queue_events=100, overflow="block")
         putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
-        while not node_of(bus).backpressure.shut:
+        while not node_of(bus).backpressure.blocked:
             await asyncio.sleep(0.002)
         async with asyncio.timeout(60):
             seen = [(await anext(slow)).offset for _ in range(20_000)]
@@ -436,7 +436,7 @@ async def test_a_bus_with_errands_that_wait_closes_in_time_and_those_who_wait_do
     await bus.start()
     bus.subscribe("shop/**", queue_events=10, overflow="block")
     putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
-    while not (node_of(bus).backpressure.shut and len(files(log_path, ".rows")) == 2):
+    while not (node_of(bus).backpressure.blocked and len(files(log_path, ".rows")) == 2):
         await asyncio.sleep(0.002)
 
     began = time.monotonic()

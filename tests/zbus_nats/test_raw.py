@@ -240,6 +240,19 @@ def test_a_subject_forgotten_for_want_of_room_does_not_begin_its_sequences_again
     assert not identities.made(Event(1, 0, 0, "a", b""), "a")
 
 
+def test_only_the_subject_known_longest_is_forgotten_and_no_identity_is_used_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(raw, "PUBLISHERS_MAX", 3)
+    identities = Identities()
+
+    kept = [identities.next(subject) for subject in (b"a", b"b", b"c", b"d", b"b", b"c")]
+    given = [identities.next(b"%d" % (number * number % 7)) for number in range(200)]
+
+    assert kept[4:] == [("b", kept[1][1], 1), ("c", kept[2][1], 1)]
+    assert len({each[1:] for each in (*kept, *given)}) == len(kept) + len(given)
+
+
 @given(block=st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"NATS/1.0\r\n" + rest)))
 def test_any_header_block_gives_headers_that_an_event_may_have(block: bytes) -> None:
     headers, _ = read_headers(block, Counts("nats+raw"), b"a")

@@ -437,4 +437,4 @@ def test_frames_are_encoded_once_and_the_cache_is_bounded() -> None:
     assert frames.frame(events[0]) is frames.frame(events[0])
     for event in events:
         assert json.loads(frames.frame(event).partition(b"data: ")[2])["offset"] == event.offset
-    assert len(frames._kept) <= FRAMES_KEPT
+    assert list(frames._kept) == [event.offset for event in events[-FRAMES_KEPT:]]

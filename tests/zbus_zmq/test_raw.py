@@ -281,3 +281,17 @@ def test_topics_that_were_forgotten_get_a_new_publisher_and_are_still_known_as_o
     assert identities.allocated(first[0][0])
     assert identities.allocated(again[0])
     assert not identities.allocated(12345)
+
+
+def test_only_the_topic_known_longest_is_forgotten_and_no_identity_is_used_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zbus_zmq.io.identities.TOPICS_MAX", 3)
+    identities = IdentityAllocator()
+    topics = [b"%d" % (number * number % 7) for number in range(200)]
+
+    kept = [identities.next(topic) for topic in (b"a", b"b", b"c", b"d", b"b", b"c")]
+    given = [identities.next(topic) for topic in topics]
+
+    assert kept[4:] == [(kept[1][0], 1), (kept[2][0], 1)]
+    assert len({*kept, *given}) == len(kept) + len(given)

@@ -14,7 +14,7 @@ EVENT_BYTES = 256  # what an event takes beside its payload, roughly
 
 
 class Gap:
-    """Dropped events: how many, and the offset of the last one that the log has (0 if it has none of them)."""
+    """Dropped events: how many, and the offset of the last one that the log has (0 if the log has no such event)."""
 
     __slots__ = ("missed", "until")
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class Backpressure(Protocol):
     """Lets a full subscription block the publishers of its keys."""
 
-    def close(self, reason: object, code: str, why: str) -> None:
+    def block(self, reason: object, code: str, why: str) -> None:
         """Block publishers because of `reason`. The record has `code` for programs, and `why` for people."""
 
-    def open(self, reason: object) -> None:
+    def unblock(self, reason: object) -> None:
         """Unblock the publishers that waited because of `reason`."""
 
 

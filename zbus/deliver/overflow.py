@@ -21,12 +21,12 @@ BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 REPORT_EVERY_S = 1.0  # while events are dropped; the counters have every one
 
 # Why events were dropped: the code in records, which is also the counter's name after `dropped_`, and the sentence.
-QUEUE_FULL = "queue_full", "the queue of a subscription is full"
+QUEUE_FULL = "queue_full", "a subscription's queue is full"
 BACKLOG_FULL = "backlog_full", "a subscription is not read, and the backlog beside its queue is full"
 
 
 class Subscription(Protocol):
-    """What a policy needs from its subscription. The object itself is a reason for backpressure."""
+    """The subscription of a policy, as the policy sees it. The object itself is a reason for backpressure."""
 
     @property
     def key_exprs(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Policy:
     name: Overflow
     drops = False  # loses events, so a durable subscription cannot use it
     needs_log = False  # reads from the log, so events of other nodes are stored there
-    follows_reads = False  # `taken` is to be called for each event that is taken from the queue from now on
+    follows_reads = False  # from now on, call `taken` for each event that is taken from the queue
 
     def __init__(self, subscription: Subscription, queue: Buffer, host: Host) -> None:
         self._subscription, self._queue = subscription, queue
@@ -65,7 +65,7 @@ class Policy:
         """The subscription read the log up to its head and receives live events again."""
 
     def closed(self) -> None:
-        """The subscription was closed. What waits can still be read."""
+        """The subscription was closed. Events that wait can still be read."""
 
     @property
     def waiting(self) -> int:
@@ -143,13 +143,13 @@ class Block(Policy):
     """Publishers wait while the queue is full, until the subscriber has read half of it.
 
     For publishers of this node: `publish`, `publish_many` and `put` on the keys of this subscription wait, and none of
-    their events is dropped. What they had in flight already waits in a backlog beside the queue.
+    their events is dropped. Events that were already in flight wait in a backlog beside the queue.
 
     For events of other nodes: their publishers do not wait, because that would stop the other subscriptions of this
     node too. The events wait in the same backlog, `BACKLOG_BYTES_MAX` bytes at most. Beyond that, the subscription
     continues from the log of this node if the log has the events (`durable=`, `keep=`), as "spill" does, and nothing is
     lost. Events that are not in this log are dropped and counted (`dropped_backlog_full`), and the subscriber receives
-    `SubscriberLagged` where they are missing.
+    `SubscriberLagged` after the last event before them.
     """
 
     name = "block"
@@ -179,7 +179,7 @@ class Block(Policy):
         self._behind = taken < len(events)
         if not self._queue.free:
             self.follows_reads = True
-            self._backpressure.close(self._subscription, *QUEUE_FULL)
+            self._backpressure.block(self._subscription, *QUEUE_FULL)
         return taken
 
     def taken(self) -> None:
@@ -187,7 +187,7 @@ class Block(Policy):
         self._backlog.move_to(self._queue)
         if not self._behind and self._queue.events <= self._queue.capacity // 2:
             self.follows_reads = False
-            self._backpressure.open(self._subscription)
+            self._backpressure.unblock(self._subscription)
 
     def joined(self) -> None:
         """Everything was read from the log: publishers continue if the queue is short enough."""
@@ -196,7 +196,7 @@ class Block(Policy):
 
     def closed(self) -> None:
         """Publishers no longer wait for this subscription."""
-        self._backpressure.open(self._subscription)
+        self._backpressure.unblock(self._subscription)
 
     def _keep(self, events: Sequence[Event], received: bool) -> int:
         if received or events[0].offset:

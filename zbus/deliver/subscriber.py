@@ -166,7 +166,7 @@ class EventSubscriber:
                 if type(queue[0]) is not Event:
                     raise self._lagged()
                 item: Event = queue.popleft()  # type: ignore[assignment]  # it was just looked at
-                if self._follows_reads:
+                if self._policy.follows_reads:
                     self._policy.taken()
                     self.checks_changed()
                 if item.offset:
@@ -283,10 +283,9 @@ class EventSubscriber:
 
     def checks_changed(self) -> None:
         """Look again at what has to be done for each event, after other schemas were registered, for example."""
-        self._follows_reads = self._policy.follows_reads
-        # Whether reading is nothing but taking from the queue.
-        untold = self._host.validators is None and self._tracing is None
-        self._plain = not self._bound and not self._follows_reads and untold
+        # Whether reading is only taking from the queue.
+        unchecked = self._host.validators is None and self._tracing is None
+        self._plain = not self._bound and not self._policy.follows_reads and unchecked
 
     def moved(self) -> None:
         """The head of a log that another process owns has moved."""
@@ -403,7 +402,7 @@ class EventSubscriber:
             self._live = False
             self._dispatcher.count("spilled", 1)
             fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
-            reason = "the queue of a subscription is full; it continues from the log"
+            reason = "a subscription's queue is full; it continues from the log"
             record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
         return taken
 

@@ -32,13 +32,13 @@ class Stores(Protocol):
 class Backpressure(Protocol):
     """Whether publishers, and so what is received, must wait."""
 
-    def close(self, reason: object, code: str, why: str) -> None:
+    def block(self, reason: object, code: str, why: str) -> None:
         """Block publishers because of `reason`. The record has `code` for programs, and `why` for people."""
 
-    def open(self, reason: object) -> None:
+    def unblock(self, reason: object) -> None:
         """Unblock the publishers that waited because of `reason`."""
 
-    def blocks(self, concerned: Callable[[Set[Any]], bool]) -> bool:
+    def applies(self, concerned: Callable[[Set[Any]], bool]) -> bool:
         """Return whether a reason concerns the caller."""
 
     async def wait(self, concerned: Callable[[Set[Any]], bool]) -> None:

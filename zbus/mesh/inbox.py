@@ -56,7 +56,7 @@ class Inbox:
         self.wants, self.count = wants, host.count
         self._own, self._network, self._forwards = own, network, forwards
         self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
-        self._payload_bytes_max, self._gate = payload_bytes_max, host.backpressure
+        self._payload_bytes_max, self._backpressure = payload_bytes_max, host.backpressure
         self._loop = asyncio.get_running_loop()
         self._received: deque[Frame] = deque()
         self._bytes = self._overflowed = 0
@@ -124,7 +124,7 @@ class Inbox:
             pass  # the loop is closed, and with it the bus
 
     def _drain(self) -> None:
-        if self._gate.blocks(self._is_delayed):
+        if self._backpressure.applies(self._is_delayed):
             self._resuming = self._loop.create_task(self._resume())
             return
         new: list[Envelope] = []
@@ -176,7 +176,7 @@ class Inbox:
         return not self._ended and (self._commits in reasons or (self._forwards and self._network in reasons))
 
     async def _resume(self) -> None:
-        await self._gate.wait(self._is_delayed)
+        await self._backpressure.wait(self._is_delayed)
         self._resuming = None
         self._drain()
 
@@ -308,7 +308,7 @@ class Inbox:
 
     async def room(self) -> None:
         """Wait while too many bytes await commit, or, in a bridge, await sending."""
-        await self._gate.wait(self._is_delayed)
+        await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember how far an origin is, once what came before is in our log."""

@@ -165,7 +165,7 @@ class Network:
 
     async def aclose(self, timeout_s: float) -> int:
         """Stop what runs on the loop; returns how much of it did not end in time."""
-        self._host.backpressure.open(self)
+        self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
@@ -245,11 +245,11 @@ class Network:
         self._position += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.send_queue.congested for link in self.links):
-            self._host.backpressure.close(self, "send_queue_full", "the transport is behind, and no log has the events")
+            self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _on_room(self) -> None:
         """On a send queue's thread."""
-        self._calls.soon(self._host.backpressure.open, self)
+        self._calls.soon(self._host.backpressure.unblock, self)
 
     def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
         """Receive these from other nodes; the future tells when the fabrics know.

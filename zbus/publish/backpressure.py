@@ -1,4 +1,4 @@
-"""Where publishers wait: while too much is unwritten, or while a subscriber that must not drop is full."""
+"""Backpressure: publishers wait while too many bytes await commit or sending, or a subscription blocks them."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from zbus.observe.records import EVENT_BACKPRESSURE, record
 from zbus.observe.throttle import Throttle
 from zbus.util.runtime import REAL, Runtime
 
-RECORD_EVERY_S = 1.0  # while it goes on; every time is counted
+RECORD_EVERY_S = 1.0  # at most; every time is counted
 
 
-class Gate:
-    """Open nearly always; `shut` is the one thing that the hot path looks at.
+class Backpressure:
+    """Rarely blocks; `blocked` is all that the hot path looks at.
 
     Publishers that wait are served in the order of their arrival: sets of objects have the order of their addresses, so
     the reasons and the waiting publishers are dicts.
     """
 
-    __slots__ = ("_reasons", "_throttle", "_waiters", "closings", "shut")
+    __slots__ = ("_reasons", "_throttle", "_waiters", "blocked", "blocked_count")
 
     def __init__(self, runtime: Runtime = REAL) -> None:
-        self.shut = False
-        self.closings = 0  # how often publishers had to wait
+        self.blocked = False
+        self.blocked_count = 0  # how often publishers had to wait
         self._throttle = Throttle(RECORD_EVERY_S, runtime.monotonic)
         self._reasons: dict[Any, None] = {}
         self._waiters: dict[asyncio.Future[None], None] = {}
 
-    def close(self, reason: object, code: str, why: str) -> None:
+    def block(self, reason: object, code: str, why: str) -> None:
         """Let publishers that `reason` concerns wait. The record has `code` for programs, and `why` for people."""
         if reason in self._reasons:
             return
         self._reasons[reason] = None
-        self.shut = True
-        self.closings += 1
+        self.blocked = True
+        self.blocked_count += 1
         if self._throttle.due():
-            record(EVENT_BACKPRESSURE, code=code, reason=why, closings_total=self.closings)
+            record(EVENT_BACKPRESSURE, code=code, reason=why, blocked_total=self.blocked_count)
 
-    def open(self, reason: object) -> None:
+    def unblock(self, reason: object) -> None:
         """Take one reason away. Every publisher that waits then looks at the others again."""
         if reason in self._reasons:
             del self._reasons[reason]
-            self.shut = bool(self._reasons)
+            self.blocked = bool(self._reasons)
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def blocks(self, concerned: Callable[[AbstractSet[Any]], bool]) -> bool:
+    def applies(self, concerned: Callable[[AbstractSet[Any]], bool]) -> bool:
         """Return whether any of the reasons concerns the caller."""
-        return self.shut and concerned(self._reasons.keys())
+        return self.blocked and concerned(self._reasons.keys())
 
     async def wait(self, concerned: Callable[[AbstractSet[Any]], bool]) -> None:
         """Wait while any of the reasons concerns the caller. If cancelled, it leaves nothing behind."""
-        while self.blocks(concerned):
+        while self.applies(concerned):
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[waiter] = None
             try:

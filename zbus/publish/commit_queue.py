@@ -23,7 +23,7 @@ from zbus.ports.log import Answer, Committed, Log, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
-from .backpressure import Gate
+from .backpressure import Backpressure
 
 # A burst of this many goes to the log at once, so that the log can take its work in parts.
 FLUSH_ROWS = 128
@@ -48,7 +48,7 @@ class Commits:
     def __init__(
         self,
         log: Log,
-        backpressure: Gate,
+        backpressure: Backpressure,
         pending_bytes_max: int,
         listeners: Sequence[Listener],
         took: Histogram | None,
@@ -107,7 +107,7 @@ class Commits:
         self.pending_bytes += burst.size
         if self.pending_bytes > self._pending_bytes_max:
             self._behind = True
-            self._backpressure.close(self, "commits_pending", "too many bytes await commit")
+            self._backpressure.block(self, "commits_pending", "too many bytes await commit")
         self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[Answer | Committed]) -> None:
@@ -147,7 +147,7 @@ class Commits:
                     at += 1
         if self._behind and self.pending_bytes <= self._pending_bytes_max:
             self._behind = False
-            self._backpressure.open(self)
+            self._backpressure.unblock(self)
         if self._idle is not None and not self._in_flight and not self._rows:
             self._idle.set_result(None)
             self._idle = None

@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventTooLarge
+from zbus.errors import BusClosed, EventInvalid, EventTooLarge
 from zbus.event import Event, Offset
 from zbus.headers import check_encoded, encode_headers
 from zbus.payload import encode_payload
 from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 
-from .backpressure import Gate
+from .backpressure import Backpressure
 from .commit_queue import Commits
 from .host import Access, Host, Validators
 
@@ -28,23 +28,51 @@ if TYPE_CHECKING:
     from zbus.observe.tracing import Sending, Tracing
 
 KEYS_ANNOUNCED_MAX = 1000
+NUMBER_MAX = (1 << 63) - 1
 UNYIELDED_MAX = 512  # events delivered without a log before subscribers have their turn
 
 
 class Entry:
     """Lives on the event loop. The node has one; publishers, sessions, proxied writes and adapters share it."""
 
-    def __init__(self, host: Host, backpressure: Gate, payload_bytes_max: int, runtime: Runtime) -> None:
+    def __init__(self, host: Host, backpressure: Backpressure, payload_bytes_max: int, runtime: Runtime) -> None:
         self._host, self.backpressure, self.payload_bytes_max = host, backpressure, payload_bytes_max
+        self.deliver = host.deliver_unlogged  # of rows of one key that no log stores
         self.time_ns, self.randbits, self.token_hex = runtime.time_ns, runtime.randbits, runtime.token_hex
-        self.is_open = False
-        self.access: Access | None = None
+        self.generation = (
+            0  # of what `open_key` depends on: publishers compare it instead of calling that for each event
+        )
+        self._is_open = False
+        self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
         self.tracing: Tracing | None = None
         self.commits: Commits | None = None  # None if no log stores events
-        self.transports = 0  # rises whenever a transport is added: publishers then check their key again
         self.published_events = 0
         self.published_keys: dict[str, None] = {}  # for other nodes to know; the first ones, if there are many
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus is open."""
+        return self._is_open
+
+    @is_open.setter
+    def is_open(self, is_open: bool) -> None:
+        self._is_open = is_open
+        self.recheck()
+
+    @property
+    def access(self) -> Access | None:
+        """The access rules. Other rules are another object."""
+        return self._access
+
+    @access.setter
+    def access(self, access: Access | None) -> None:
+        self._access = access
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Let publishers check their keys again: a transport was added, the access rules changed, or the bus closed."""
+        self.generation += 1
 
     def check_open(self) -> None:
         """Raise `BusClosed` if the bus is not open."""
@@ -103,7 +131,7 @@ class Entry:
         The bus, access, transports and schemas may change during the wait, so the steps that depend on them are then
         repeated. If cancelled, nothing was stored.
         """
-        if not self.backpressure.shut:
+        if not self.backpressure.blocked:
             return self.check_open()
         events = tuple(events)
         keys = tuple(dict.fromkeys(key for key, _ in events))
@@ -122,7 +150,7 @@ class Entry:
         """
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        crowded = [self._host.deliver_unlogged((row,)) for row in rows]  # all of them, before anything is awaited
+        crowded = [self.deliver((row,)) for row in rows]  # all of them, before anything is awaited
         if any(crowded):
             await asyncio.sleep(0)
         return Stored([0] * len(rows))
@@ -134,6 +162,7 @@ class Entry:
             self.open_key(key)
         rows: list[Row] = []
         for event in events:
+            check_identity(event)
             headers = event.headers if span is None else span.onto(event.headers)
             body, encoded = self.encode(event.key, event.payload, headers or None, None)
             rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
@@ -153,10 +182,6 @@ class Entry:
         """Check rows that another process encoded as if they were published here. Raises `EventInvalid`."""
         check_rows(rows, self.open_key, self.payload_bytes_max, self.validators)
 
-    def deliver(self, rows: Sequence[Row]) -> bool:
-        """Deliver rows of one key that no log stores. Returns whether subscribers should run now."""
-        return self._host.deliver_unlogged(rows)
-
 
 def check_rows(
     rows: Sequence[Row],
@@ -164,9 +189,11 @@ def check_rows(
     payload_bytes_max: int,
     validators: Validators | None,
 ) -> None:
-    """Raise `EventInvalid` if a row could not have been published: its key, its size, its headers or its schema."""
+    """Raise `EventInvalid` if a row could not have been published: its key, identity, size, headers or schema."""
     for key in {row.key: None for row in rows}:
         open_key(key)
+    for row in rows:
+        check_identity(row)
     largest = max([len(row.payload) for row in rows], default=0)
     if largest > payload_bytes_max:
         raise EventTooLarge("payload", largest, payload_bytes_max)
@@ -175,3 +202,15 @@ def check_rows(
     if validators is not None:
         for row in rows:
             validators.hold(row.key, row.payload)
+
+
+def check_identity(given: Event | Row) -> None:
+    """Raise `EventInvalid` if the numbers that came with an event fit neither a log nor a frame.
+
+    They are part of the form of an event, like its payload and headers. The log could not encode them, and its error
+    would be that of every other event in the same commit.
+    """
+    for name in ("publisher_id", "sequence", "published_at"):
+        number = getattr(given, name)
+        if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
+            raise EventInvalid(f"{name} {number!r} refused: it must be an integer from 0 to 2^63 - 1; not stored")

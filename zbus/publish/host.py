@@ -12,7 +12,7 @@ class Access(Protocol):
     """Decides which keys may be published to. None is installed yet: the entry has the slot."""
 
     def check_publish(self, key: str) -> None:
-        """Raise if this key may not be published to."""
+        """Raise a `ZbusError` if this key may not be published to."""
 
 
 class Validators(Protocol):

@@ -27,11 +27,11 @@ class EventPublisher:
     Made by `await bus.publisher("shop/orders/created")` or by `EventPublisher.for_component(...)`.
     """
 
-    __slots__ = ("_entry", "_sequence", "_transports", "key", "publisher_id")
+    __slots__ = ("_entry", "_generation", "_sequence", "key", "publisher_id")
 
     def __init__(self, entry: Entry, key: str) -> None:
         self._entry, self.key = entry, entry.open_key(key)
-        self._transports = entry.transports
+        self._generation = entry.generation
         self.publisher_id, self._sequence = first_identity(entry.randbits)
         entry.announce_key(key)
 
@@ -74,18 +74,27 @@ class EventPublisher:
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
         entry = self._entry
-        if not entry.is_open or entry.access is not None or self._transports != entry.transports:
+        if self._generation != entry.generation:
             self._check_key()
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
-        body, encoded = entry.encode(self.key, payload, headers, correlation_id)
-        if entry.backpressure.shut:
+        body, encoded = payload, None
+        # The hot path has nothing to encode and nothing to validate.
+        if (
+            type(payload) is not bytes
+            or headers is not None
+            or correlation_id is not None
+            or entry.validators is not None
+            or len(payload) > entry.payload_bytes_max
+        ):
+            body, encoded = entry.encode(self.key, payload, headers, correlation_id)
+        if entry.backpressure.blocked:
             await entry.admit(((self.key, body),))
         sequence = self._sequence
         self._sequence = sequence + 1
         row = Row(self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
-        if type(headers) is Traced:
+        if encoded is not None and type(headers) is Traced:
             headers.sent = (self.publisher_id, sequence, len(body))
         if entry.commits is not None:
             return await entry.commits.add(row)
@@ -169,7 +178,7 @@ class EventPublisher:
     def _check_key(self) -> None:
         """Check that the bus is open, and that events may be published to the key now."""
         self._entry.open_key(self.key)
-        self._transports = self._entry.transports
+        self._generation = self._entry.generation
 
 
 async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored]]) -> str:

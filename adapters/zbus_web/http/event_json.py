@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from zbus.event import Event
+from zbus.util.memo import Memo
 
 FRAMES_KEPT = 1024  # one event goes to many feeds within one burst, seldom later
 FRAME_KEPT_BYTES_MAX = 16 * 1024
@@ -81,7 +82,7 @@ class Frames:
     __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        self._kept: dict[int, bytes] = {}
+        self._kept = Memo[int, bytes](FRAMES_KEPT)
 
     def frame(self, event: Event) -> bytes:
         """The bytes that a feed sends for an event."""
@@ -90,7 +91,5 @@ class Frames:
         if frame is None:
             frame = b"id: %d\ndata: %b\n\n" % (event.offset, event_json(event))
             if len(frame) <= FRAME_KEPT_BYTES_MAX:
-                if len(kept) >= FRAMES_KEPT:
-                    kept.clear()
                 kept[event.offset] = frame
         return frame

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+from zbus.util.memo import Memo
+
 TOPICS_MAX = 100_000
 PUBLISHER_BITS = 53  # survives JSON
 GENERATIONS_KNOWN = 8
@@ -16,29 +18,29 @@ class IdentityAllocator:
     def __init__(self) -> None:
         self._seed = secrets.token_bytes(16)
         self._generation = 0
-        self._sequences: dict[bytes, tuple[int, int]] = {}  # topic -> publisher, next sequence
+        # By topic: the generation, the publisher and the next sequence.
+        self._following = Memo[bytes, list[int]](TOPICS_MAX, self._new, self._forgotten)
         self._allocated: list[set[int]] = [set()]  # of the last generations
 
     def next(self, topic: bytes) -> tuple[int, int]:
         """Return the publisher and the sequence of the next message of a topic."""
-        found = self._sequences.get(topic)
-        if found is None:
-            found = self._new(topic), 0
-        self._sequences[topic] = found[0], found[1] + 1
-        return found
+        following = self._following[topic]
+        _, publisher, sequence = following
+        following[2] = sequence + 1
+        return publisher, sequence
 
     def allocated(self, publisher_id: int) -> bool:
         """Return whether this publisher was allocated here."""
         return any(publisher_id in generation for generation in self._allocated)
 
-    def _new(self, topic: bytes) -> int:
-        if len(self._sequences) >= TOPICS_MAX:
-            # Forgotten sequences start again at 0, so they need publishers that nobody has seen.
-            self._generation += 1
-            self._sequences.clear()
-            self._allocated = [*self._allocated[1 - GENERATIONS_KNOWN :], set()]
+    def _new(self, topic: bytes) -> list[int]:
         salt = self._seed + self._generation.to_bytes(8)
         digest = hashlib.blake2b(topic, key=salt, digest_size=8).digest()
         publisher = int.from_bytes(digest) >> (64 - PUBLISHER_BITS)
         self._allocated[-1].add(publisher)
-        return publisher
+        return [self._generation, publisher, 0]
+
+    def _forgotten(self, topic: bytes, following: list[int]) -> None:
+        if following[0] == self._generation:  # it starts again at 0, so it needs a publisher that nobody has seen
+            self._generation += 1
+            self._allocated = [*self._allocated[1 - GENERATIONS_KNOWN :], set()]

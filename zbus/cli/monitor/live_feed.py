@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zbus.errors import ConfigInvalid, FabricError
+from zbus.util.backoff import Backoff
 
 SILENCE_S = 30.0  # a server says something every second
-AGAIN_S = 1.0
+RETRY_S = (0.5, 5.0)
 CLOSE_S = 1.0  # the thread may be waiting for a connection, which nothing ends early
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
@@ -47,11 +48,12 @@ class LiveFeed:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        reached = False
+        reached, pauses = False, Backoff(*RETRY_S)
         while not self._closed.is_set():
             try:
                 for found in self._frames():
                     reached = True
+                    pauses.reset()
                     self._told(found)
                 reason = "the server ended the feed"
             except ConfigInvalid as error:
@@ -64,7 +66,7 @@ class LiveFeed:
                     return
             if not self._closed.is_set():
                 self._told(f"connecting again: {reason}")
-                self._closed.wait(AGAIN_S)
+                self._closed.wait(pauses.next())
 
     def _end(self, error: Exception) -> None:
         if not self._closed.is_set():
