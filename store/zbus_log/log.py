@@ -147,7 +147,7 @@ class SqliteLog:
         done(Answer(about, Refused(LogReadOnly(self.path))))
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
-        """Call `committed` with each commit of this process, the only writer. A log that is only read has none."""
+        """Call `committed` with each commit of this process, the only writer. A log that is only read has no tail."""
         return self.head() if self._writer is None else self._writer.tail(committed)
 
     def size_bytes(self) -> int:

@@ -110,6 +110,8 @@ async def test_many_acknowledgements_return_once_their_positions_are_stored() ->
     assert not any(each.done() for each in waiting)
 
     cursors.store()
+    assert name._calls is not None
+    assert len(name._calls._mailbox) == 5  # for the loop: the cursors' thread settles no future
     await asyncio.wait_for(asyncio.gather(*waiting), 5)
 
     assert (cursors.advanced, name.acknowledged) == ([1, 2, 3, 4, 5], 5)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from inside import node_of
+from mesh_fakes import recorded
 
 import zbus
 from zbus.deliver import handlers
-from zbus.util.backoff import Backoff
 
 
 async def until(condition: object, within_s: float = 20.0) -> None:
@@ -108,7 +109,32 @@ async def test_what_a_handler_did_before_closing_is_not_repeated(log_path: Path)
     assert seen == list(range(1, 31))
 
 
-async def test_handlers_that_fail_together_do_not_try_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+class OneEvent:
+    """A durable subscription with one event."""
+
+    durable = "billing"
+
+    def __init__(self) -> None:
+        self._events: list[zbus.Event | None] = [zbus.Event(1, 0, 0, "a", b"", {}), None]
+
+    async def next(self) -> zbus.Event | None:
+        return self._events.pop(0)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("uniform", "pauses"),
+    [(lambda low, high: low, [0.025, 0.05, 0.1]), (lambda low, high: high, [0.05, 0.1, 0.2])],
+    ids=["shortest", "longest"],
+)
+async def test_the_pauses_of_a_handler_grow_and_are_shortened_by_chance(
+    monkeypatch: pytest.MonkeyPatch, uniform: Callable[[float, float], float], pauses: list[float]
+) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -118,8 +144,8 @@ async def test_handlers_that_fail_together_do_not_try_again_together(monkeypatch
         raise ValueError("down")
 
     monkeypatch.setattr(handlers, "asyncio", SimpleNamespace(sleep=sleep))
-    for uniform in (lambda low, high: low, lambda low, high: high):
-        pauses = Backoff(*handlers.RETRY_S, uniform=uniform)
-        await handlers._handle(handle, zbus.Event(1, 0, 0, "a", b"", {}), lambda name, number: None, pauses, 3)
+    with recorded() as records:
+        await handlers.serve(OneEvent(), handle, lambda name, number: None, uniform, 3)  # type: ignore[arg-type]
 
-    assert slept == pytest.approx([0.025, 0.05, 0.1, 0.05, 0.1, 0.2])
+    assert slept == pytest.approx(pauses)
+    assert [each["again_in_s"] for each in records if each["record"] == "EVENT_RETRY"] == pytest.approx(pauses)

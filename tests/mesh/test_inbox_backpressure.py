@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from deliver_support import FakeHost, soon
 
-import zbus
 from zbus.errors import LogError
 from zbus.mesh import inbox as inboxes
 from zbus.mesh.inbox import Inbox
 from zbus.mesh.interest import Wants
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.wire.beacon import Beacon, encode_beacon
-from zbus.wire.envelope import CANCEL, NODE, encode
+from zbus.wire.envelope import CANCEL, NODE, encode, join
 
 OWN, OTHER = 2, 4  # even: nodes without a log
 
@@ -28,9 +27,9 @@ class FakeStores:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.storing: list[asyncio.Future[Sequence[int]]] = []
+        self.storing: list[asyncio.Future[Stored]] = []
 
-    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Sequence[int]]:
+    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Stored]:
         self.rows += rows
         self.storing.append(asyncio.get_running_loop().create_future())
         return self.storing[-1]
@@ -66,7 +65,7 @@ class MeshHost(FakeHost):
 
     def frame(self, key: str, payload: bytes = b"") -> bytes:
         (row,) = self.rows(1, 3, key, payload)
-        return encode(zbus.Event(*row[:5]))
+        return encode(row.event())
 
 
 @pytest.fixture
@@ -254,8 +253,21 @@ async def test_frames_beyond_the_inbox_are_counted_and_recorded(
     await turns()
 
     (dropped,) = codes_of(caplog, EVENT_DROPPED)
-    assert dropped == ("inbox_full", "the inbox is full; what has a log is asked for again")
-    assert host.counts["dropped_inbox_full"] == 8
+    assert dropped == ("inbox_full", "the inbox is full; events that their publisher's log has are requested again")
+    assert host.counts["dropped_inbox_full"] == 9  # one of them fits
+
+
+async def test_a_dropped_frame_counts_as_many_events_as_it_holds(
+    host: MeshHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "INBOX_BYTES_MAX", 100)
+    receive = host.inbox().receiver("a", False)
+    receive(host.frame("a/b", b"x" * 90))
+    receive(join([host.frame("a/b", b"x" * 10) for _ in range(20)]))  # a frame of 20 events
+    receive(encode_beacon(Beacon(OTHER, 0, 0, {f"k/{n}": (1, 2, 3) for n in range(20)})))  # a frame of none
+    await turns()
+
+    assert host.counts["dropped_inbox_full"] == 20
 
 
 async def test_events_that_the_log_does_not_take_are_counted_and_recorded(

@@ -26,12 +26,10 @@ MAY_DEFAULT_TO_REAL = (
     "zbus/node.py",
     "zbus/observe/counters.py",
     "zbus/observe/throttle.py",
-    "zbus/publish/backpressure.py",
 )
 # Mechanisms that have such a default. In the core they get the node's runtime: the argument, and its place.
 INJECTED = {
     "Backoff": ("uniform", 3),
-    "Backpressure": ("runtime", 0),
     "Counts": ("runtime", 1),
     "Identities": ("randbits", 1),
     "Throttle": ("monotonic", 1),

@@ -21,7 +21,7 @@ async def settle() -> None:
 
 
 async def test_nobody_waits_without_a_reason() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
 
     await backpressure.wait(lambda reasons: True)
 
@@ -29,7 +29,7 @@ async def test_nobody_waits_without_a_reason() -> None:
 
 
 async def test_publishers_are_served_in_the_order_of_their_arrival() -> None:
-    backpressure, served = Backpressure(), list[int]()
+    backpressure, served = Backpressure(FakeRuntime()), list[int]()
     backpressure.block("log", "code", "the log is behind")
 
     async def publish(number: int) -> None:
@@ -47,7 +47,7 @@ async def test_publishers_are_served_in_the_order_of_their_arrival() -> None:
 
 
 async def test_publishers_wait_while_one_of_two_reasons_is_left() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
     backpressure.block("log", "code", "the log is behind")
     backpressure.block("reader", "code", "a reader is full")
     waiting = asyncio.create_task(backpressure.wait(lambda reasons: True))
@@ -64,7 +64,7 @@ async def test_publishers_wait_while_one_of_two_reasons_is_left() -> None:
 
 
 async def test_a_publisher_waits_only_for_the_reasons_that_concern_it() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
     backpressure.block("log", "code", "the log is behind")
     backpressure.block("reader", "code", "a reader is full")
     waiting = asyncio.create_task(backpressure.wait(lambda reasons: "reader" in reasons))
@@ -78,7 +78,7 @@ async def test_a_publisher_waits_only_for_the_reasons_that_concern_it() -> None:
 
 
 async def test_a_publisher_that_is_cancelled_leaves_nothing_behind() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
     backpressure.block("log", "code", "the log is behind")
     first, second = (asyncio.create_task(backpressure.wait(lambda reasons: True)) for _ in range(2))
     await settle()
@@ -114,7 +114,7 @@ async def test_every_reason_is_counted_and_recorded_once_a_second(caplog: pytest
 
 
 async def test_a_reason_that_was_never_given_cannot_be_taken_away() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
     backpressure.block("log", "code", "the log is behind")
 
     backpressure.unblock("reader")
@@ -123,7 +123,7 @@ async def test_a_reason_that_was_never_given_cannot_be_taken_away() -> None:
 
 
 async def test_both_reasons_may_be_taken_away_before_the_publisher_runs() -> None:
-    backpressure = Backpressure()
+    backpressure = Backpressure(FakeRuntime())
     backpressure.block("log", "code", "the log is behind")
     backpressure.block("reader", "code", "a reader is full")
     waiting = asyncio.create_task(backpressure.wait(lambda reasons: True))

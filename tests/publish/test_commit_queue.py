@@ -43,7 +43,7 @@ class Queue:
     """A commit queue over a fake log."""
 
     def __init__(self) -> None:
-        self.log, self.backpressure = FakeLog(), Backpressure()
+        self.log, self.backpressure = FakeLog(), Backpressure(REAL)
         self.counts: list[Any] = []
         self.stored: list[tuple[Sequence[Row], Sequence[int]]] = []
         self.commits = Commits(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -20,9 +18,10 @@ from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
+from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
-from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, open_frame
+from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
 
 from .dedup import Seen
 from .host import Host, Receives
@@ -58,10 +57,10 @@ class Inbox:
         self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
         self._payload_bytes_max, self._backpressure = payload_bytes_max, host.backpressure
         self._loop = asyncio.get_running_loop()
-        self._received: deque[Frame] = deque()
-        self._bytes = self._overflowed = 0
-        self._lock = threading.Lock()
-        self._armed = self._ended = False
+        self._mailbox = Mailbox[Frame](
+            self._loop, self._drain, INBOX_BYTES_MAX, _size, TURN_FRAMES, TURN_BYTES, _events, self._is_ready
+        )
+        self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # while nothing is taken in
         self._seen = Seen(runtime)
         self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
@@ -77,17 +76,10 @@ class Inbox:
     def receiver(self, link: str, dense: bool) -> Receive:
         """What a fabric calls: append and wake, nothing else."""
 
+        post = self._mailbox.post
+
         def receive(frame: bytes, done: Callable[[], None] | None = None) -> None:
-            with self._lock:
-                if self._bytes > INBOX_BYTES_MAX:
-                    self._overflowed += 1
-                    return
-                self._bytes += len(frame)
-                self._received.append((frame, done, link, dense))
-                if self._armed:
-                    return
-                self._armed = True
-            self._arm()
+            post((frame, done, link, dense))
 
         return receive
 
@@ -117,30 +109,12 @@ class Inbox:
 
     # On the loop.
 
-    def _arm(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._drain)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the bus
-
-    def _drain(self) -> None:
-        if self._backpressure.applies(self._is_delayed):
-            self._resuming = self._loop.create_task(self._resume())
+    def _drain(self, frames: Sequence[Frame]) -> None:
+        if self._ended:
             return
         new: list[Envelope] = []
         done: list[Callable[[], None]] = []
         came_by = ""
-        with self._lock:
-            frames: list[Frame] = []
-            size = 0
-            while self._received and len(frames) < TURN_FRAMES and size < TURN_BYTES:
-                frames.append(self._received.popleft())
-                size += len(frames[-1][0])
-            self._bytes -= size
-            self._armed = bool(self._received) and not self._ended
-            lost, self._overflowed = self._overflowed, 0
-        if self._ended:
-            return
         for frame, acknowledge, link, dense in frames:
             if link != came_by or acknowledge is not None:
                 self._hand_over(new, done, came_by)
@@ -156,17 +130,22 @@ class Inbox:
                 done.append(acknowledge)
         self._hand_over(new, done, came_by)
         self._opened.clear()
-        if lost:
+        if lost := self._mailbox.take_overflowed():
             self.count("dropped_inbox_full", lost)
             self._report(
                 EVENT_DROPPED,
                 "",
                 code="inbox_full",
-                reason="the inbox is full; what has a log is asked for again",
-                frames=lost,
+                reason="the inbox is full; events that their publisher's log has are requested again",
+                events=lost,
             )
-        if self._armed:
-            self._loop.call_soon(self._drain)
+
+    def _is_ready(self) -> bool:
+        """Whether frames are taken in now; if not, they are as soon as the reason to wait has ended."""
+        if not self._backpressure.applies(self._is_delayed):
+            return True
+        self._resuming = self._loop.create_task(self._resume())
+        return False
 
     def _is_delayed(self, reasons: AbstractSet[Any]) -> bool:
         """Whether received events have to wait: for the log, or for the links that a bridge forwards them over.
@@ -178,7 +157,7 @@ class Inbox:
     async def _resume(self) -> None:
         await self._backpressure.wait(self._is_delayed)
         self._resuming = None
-        self._drain()
+        self._mailbox.resume()
 
     def _open(self, frame: bytes, link: str, dense: bool) -> Sequence[Envelope]:
         kind = frame[0] if frame else 0
@@ -380,6 +359,14 @@ class Inbox:
 
         stored.add_done_callback(look)
         return stored
+
+
+def _size(frame: Frame) -> int:
+    return len(frame[0])
+
+
+def _events(frame: Frame) -> int:
+    return events_in(frame[0])
 
 
 def _reason(frame: bytes, error: EventInvalid) -> str:

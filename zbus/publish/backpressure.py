@@ -9,7 +9,7 @@ from typing import Any
 
 from zbus.observe.records import EVENT_BACKPRESSURE, record
 from zbus.observe.throttle import Throttle
-from zbus.util.runtime import REAL, Runtime
+from zbus.util.runtime import Runtime
 
 RECORD_EVERY_S = 1.0  # at most; every time is counted
 
@@ -23,7 +23,7 @@ class Backpressure:
 
     __slots__ = ("_reasons", "_throttle", "_waiters", "blocked", "blocked_count")
 
-    def __init__(self, runtime: Runtime = REAL) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.blocked = False
         self.blocked_count = 0  # how often publishers had to wait
         self._throttle = Throttle(RECORD_EVERY_S, runtime.monotonic)

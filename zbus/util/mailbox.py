@@ -21,10 +21,11 @@ class Mailbox(Generic[T]):
 
     `post` never waits. Once the loop is closed, nothing is left to take the items, and `post` only keeps them.
 
-    With `max`, items that do not fit are dropped and counted; `take_overflowed` returns how many. If `size` is given,
-    `max` limits the sum of the items' sizes instead of their number. (An item larger than `max` fits into an empty
-    mailbox.) `turn` limits how many items one call of `take` gets, and `turn_size` the sum of their sizes, so that the
-    loop can do other work in between.
+    With `max`, items that do not fit are dropped and counted; `take_overflowed` returns how many, or the sum of
+    their `worth` if that is given. If `size` is given, `max` limits the sum of the items' sizes instead of their
+    number. (An item larger than `max` fits into an empty mailbox.) `ready` is asked before items are taken; if it
+    returns False, they stay until `resume`. `turn` limits how many items one call of `take` gets, and `turn_size`
+    the sum of their sizes, so that the loop can do other work in between.
     """
 
     __slots__ = (
@@ -37,10 +38,12 @@ class Mailbox(Generic[T]):
         "_max",
         "_overflowed",
         "_paused",
+        "_ready",
         "_size",
         "_take",
         "_turn",
         "_turn_size",
+        "_worth",
     )
 
     def __init__(
@@ -51,13 +54,15 @@ class Mailbox(Generic[T]):
         size: Callable[[T], int] | None = None,
         turn: int = sys.maxsize,
         turn_size: int = sys.maxsize,
+        worth: Callable[[T], int] | None = None,
+        ready: Callable[[], bool] | None = None,
     ) -> None:
         self._loop, self._take, self._turn, self._turn_size = loop, take, turn, turn_size
-        self._max, self._size, self._held = max, size, 0
+        self._max, self._size, self._held, self._worth = max, size, 0, worth
         self._limited = size is not None or turn < sys.maxsize
         self._items: deque[T] = deque()
         self._armed = False  # the loop is about to empty it, or it is paused: there is no need to wake the loop
-        self._paused = False
+        self._paused, self._ready = False, ready
         self._overflowed = 0
         self._lock = threading.Lock()
 
@@ -84,7 +89,7 @@ class Mailbox(Generic[T]):
             if len(self._items) < limit:  # several threads at once may exceed it by one each
                 return True
             with self._lock:
-                self._overflowed += 1
+                self._overflowed += 1 if self._worth is None else self._worth(item)
             return False
         size = self._size(item)
         with self._lock:
@@ -92,7 +97,7 @@ class Mailbox(Generic[T]):
             if fits:
                 self._held += size
             else:
-                self._overflowed += 1
+                self._overflowed += 1 if self._worth is None else self._worth(item)
         return fits
 
     # On the loop.
@@ -120,7 +125,8 @@ class Mailbox(Generic[T]):
         return self._out(sys.maxsize, sys.maxsize)
 
     def _empty(self) -> None:
-        if self._paused:
+        if self._paused or (self._ready is not None and not self._ready()):
+            self._paused = True
             return
         self._armed = False  # before it is emptied
         items = self._items

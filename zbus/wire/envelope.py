@@ -108,6 +108,23 @@ def join(frames: Sequence[bytes]) -> bytes:
     return b"".join((_MANY, b"\xdd", len(frames).to_bytes(4), *[frame[1:] for frame in frames]))
 
 
+def events_in(frame: bytes) -> int:
+    """Return how many events a frame claims to hold, without decoding it; 0 for other frames.
+
+    >>> events_in(join([encode(Event(1, n, 5, "a/b", b"x")) for n in (0, 1, 2)])), events_in(b"\\x03")
+    (3, 0)
+    """
+    kind = frame[0] if frame else 0
+    if kind == ONE:
+        return 1
+    if kind != MANY or len(frame) < 2:
+        return 0
+    mark = frame[1]  # of a msgpack array: its length is in the mark itself, or follows in 2 or 4 bytes
+    if mark >> 4 == 0x9:
+        return mark & 0xF
+    return int.from_bytes(frame[2:4] if mark == 0xDC else frame[2:6])
+
+
 def decode(frame: bytes) -> Event:
     """The event of a frame that holds one, with the offset in the sender's log."""
     envelopes = open_frame(frame)
