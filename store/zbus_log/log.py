@@ -180,10 +180,6 @@ class SqliteLog:
         """Everything up to this offset is gone for good; what was trimmed but is in the cold tier is not."""
         return self._history.low_water()
 
-    def follows(self, before: int, after: int) -> bool:
-        """Return whether `after` is the next offset. After an accepted loss offsets are skipped: False, so read."""
-        return after == before + 1
-
     def count(self, after: int, until: int) -> int:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
         return max(0, until - after)

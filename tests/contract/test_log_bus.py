@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_log import FakeLog, Fault, History
+from fake_log import FakeLane, Fault, History
 from inside import node_of
 
 import zbus
@@ -40,9 +40,9 @@ def url(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> str
     return {"sqlite": str(tmp_path / "app.db"), "memory": "memory", "fake": "fake://a"}[request.param]
 
 
-def fake_of(bus: zbus.Bus) -> FakeLog:
+def fake_of(bus: zbus.Bus) -> FakeLane:
     log = node_of(bus).log
-    assert isinstance(log, FakeLog)
+    assert isinstance(log, FakeLane)
     return log
 
 

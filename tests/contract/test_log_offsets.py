@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from log_contract import append, follow, rows
 
@@ -16,19 +16,6 @@ def test_the_position_before_an_offset_is_where_to_read_from_to_get_its_event_ne
         assert [event.offset for event in found] == [offset]
 
     assert log.before(0) == 0
-
-
-def test_follows_is_true_only_for_neighbours(log: Log) -> None:
-    offsets = append(log, rows(20)).offsets
-    neighbours = {*pairwise([0, *offsets])}
-
-    for before, after in combinations([0, *offsets], 2):
-        assert not log.follows(after, before)
-        assert not log.follows(before, before)
-        if log.follows(before, after):
-            assert (before, after) in neighbours
-    if log.promise.dense:
-        assert all(log.follows(before, after) for before, after in neighbours)
 
 
 def test_the_count_is_exact_if_offsets_are_dense_and_never_too_small(log: Log) -> None:

@@ -6,7 +6,7 @@ import threading
 from itertools import pairwise
 from queue import SimpleQueue
 
-from fake_log import FakeLog
+from fake_log import FakeLane
 from log_contract import WAIT_S, FakeLogs, Logs, append, follow, rows, wait_until
 
 from zbus.ports.log import Answer, Committed, Log, Row
@@ -132,7 +132,7 @@ def test_an_append_is_answered_after_the_events_of_others_before_it() -> None:
 def test_events_whose_answer_was_lost_are_in_the_tail() -> None:
     fakes = FakeLogs(None)  # type: ignore[arg-type]
     log = fakes.open()
-    assert isinstance(log, FakeLog)
+    assert isinstance(log, FakeLane)
     tail = Tail(log)
     log.faults.append("stored, answer lost")
     answers: SimpleQueue[Answer] = SimpleQueue()

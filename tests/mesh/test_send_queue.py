@@ -53,7 +53,15 @@ class Bench:
         self.runtime = runtime or FakeRuntime()
         self.rooms = self.published = 0
         self.queue = SendQueue(
-            self.fabric, ORIGIN, log, start, self.counts.add, self._on_room, forward, runtime=self.runtime
+            self.fabric,
+            ORIGIN,
+            log,
+            start,
+            log.head() if log else 0,
+            self.counts.add,
+            self._on_room,
+            forward,
+            self.runtime,
         )
         (self.driver,) = self.runtime.drivers
 
@@ -88,9 +96,15 @@ def bench() -> Bench:
 
 
 @pytest.fixture(params=[1, 10], ids=["dense", "sparse"])
-def logged(request: pytest.FixtureRequest) -> Bench:
-    """With a log; in the second form its offsets have gaps, which nothing outside the log may count on."""
-    return Bench(FakeLog(stride=request.param))
+def stored(request: pytest.FixtureRequest) -> FakeLog:
+    """A log; in the second form its offsets have gaps, which nothing outside the log may count on."""
+    return FakeLog(stride=request.param)
+
+
+@pytest.fixture
+def logged(stored: FakeLog) -> Bench:
+    """With such a log, which is empty at first."""
+    return Bench(stored)
 
 
 @pytest.fixture
@@ -391,20 +405,63 @@ def test_an_overflow_with_a_log_loses_nothing(logged: Bench, written: list[dict[
 
 
 @pytest.mark.usefixtures("small")
-def test_an_overflow_while_the_end_of_the_log_is_read_loses_nothing(logged: Bench) -> None:
-    assert logged.log is not None
+def test_an_overflow_while_the_end_of_the_log_is_read_loses_nothing(stored: FakeLog) -> None:
+    stored.store(rows(range(10)))
+    logged = Bench(stored)
+    logged.published = 10
 
     def overflow() -> None:
-        assert logged.log is not None
-        logged.log.during_read = lambda: None
+        stored.during_read = lambda: None
         for _ in range(5):
             logged.offer(30)
 
-    logged.log.during_read = overflow
+    stored.during_read = overflow
     logged.runtime.advance(1)
 
     assert logged.all_sent_in_order
-    assert logged.published == 150
+    assert logged.published == 160
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("behind", ["at the start", "after an overflow", "after a failed send"])
+def test_reads_that_do_not_show_yet_what_is_stored_lose_nothing(stored: FakeLog, behind: str) -> None:
+    """The backlog is empty then, and the log says that there is nothing more."""
+    if behind == "at the start":
+        stored.store(rows(range(10)))
+    logged = Bench(stored)
+    logged.published = 10 if behind == "at the start" else 0
+    stored.hidden = 10
+    if behind == "after an overflow":
+        logged.offer(10)
+        logged.offer(95)
+        stored.hidden = 105
+    elif behind == "after a failed send":
+        logged.fabric.disconnect()
+        logged.send(10)
+        logged.fabric.connect()
+    logged.runtime.advance(1)
+    before = logged.driver.steps
+    logged.runtime.advance(1)
+    assert logged.fabric.sequences == []
+    assert logged.driver.steps - before < 250  # it looks now and then, not all the time
+
+    logged.send(5)
+    stored.hidden = 0
+    logged.runtime.advance(1)
+
+    assert logged.all_sent_in_order
+    assert [each.previous for each in logged.fabric.envelopes] == [0, *stored._offsets[:-1]]
+
+
+def test_a_backlog_that_has_everything_is_sent_without_a_look_into_the_log(stored: FakeLog) -> None:
+    stored.store(rows(range(3)))
+    logged = Bench(stored, start=stored.head())
+    logged.published = 3
+    logged.send(2)
+    logged.send(3)
+
+    assert stored.reads == []
+    assert logged.fabric.sequences == [3, 4, 5, 6, 7]
 
 
 @pytest.mark.usefixtures("small")
@@ -446,13 +503,13 @@ def test_a_log_that_lags_behind_its_own_commits_is_read_again_a_little_later() -
     assert bench.all_sent_in_order
 
 
-def test_an_error_of_the_log_is_retried(logged: Bench, written: list[dict[str, Any]]) -> None:
-    assert logged.log is not None
-    logged.log.store(rows([0]))
+def test_an_error_of_the_log_is_retried(stored: FakeLog, written: list[dict[str, Any]]) -> None:
+    stored.store(rows([0]))
+    logged = Bench(stored)
     logged.published = 1
-    logged.log.error = LogError("the disk is slow")
+    stored.error = LogError("the disk is slow")
     logged.runtime.run_due()
-    logged.log.error = None
+    stored.error = None
     logged.send(2)
     logged.runtime.advance(1)
 
@@ -489,11 +546,11 @@ def test_events_that_retention_removed_are_counted_and_receivers_see_the_gap(
     ]
 
 
-def test_corrupt_events_are_skipped_and_counted_once(logged: Bench) -> None:
-    assert logged.log is not None
-    offsets = logged.log.store(rows(range(4)))
-    logged.log.corrupt(offsets[1])
-    logged.log.corrupt(offsets[3])
+def test_corrupt_events_are_skipped_and_counted_once(stored: FakeLog) -> None:
+    offsets = stored.store(rows(range(4)))
+    stored.corrupt(offsets[1])
+    stored.corrupt(offsets[3])
+    logged = Bench(stored)
     logged.fabric.disconnect()
     logged.runtime.advance(1)  # the page is read several times
     logged.fabric.connect()
@@ -918,7 +975,7 @@ def test_closing_sends_the_events_that_only_the_log_has(logged: Bench) -> None:
 
 def test_a_thread_sends_events_that_other_threads_offer_until_it_is_closed() -> None:
     fabric, counts = FakeFabric(), Counts()
-    queue = SendQueue(fabric, ORIGIN, None, 0, counts.add, lambda: None, None, REAL)
+    queue = SendQueue(fabric, ORIGIN, None, 0, 0, counts.add, lambda: None, None, REAL)
     fabric.during_send = lambda: time.sleep(0.0005)
     positions = iter(range(1, 1_000_000))
     numbering = threading.Lock()

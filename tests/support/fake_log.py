@@ -1,9 +1,9 @@
 """A log with many writers, in memory, that behaves as badly as the log port allows.
 
-`History` is what a cluster would keep: one order of events, the leases, the schemas. `FakeLog` is one writer's lane
+`History` is what a cluster would keep: one order of events, the leases, the schemas. `FakeLane` is one writer's lane
 into it, with a thread of its own. Offsets have gaps. Reads are stale: each one shows only a little more than the last.
 An append can lose its answer, whether it was stored or not, or be stored in part. A lease ends if its holder is silent
-for too long by the clock of the history. `follows` and `count` never know more than they must.
+for too long by the clock of the history. `count` never knows more than it must.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class History:
         self.entries: list[Entry] = []
         self.offsets: list[int] = []
         self.low_water = 0
-        self.lanes: list[FakeLog] = []
+        self.lanes: list[FakeLane] = []
         self.cursors: dict[str, _Cursor] = {}
         self.positions: dict[str, dict[str, int]] = {}  # by the name of a lane
         self.writer_ids: dict[str, int] = {}
@@ -80,10 +80,10 @@ class History:
         self._gaps = random.Random(seed)
         self._identities: dict[tuple[int, int], tuple[int, float]] = {}  # the offset, and when it was stored
 
-    def open(self, lane: str = "a", *, read_only: bool = False) -> FakeLog:
+    def open(self, lane: str = "a", *, read_only: bool = False) -> FakeLane:
         """Open a lane."""
         with self.lock:
-            opened = FakeLog(self, lane, read_only=read_only)
+            opened = FakeLane(self, lane, read_only=read_only)
             self.lanes.append(opened)
         return opened
 
@@ -123,7 +123,7 @@ class History:
                     cursor.token = cursor.holder = None
 
 
-class FakeLog:
+class FakeLane:
     """One writer's lane into a history."""
 
     def __init__(self, history: History, lane: str, *, read_only: bool) -> None:
@@ -215,9 +215,6 @@ class FakeLog:
 
     def before(self, offset: int) -> int:
         return max(0, offset - 1)
-
-    def follows(self, before: int, after: int) -> bool:
-        return False  # it cannot tell without reading
 
     def count(self, after: int, until: int) -> int:
         return max(0, until - after)  # the most that it can be
@@ -342,7 +339,7 @@ class _Cursor:
     def __init__(self, offset: int) -> None:
         self.offset, self.keys, self.updated_at = offset, (), 0
         self.token: str | None = None
-        self.holder: FakeLog | None = None
+        self.holder: FakeLane | None = None
         self.until = 0.0  # when the lease ends, unless it is renewed
 
     keys: tuple[str, ...]
@@ -355,7 +352,7 @@ class _Cursor:
 class FakeCursors:
     """The cursors of the history, as one lane uses them."""
 
-    def __init__(self, lane: FakeLog) -> None:
+    def __init__(self, lane: FakeLane) -> None:
         self._lane, self._all = lane, lane.history.cursors
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
@@ -437,7 +434,7 @@ class FakeCursors:
 class FakePositions:
     """The positions of one lane."""
 
-    def __init__(self, lane: FakeLog) -> None:
+    def __init__(self, lane: FakeLane) -> None:
         self._lane, self._all = lane, lane.history.positions.setdefault(lane.lane, {})
 
     def load(self) -> dict[str, int]:
@@ -452,7 +449,7 @@ class FakePositions:
 class FakeSchemas:
     """The schemas of the history."""
 
-    def __init__(self, lane: FakeLog) -> None:
+    def __init__(self, lane: FakeLane) -> None:
         self._lane = lane
 
     def load(self) -> Sequence[Schema]:
@@ -479,7 +476,7 @@ def _in_time(row: Row, span: Span) -> bool:
 if TYPE_CHECKING:
     from zbus.ports.log import Cursors, Log, Positions, SchemaStore
 
-    _log: type[Log] = FakeLog
+    _log: type[Log] = FakeLane
     _cursors: type[Cursors] = FakeCursors
     _positions: type[Positions] = FakePositions
     _schemas: type[SchemaStore] = FakeSchemas

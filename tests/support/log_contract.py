@@ -8,7 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from fake_log import FakeLog, History
+from fake_log import FakeLane, History
 
 from zbus import BusConfig
 from zbus.event import Event
@@ -97,22 +97,22 @@ class FakeLogs:
 
     def __init__(self, folder: Path) -> None:
         self.history = History()
-        self._opened: list[FakeLog] = []
+        self._opened: list[FakeLane] = []
 
-    def open(self) -> FakeLog:
+    def open(self) -> FakeLane:
         return self._keep(self.history.open("a"))
 
-    def another_writer(self) -> FakeLog:
+    def another_writer(self) -> FakeLane:
         return self._keep(self.history.open("b"))
 
-    def reader(self) -> FakeLog:
+    def reader(self) -> FakeLane:
         return self._keep(self.history.open("reader", read_only=True))
 
     def trim(self, log: Log, until: int) -> None:
         self.history.trim(until)
 
     def let_the_holder_be_gone(self, log: Log) -> None:
-        assert isinstance(log, FakeLog)
+        assert isinstance(log, FakeLane)
         log.silent = True
         self.history.pass_time(31.0)
         log.silent = False  # it is back, and does not know
@@ -121,7 +121,7 @@ class FakeLogs:
         for log in self._opened:
             log.close(5.0)
 
-    def _keep(self, log: FakeLog) -> FakeLog:
+    def _keep(self, log: FakeLane) -> FakeLane:
         self._opened.append(log)
         return log
 

@@ -213,6 +213,7 @@ class FakeLog:
         self._events: list[Event | int] = []  # an offset stands for a corrupt event
         self._offsets: list[int] = []
         self._low_water = 0
+        self.hidden = 0  # how many of the newest events a read does not show yet
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         done(self.store(rows))
@@ -240,7 +241,8 @@ class FakeLog:
         if span.after < self._low_water:
             raise LogTrimmed(span.after, self._low_water)
         first = bisect.bisect_right(self._offsets, span.after)
-        last = min(first + limit, bisect.bisect_right(self._offsets, span.until or self.head()))
+        shown = bisect.bisect_right(self._offsets, span.until or self.head())
+        last = min(first + limit, shown, len(self._offsets) - self.hidden)
         covered = self._offsets[last - 1] if last > first else span.after
         page = FakePage(self._events[first:last], covered, self._low_water)
         self.during_read()
@@ -251,9 +253,6 @@ class FakeLog:
 
     def low_water(self) -> int:
         return self._low_water
-
-    def follows(self, before: int, after: int) -> bool:
-        return self._offsets[bisect.bisect_right(self._offsets, before)] == after
 
     def count(self, after: int, until: int) -> int:
         return bisect.bisect_right(self._offsets, until) - bisect.bisect_right(self._offsets, after)

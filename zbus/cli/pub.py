@@ -73,7 +73,7 @@ async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> No
 
 
 def _stored(offset: int, publisher_id: int, sequence: int) -> bytes:
-    return encode_json({"offset": offset, "publisher_id": publisher_id, "sequence": sequence})
+    return encode_json({"offset": int(offset), "publisher_id": publisher_id, "sequence": sequence})
 
 
 def _header(text: str) -> tuple[str, str]:

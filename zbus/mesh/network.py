@@ -129,7 +129,15 @@ class Network:
             if self._log is None:
                 start = self._position  # nothing may be published between this and the next lines
             link.send_queue = SendQueue(
-                fabric, self.origin, self._log, start, self._host.count, self._on_room, forward, self._runtime
+                fabric,
+                self.origin,
+                self._log,
+                start,
+                self.head,
+                self._host.count,
+                self._on_room,
+                forward,
+                self._runtime,
             )
             self.links.append(link)
             self._links_changed()

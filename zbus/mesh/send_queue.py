@@ -54,12 +54,13 @@ class SendQueue:
         origin: int,
         log: Log | None,
         start: int,
+        offered_after: int,
         count: Callable[[str, int], None],
         on_room: Callable[[], None],
         forward: Forward | None,
         runtime: Runtime,
     ) -> None:
-        """Start to send the events after position `start`.
+        """Start to send the events after position `start`. Every event after `offered_after` will be offered.
 
         `count` and `on_room` may be called on the driver's thread; `on_room` when the queue is no longer congested.
         """
@@ -71,7 +72,7 @@ class SendQueue:
         self._queued_events = 0  # in the backlog
         self._in_flight_events = 0  # taken from the backlog, and not sent yet
         self._announcements: list[tuple[str, bytes]] = []
-        self._behind = log is not None  # the log has events after `sent` that the backlog does not have
+        self._log_until = offered_after if log is not None else 0  # what is not sent up to here is only in the log
         self._failing = False
         self._was_congested = False
         self._ended = False
@@ -175,7 +176,7 @@ class SendQueue:
 
     def _next_due(self) -> float | None:
         with self._lock:
-            if self._behind:
+            if self._is_behind():
                 return self._read_at
             if self._backlog or self._announcements:
                 return NOW
@@ -186,7 +187,9 @@ class SendQueue:
     def _send_due(self) -> None:
         if len(self._newest) >= ENTRIES_MAX // 2:
             self._send_beacon()  # the keys of another page might not fit into it
-        if self._behind and not self._backlog_continues():
+        with self._lock:
+            behind = self._is_behind()
+        if behind:
             self._send_page()
         else:
             self._send_backlog()
@@ -197,8 +200,7 @@ class SendQueue:
     def _retry_later(self, error: Exception) -> float | None:
         pause_s = self._backoff.next()
         self._retry_at = self._monotonic() + pause_s
-        with self._lock:
-            self._behind, self._read_at = self._log is not None, NOW
+        self._read_at = NOW
         self._notify_room(failing=True)
         unexpected = None if isinstance(error, ZbusError) else error
         again_in_s = round(pause_s, 3)
@@ -221,10 +223,12 @@ class SendQueue:
     def _clear_backlog(self) -> int:
         """Remove the queued events. Return how many are lost. Events in flight are not touched."""
         cleared, self._queued_events = self._queued_events, 0
-        self._backlog.clear()
         if self._log is not None:
-            self._behind = self._behind or cleared > 0  # the log has them
+            if self._backlog:
+                self._log_until = self._backlog[-1][1][-1]
+            self._backlog.clear()
             return 0
+        self._backlog.clear()
         self._count("dropped_send_queue_full", cleared)
         return cleared
 
@@ -241,7 +245,9 @@ class SendQueue:
         except BaseException:
             with self._lock:
                 self._in_flight_events = 0
-                if self._log is None:  # no other copy exists
+                if self._log is not None:
+                    self._log_until = max(self._log_until, taken[-1][1][-1])
+                else:  # no other copy exists
                     self._backlog.extendleft(reversed(taken))
                     self._queued_events += events
             raise
@@ -259,15 +265,9 @@ class SendQueue:
             self._backlog.appendleft((rows[PAGE_EVENTS:], offsets[PAGE_EVENTS:]))
         return taken
 
-    def _backlog_continues(self) -> bool:
-        """Whether the log is no longer needed, because the backlog continues at the position reached."""
-        with self._lock:
-            if self._backlog and self._continues_at(self._backlog[0][1][0]):
-                self._behind = False
-            return not self._behind
-
-    def _continues_at(self, offset: int) -> bool:
-        return offset <= self.sent or (self._log is not None and self._log.follows(self.sent, offset))
+    def _is_behind(self) -> bool:
+        """Return whether events that come before the backlog must be read from the log. Under the lock."""
+        return self.sent < self._log_until
 
     def _send_page(self) -> None:
         """Send the next page of the log."""
@@ -284,12 +284,8 @@ class SendQueue:
         self._send([(row_of(event), event.offset) for event in events])
         self._count("corrupt_skipped", skipped)
         self.sent = max(self.sent, page.covered)
-        with self._lock:
-            if self.sent > before:  # a page without events is not the end if it leads further
-                self._read_at = NOW
-            else:  # events that were cleared from the backlog since the read are in the log
-                self._behind = bool(self._backlog) and not self._continues_at(self._backlog[0][1][0])
-                self._read_at = self._monotonic() + POLL_S
+        # A page that leads no further is stale: the log does not show yet what is stored.
+        self._read_at = NOW if self.sent > before else self._monotonic() + POLL_S
 
     def _skip_to(self, log: Log, low_water: int) -> None:
         """Continue after events that retention removed before they were sent. Receivers see the gap."""

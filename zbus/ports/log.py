@@ -265,12 +265,6 @@ class Log(Protocol):
     def before(self, offset: int) -> int:
         """Return the position to read after, so that the next event is the one at `offset`. Does not block."""
 
-    def follows(self, before: int, after: int) -> bool:
-        """Return whether `after` is the offset of the event directly after `before`. Does not block.
-
-        False if the log cannot tell without reading: offsets may have gaps.
-        """
-
     def count(self, after: int, until: int) -> int:
         """Return how many events were stored after offset `after` up to and including `until`, removed ones too.
 
