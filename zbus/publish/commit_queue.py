@@ -17,6 +17,7 @@ import msgspec
 
 from zbus.event import Offset, offset_of
 from zbus.observe import records
+from zbus.observe.burst_records import tell_published
 from zbus.observe.histogram import Histogram
 from zbus.ports.log import Answer, Committed, Log, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
