@@ -403,12 +403,12 @@ def test_a_bridge_that_makes_no_sense_is_refused_with_the_field(given: dict[str,
 
 def test_a_bridge_takes_no_setting_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: dict[str, Any] = {"between": ("nats://a", "zenoh://b:1"), "keys": ["shop/**"]}
-    expected = zbus.Bridge(**given).bus.config, zbus.Bridge(**given, log=tmp_path / "b.db").bus.config
+    expected = zbus.Bridge(**given)._node.config, zbus.Bridge(**given, log=tmp_path / "b.db")._node.config
     for name, value in {"COLD": "tier", "RETAIN_AGE_S": "9", "ACCEPT_LOSS": "true", "DURABILITY": "os"}.items():
         monkeypatch.setenv(f"ZBUS_{name}", value)
 
-    assert zbus.Bridge(**given).bus.config == expected[0]
-    assert zbus.Bridge(**given, log=tmp_path / "b.db").bus.config == expected[1]
+    assert zbus.Bridge(**given)._node.config == expected[0]
+    assert zbus.Bridge(**given, log=tmp_path / "b.db")._node.config == expected[1]
 
 
 async def test_a_payload_that_is_larger_than_the_bridge_allows_does_not_cross(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, Row
 from spark_support import spark
 
+import zbus_log
 from zbus.cli.app import run
 from zbus.headers import encode_headers
 from zbus_log import put
@@ -54,7 +55,7 @@ def frame(events: Iterable[Stored], partitions: int = 2) -> DataFrame:
 def store(path: Path, events: Iterable[Stored]) -> Path:
     """The same as a log."""
     rows = [
-        Row(
+        zbus_log.Row(
             each.publisher_id,
             each.sequence,
             each.published_ns,

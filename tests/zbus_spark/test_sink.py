@@ -158,7 +158,7 @@ def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
     def measured(self: Writer, appends: list[Any]) -> None:
         began = time.thread_time()
         commit(self, appends)
-        commits.append((sum(len(rows) for rows, _ in appends), time.thread_time() - began))
+        commits.append((sum(len(rows) for rows, *_ in appends), time.thread_time() - began))
 
     async def node() -> list[int]:
         overtaken = []

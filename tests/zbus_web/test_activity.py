@@ -122,9 +122,9 @@ def test_whatever_comes_the_sum_of_all_is_what_was_seen_and_the_tables_are_bound
     for burst in drawn:
         clock.now += 1
         rows = [row(key, publisher, payload=payload) for key, publisher, payload in burst]
-        activity.note(rows, sum(len(each[4]) for each in rows))
+        activity.note(rows, sum(len(each.payload) for each in rows))
         seen += len(rows)
-        size += sum(len(each[4]) for each in rows)
+        size += sum(len(each.payload) for each in rows)
         topics = activity.topics(everything)
         others, other_events, other_bytes = activity.other
 

@@ -149,7 +149,12 @@ class Writer:
         while task is not _END:
             appends, task = self._gather()
             if appends:
-                self._commit(appends)
+                try:
+                    self._commit(appends)
+                except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
+                    record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+                    self._stopped = LogStopped(self.path, f"unexpected {error!r}")
+                    self._announcer.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
