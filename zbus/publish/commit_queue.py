@@ -40,6 +40,7 @@ class Burst(msgspec.Struct, gc=False):
     waiters: list[Waiter]
     size: int
     begun: int  # when they went to the log
+    single: bool  # each future waits for one row
 
 
 class Commits:
@@ -64,7 +65,7 @@ class Commits:
         self._waiters: list[Waiter] = []
         self._bytes = self.pending_bytes = self._in_flight = 0
         self._mailbox = Mailbox[Answer | Committed](self._loop, self._take)
-        self._behind = False
+        self._behind, self._single = False, True
         self.stored_events = 0  # by this node: its own, and those that it keeps of others
         self._idle: asyncio.Future[None] | None = None
         self.tail_after = log.tail(self._mailbox.post)  # every event after this offset is delivered
@@ -89,6 +90,7 @@ class Commits:
             self._loop.call_soon(self._flush)
         self._rows.extend(rows)
         self._waiters.append((future, len(rows)))
+        self._single = False
         self._bytes += sum([len(row.payload) for row in rows])
         return future
 
@@ -101,8 +103,8 @@ class Commits:
     def _flush(self) -> None:
         if not self._rows:
             return
-        burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns())
-        self._rows, self._waiters, self._bytes = [], [], 0
+        burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns(), self._single)
+        self._rows, self._waiters, self._bytes, self._single = [], [], 0, True
         self._in_flight += 1
         self.pending_bytes += burst.size
         if self.pending_bytes > self._pending_bytes_max:
@@ -128,7 +130,8 @@ class Commits:
                 continue
             if self._took is not None:
                 self._took.add(self._monotonic_ns() - burst.begun)
-            if outcome.repeated or len(burst.waiters) != len(burst.rows):
+            self.stored_events += len(burst.rows) - len(outcome.repeated)
+            if outcome.repeated or not burst.single:
                 _resolve(burst, outcome)
                 continue
             for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
