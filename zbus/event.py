@@ -28,23 +28,34 @@ class Offset(int):
 
     `first` is False if an event of the same identity was stored before, and nothing was stored now.
 
-    >>> offset = Offset(12, 7, 0)
+    >>> offset = offset_of(12, 7, 0)
     >>> offset + 1, offset.publisher_id, offset.sequence, offset.first
     (13, 7, 0, True)
     """
 
-    publisher_id: int
-    sequence: int
-    first: bool
+    # Publishing sets these itself, because a constructor of ours would double what an offset costs.
+    identity: tuple[int, int]
+    first: bool = True
 
-    def __new__(cls, offset: int, publisher_id: int, sequence: int, first: bool = True) -> Offset:
-        """Return an offset with the identity of its event."""
-        made = int.__new__(cls, offset)
-        made.publisher_id, made.sequence, made.first = publisher_id, sequence, first
-        return made
+    @property
+    def publisher_id(self) -> int:
+        """Who published the event."""
+        return self.identity[0]
+
+    @property
+    def sequence(self) -> int:
+        """Which of the publisher's events it is."""
+        return self.identity[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Offset, (int(self), self.publisher_id, self.sequence, self.first)
+        return offset_of, (int(self), *self.identity, self.first)
+
+
+def offset_of(offset: int, publisher_id: int, sequence: int, first: bool = True) -> Offset:
+    """Return an offset with the identity of its event."""
+    made = Offset(offset)
+    made.identity, made.first = (publisher_id, sequence), first
+    return made
 
 
 class Provenance(msgspec.Struct, array_like=True, frozen=True, gc=False):

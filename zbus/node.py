@@ -23,9 +23,10 @@ from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOn
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
+from .observe import records
 from .observe.burst_records import tell_published
 from .observe.record_feed import RecordFeed
-from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
+from .observe.records import BUS_STARTED, BUS_STOPPED, record
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
@@ -426,15 +427,16 @@ class Node:
         """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
         if self.network is None:
             raise LogReadOnly(self.need_log("publish").path)
-        self.entry.published_events += len(rows)
-        if wanted(logging.DEBUG):
+        number, dispatcher = len(rows), self.dispatcher
+        self.entry.published_events += number
+        if records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG):
             tell_published(rows)
-        self.dispatcher.unlogged(rows)
+        dispatcher.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)
-        self._unyielded += len(rows)
-        if self.dispatcher.crowded or self._unyielded >= UNYIELDED_MAX:
-            self.dispatcher.crowded, self._unyielded = False, 0
+        self._unyielded += number
+        if dispatcher.crowded or self._unyielded >= UNYIELDED_MAX:
+            dispatcher.crowded, self._unyielded = False, 0
             return True
         return False
 

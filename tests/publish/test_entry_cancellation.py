@@ -136,9 +136,10 @@ async def test_commits_that_fail_after_a_cancelled_publish_many_are_nobodys_erro
         task.cancel()
         await asyncio.wait([task])
 
-        for done, about in held:
+        while held:
+            done, about = held.pop()
             done(Answer(about, Refused(zbus.LogError("the disk is gone"))))
-        await asyncio.sleep(0.01)
+        await until(lambda: not node_of(bus).commits.pending_bytes)  # type: ignore[union-attr]
         del task
         gc.collect()
 

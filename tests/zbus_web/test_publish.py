@@ -116,6 +116,17 @@ async def test_the_same_idempotency_key_for_another_event_is_refused_and_nothing
         assert [event.payload async for event in server.bus.replay()] == [b"x"]
 
 
+async def test_a_repeated_request_may_have_another_trace_context(log_path: Path) -> None:
+    contexts = [{}, {"x-zbus-header-traceparent": f"00-{1:032x}-{1:016x}-01"}, {"x-zbus-header-baggage": "try=2"}]
+    async with web(log_path) as server:
+        answers = [
+            await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "1"} | context)
+            for context in contexts
+        ]
+        assert await server.bus.head() == 1
+    assert [answer.status_code for answer in answers] == [201, 200, 200]
+
+
 async def test_the_same_request_many_times_at_once_is_stored_once(log_path: Path) -> None:
     async with web(log_path) as server, server.feed("?key=a") as feed:
         for number in range(5):

@@ -59,7 +59,7 @@ async def _publish(bus: zbus.Bus, key: str, payload: bytes, headers: dict[str, s
     async with bus:
         publisher = await bus.publisher(key)
         offset = await publisher.publish(payload, headers=headers)
-        write(_stored(offset, publisher.publisher_id, 0))
+        write(_stored(int(offset), offset.publisher_id, offset.sequence))
 
 
 async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> None:

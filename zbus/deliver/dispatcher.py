@@ -18,7 +18,6 @@ from zbus.keys import KeySet
 from zbus.observe import records
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
-from zbus.observe.records import wanted
 from zbus.ports.cache import Target
 from zbus.ports.log import Row
 from zbus.util.runtime import Runtime
@@ -160,14 +159,24 @@ class Dispatcher:
             watch(rows, sum([len(row.payload) for row in rows]))
         targets = self.router.routes(rows[0].key)
         if targets:
-            events = [row.event() for row in rows]
+            events = [
+                Event(  # `row.event()` without its call: this is done for every event
+                    row.publisher_id,
+                    row.sequence,
+                    row.published_at,
+                    row.key,
+                    row.payload,
+                    Headers(row.headers) if row.headers else NO_HEADERS,
+                )
+                for row in rows
+            ]
             taken = 0
             for target in targets:
                 taken += target.offer(events)
             self.deliveries += taken
             if self._taken is not None:
                 self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
-            if taken and wanted(logging.DEBUG):
+            if taken and (records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG)):
                 tell_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:

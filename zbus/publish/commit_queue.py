@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from zbus.event import Offset
+from zbus.event import Offset, offset_of
 from zbus.observe import records
 from zbus.observe.burst_records import tell_published
 from zbus.observe.histogram import Histogram
@@ -28,8 +28,8 @@ from .backpressure import Backpressure
 # A burst of this many goes to the log at once, so that the log can take its work in parts.
 FLUSH_ROWS = 128
 
-# A future and how many rows it waits for; 0 stands for a single row, whose offset it gets.
-Waiter = tuple["asyncio.Future[Any]", int]
+# A future that waits for one row, whose offset it gets; or one that waits for several, and how many.
+Waiter = asyncio.Future[Any] | tuple[asyncio.Future[Any], int]
 Listener = Callable[[Sequence[Row], Sequence[int]], None]
 
 
@@ -76,7 +76,7 @@ class Commits:
         if not rows and self._in_flight:
             self._loop.call_soon(self._flush)
         rows.append(row)
-        self._waiters.append((future, 0))
+        self._waiters.append(future)
         self._bytes += len(row.payload)
         if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log has nothing to do, or enough
             self._flush()
@@ -111,7 +111,6 @@ class Commits:
         self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[Answer | Committed]) -> None:
-        new_offset = int.__new__
         for item in items:
             if type(item) is Committed:
                 for listener in self.listeners:
@@ -129,22 +128,16 @@ class Commits:
                 continue
             if self._took is not None:
                 self._took.add(self._monotonic_ns() - burst.begun)
-            at, rows = 0, burst.rows
-            offsets, repeated = outcome
-            self.stored_events += len(rows) - len(repeated)
-            for waiter, number in burst.waiters:
-                if number:
-                    if not waiter.done():
-                        waiter.set_result(_part(outcome, at, number))
-                    at += number
-                else:
-                    if not waiter.done():
-                        row = rows[at]  # `Offset(…)` without its call: this is done for every event
-                        offset = new_offset(Offset, offsets[at])
-                        offset.publisher_id, offset.sequence = row.publisher_id, row.sequence
-                        offset.first = at not in repeated
-                        waiter.set_result(offset)
-                    at += 1
+            if outcome.repeated or len(burst.waiters) != len(burst.rows):
+                _resolve(burst, outcome)
+                continue
+            for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
+                offset = Offset(number)
+                offset.identity = (row.publisher_id, row.sequence)
+                try:
+                    waiter.set_result(offset)  # type: ignore[union-attr]
+                except asyncio.InvalidStateError:
+                    pass  # its publisher was cancelled; the event is stored
         if self._behind and self.pending_bytes <= self._pending_bytes_max:
             self._behind = False
             self._backpressure.unblock(self)
@@ -155,19 +148,31 @@ class Commits:
     def _fail(self, burst: Burst, outcome: Refused | Unknown) -> None:
         if type(outcome) is Unknown:
             self._count("outcome_unknown", len(burst.rows))
-        for waiter, _ in burst.waiters:
-            if not waiter.done():
-                waiter.set_exception(outcome.error)
+        for waiter in burst.waiters:
+            future = waiter[0] if type(waiter) is tuple else waiter
+            assert isinstance(future, asyncio.Future)
+            if not future.done():
+                future.set_exception(outcome.error)
+
+
+def _resolve(burst: Burst, stored: Stored) -> None:
+    """Resolve the futures of a burst some of which wait for several rows, or of which some rows were repeated."""
+    offsets, repeated = stored
+    at = 0
+    for waiter in burst.waiters:
+        future, number = waiter if type(waiter) is tuple else (waiter, 0)
+        assert isinstance(future, asyncio.Future)
+        if not future.done():
+            if number:
+                part = {index - at for index in repeated if at <= index < at + number} if repeated else ()
+                future.set_result(Stored(offsets[at : at + number], part))
+            else:
+                row = burst.rows[at]
+                future.set_result(offset_of(offsets[at], row.publisher_id, row.sequence, at not in repeated))
+        at += number or 1
 
 
 def _tell_published(committed: Committed) -> None:
     own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
     if own:
         tell_published([row for row, _ in own], [offset for _, offset in own])
-
-
-def _part(stored: Stored, at: int, number: int) -> Stored:
-    offsets, repeated = stored
-    if repeated:
-        repeated = {index - at for index in repeated if at <= index < at + number}
-    return Stored(offsets[at : at + number], repeated)

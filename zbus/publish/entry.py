@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import BusClosed, EventInvalid, EventTooLarge
-from zbus.event import Event, Offset
+from zbus.event import Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers
 from zbus.payload import encode_payload
 from zbus.ports.log import Row, Stored
@@ -173,7 +173,7 @@ class Entry:
             self.announce_keys(part)
             offsets, repeated = await self.store(part)
             found += [
-                Offset(offset, row.publisher_id, row.sequence, at not in repeated)
+                offset_of(offset, row.publisher_id, row.sequence, at not in repeated)
                 for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
             ]
         return found

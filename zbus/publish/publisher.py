@@ -74,11 +74,11 @@ class EventPublisher:
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
         entry = self._entry
-        if self._generation != entry.generation:
-            self._check_key()
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
+        if self._generation != entry.generation:
+            self._check_key()
         body, encoded = payload, None
         # The hot path has nothing to encode and nothing to validate.
         if (
@@ -100,7 +100,9 @@ class EventPublisher:
             return await entry.commits.add(row)
         if entry.deliver((row,)):
             await asyncio.sleep(0)
-        return Offset(0, self.publisher_id, sequence)
+        offset = Offset(0)
+        offset.identity = (self.publisher_id, sequence)
+        return offset
 
     async def publish_many(
         self,
@@ -115,12 +117,12 @@ class EventPublisher:
         this call were stored before. Cancelled, a beginning of `payloads` may be stored.
         """
         entry = self._entry
-        self._check_key()
         if (tracing := entry.tracing) is not None and type(headers) is not Traced:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 offsets = await self.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
                 span.note("messaging.batch.message_count", len(offsets))
                 return offsets
+        self._check_key()
         stored: list[int] = []
         waiting: deque[asyncio.Future[Stored]] = deque()
         try:

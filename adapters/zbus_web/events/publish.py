@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 import zbus
 from zbus.event import Event
-from zbus.headers import CONTENT_TYPE, JSON, TEXT
+from zbus.headers import BAGGAGE, CONTENT_TYPE, JSON, TEXT, TRACEPARENT, TRACESTATE
 from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Span
@@ -110,10 +110,10 @@ class Once:
         self._under_way[identity] = task
         task.add_done_callback(lambda done: self._done(identity, done))
         event, first = await asyncio.shield(task)
-        if not first and (event.key, event.payload, dict(event.headers)) != (
+        if not first and (event.key, event.payload, _without_context(event.headers)) != (
             given.key,
             given.payload,
-            dict(given.headers or {}),
+            _without_context(given.headers or {}),
         ):
             reason = f"this Idempotency-Key was used for another event on {given.key!r}, at offset {event.offset}"
             now = "Nothing was stored; the first event is safe. Use another Idempotency-Key for another event"
@@ -144,6 +144,11 @@ class Once:
 
 
 _KEPT = "Nothing was stored. Use another Idempotency-Key"
+
+
+def _without_context(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that make an event what it is. Each repetition of a request has a trace context of its own."""
+    return {name: value for name, value in headers.items() if name not in (TRACEPARENT, TRACESTATE, BAGGAGE)}
 
 
 def _identity(given: _Given) -> int:

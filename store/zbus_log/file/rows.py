@@ -52,9 +52,9 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
     """The statement that stores `rows` at the offsets from `first` on, and its parameters."""
     payloads = [row.payload for row in rows]
     bodies = b"".join([b"\x00", *payloads])  # never empty: substr of an empty blob is NULL
-    at, plain = 2, True  # and substr counts from one
+    at = 2  # and substr counts from one
     numbers: list[tuple[int, ...]] = []
-    stored: list[bytes | None] = []  # headers with the provenance
+    stored: dict[int, bytes] = {}  # by place: headers with the provenance
     for offset, row in enumerate(rows, first):
         key, payload = key_ids[row.key], row.payload
         publisher, sequence, published_at, headers = row.publisher_id, row.sequence, row.published_at, row.headers
@@ -62,17 +62,16 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
             headers = join_headers(headers, row.provenance)
         crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
         if headers:
-            plain = False
+            stored[offset - first] = headers
             crc = _crc32(headers, crc)
-        stored.append(headers)
         size = len(payload)
         numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
         at += size
-    if plain:
+    if not stored:
         return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
     parts = [bodies]
-    for place, each in enumerate(stored):
-        headers = each or b""
+    for place in range(len(rows)):
+        headers = stored.get(place, b"")
         numbers[place] += (at, len(headers))
         parts.append(headers)
         at += len(headers)
