@@ -267,7 +267,7 @@ class LogTrimmed(LogError):
 
     def __str__(self) -> str:
         return (
-            f"offsets {self.after + 1} to {self.low_water} were removed by retention; "
+            f"the events after offset {self.after} up to {self.low_water} were removed by retention; "
             f"what is left starts after offset {self.low_water}"
         )
 

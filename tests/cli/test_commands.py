@@ -299,6 +299,22 @@ def test_doctor_reports_versions_the_disk_and_what_is_missing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("durability", "survives"), [("fsync", "power loss"), ("os", "a crash of the process")])
+def test_doctor_shows_what_a_log_in_the_folder_promises(tmp_path: Path, durability: str, survives: str) -> None:
+    found = json.loads(run("doctor", tmp_path, "--json", ZBUS_DURABILITY=durability).stdout)
+    table = run("doctor", tmp_path, ZBUS_DURABILITY=durability).stdout.decode()
+
+    assert found["sqlite"]["promise"] == {
+        "durability": survives,
+        "writers": "one",
+        "dense": True,
+        "identities": "as long as its event",
+        "atomic_events": None,
+    }
+    for line in ("promise of a log here", f"events survive {survives}", "one writer, offsets without gaps"):
+        assert line in table
+
+
 def test_doctor_prints_the_exact_line_that_installs_what_is_missing(tmp_path: Path) -> None:
     (found,) = lines("doctor", tmp_path, "--json")
     table = run("doctor", tmp_path).stdout.decode()

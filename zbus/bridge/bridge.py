@@ -231,7 +231,7 @@ class _Sides:
             sent = network.sent(target)
             if sent < head:
                 oldest_ns = await self._node.run(_oldest_ns, log, sent, self._time_ns())
-                network.waiting[source].entered(head, head - sent, oldest_ns)
+                network.waiting[source].entered(head, log.count(sent, head), oldest_ns)
 
     async def _keep_trying(self, url: str) -> None:
         pauses = Backoff(*RETRY_S, uniform=self._uniform)

@@ -56,7 +56,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "libraries": {name: _version(name) for name in required},
-        "sqlite": run(_sqlite()),
+        "sqlite": run(_sqlite(folder)),
         "configuration": _configuration(),
         "fsync": {"folder": str(folder.resolve())} | measure_fsync(folder),
         "open_files": {"soft": soft, "hard": hard, "ok": soft >= OPEN_FILES_MIN or soft < 0},
@@ -78,14 +78,21 @@ def measure_fsync(folder: Path) -> dict[str, float]:
     return {"us_p50": quantile(taken_ns, 0.5) / 1000, "us_p99": quantile(taken_ns, 0.99) / 1000}
 
 
-async def _sqlite() -> dict[str, Any]:
-    """Open a log: the log itself knows which SQLite it refuses, and why."""
+async def _sqlite(folder: Path) -> dict[str, Any]:
+    """Open a log in the folder: the log itself knows which SQLite it refuses, and what it promises there."""
     try:
-        async with zbus.open(config=zbus.BusConfig.exactly(log="memory")) as bus:
-            diagnostics = of(bus).reader.required("doctor").diagnostics()
-    except ZbusError as error:
-        return {"version": None, "ok": False, "reason": str(error)}
-    return {"version": diagnostics["sqlite"], "ok": True, "reason": ""}
+        durability = zbus.BusConfig().durability
+    except ZbusError:
+        durability = "fsync"  # what is wrong with the configuration is reported apart
+    try:
+        with tempfile.TemporaryDirectory(prefix=".zbus-doctor-", dir=folder) as place:
+            config = zbus.BusConfig.exactly(log=str(Path(place) / "log.db"), durability=durability)
+            async with zbus.open(config=config) as bus:
+                diagnostics = of(bus).reader.required("doctor").diagnostics()
+                promise = bus.stats()["log"]["promise"]
+    except (ZbusError, OSError) as error:
+        return {"version": None, "ok": False, "reason": str(error), "promise": None}
+    return {"version": diagnostics["sqlite"], "ok": True, "reason": "", "promise": promise}
 
 
 def _configuration() -> dict[str, Any]:
@@ -125,6 +132,16 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _promise(durability: str, writers: str, dense: bool, identities: str, atomic_events: int | None) -> str:
+    """The promise of a log in words."""
+    together = "all events of a commit" if atomic_events is None else f"{atomic_events:,} events"
+    gaps = "without gaps" if dense else "with gaps"
+    return (
+        f"events survive {durability}\n{writers} writer{'s' if writers == 'many' else ''}, offsets {gaps}\n"
+        f"an identity is known {identities}\n{together} are stored together"
+    )
+
+
 def _table(found: dict[str, Any]) -> Table:
     table = Table("what", "found", "to do", title="zbus doctor", title_justify="left")
     for name in ("zbus", "python", "platform"):
@@ -133,6 +150,8 @@ def _table(found: dict[str, Any]) -> Table:
         table.add_row(name, installed or "missing", "" if installed else f"pip install {DISTRIBUTION}")
     sqlite, configuration, fsync, files = (found[each] for each in ("sqlite", "configuration", "fsync", "open_files"))
     table.add_row("SQLite of the log", f"{sqlite['version']} ok" if sqlite["ok"] else "refused", sqlite["reason"])
+    if sqlite["promise"]:
+        table.add_row("promise of a log here", _promise(**sqlite["promise"]), "")
     table.add_row("configuration", "ok" if configuration["ok"] else "invalid", configuration["reason"])
     table.add_row(f"fsync in {fsync['folder']}", f"p50 {fsync['us_p50']:,.0f} µs, p99 {fsync['us_p99']:,.0f} µs", "")
     table.add_row("open files", f"{files['soft']:,}", "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")

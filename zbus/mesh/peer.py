@@ -317,7 +317,7 @@ class Origin:
         if trimmed and not told and self._trimmed is not None:
             self._trimmed.count()
             reason = "retention removed it at the publisher"
-            record(EVENT_GAP, logging.WARNING, origin=self.id, first=after + 1, last=page.low_water, reason=reason)
+            record(EVENT_GAP, logging.WARNING, origin=self.id, after=after, until=page.low_water, reason=reason)
         await self._reception.room()
         stored = self._reception.accept(new, link, repaired=True)
         if stored is not None:

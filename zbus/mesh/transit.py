@@ -38,7 +38,10 @@ class Waiting:
             self._runs.extend(runs[len(self._runs) * 2 :])
 
     def after(self, sent: int) -> tuple[int, int | None]:
-        """How many wait that have a number over `sent`, and when the oldest of them was published, about."""
+        """How many wait that have a number over `sent`, and when the oldest of them was published, about.
+
+        Of a run that was sent in part it is the most that it can be: numbers may have gaps.
+        """
         while self._runs and self._runs[0][0] <= sent:
             self._events -= self._runs.popleft()[1]
         if not self._runs:

@@ -21,7 +21,7 @@ async def reset_cursor(bus: zbus.Bus, name: str, offset: int) -> dict[str, Any]:
         reason = f"offset {offset} is not from 0 to {head}, the head of the log"
         raise Refusal(422, "offset_invalid", reason, UNCHANGED)
     await reader.run(log.cursors.reset, name, offset)
-    return {"name": name, "offset": offset, "lag": head - offset}
+    return {"name": name, "offset": offset, "lag": log.count(offset, head)}
 
 
 async def delete_cursor(bus: zbus.Bus, name: str) -> None:

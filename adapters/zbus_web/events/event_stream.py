@@ -160,7 +160,8 @@ class Feed:
         except LogTrimmed as trimmed:
             await self._go_on(trimmed.after, trimmed.low_water, "removed by retention")
         except EventCorrupt as corrupt:
-            await self._go_on(corrupt.offset - 1, corrupt.offset, corrupt.reason)
+            before = of(self._bus).reader.required("a stream").before(corrupt.offset)
+            await self._go_on(before, corrupt.offset, corrupt.reason)
         except SchemaInvalid:
             return ()  # told and counted by the bus; the log still has it
         else:

@@ -149,7 +149,7 @@ def _backwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | N
             window = max(1, (end - begin) // 8)
             continue
         if gathered.take(events[::-1]):
-            return gathered.events, gathered.last if gathered.last > span.after + 1 else None
+            return gathered.events, gathered.last if log.before(gathered.last) > span.after else None
         end = begin
         window = min(WINDOW_MAX, window * 4) if len(events) < WINDOW_MIN // 4 else window
         if gathered.spent:

@@ -36,7 +36,7 @@ class BusFrames:
             counting = asyncio.create_task(self._count(subscriber))
             try:
                 self._began = of(bus).head
-                self._look(self._began)
+                self._published.per_s(self._stored_since(self._began))
                 while True:
                     begun = time.monotonic()
                     await asyncio.wait((counting,), timeout=self._interval_s)
@@ -61,12 +61,15 @@ class BusFrames:
             self._keys.add(event.key)
             self._taken.add(time.time_ns() - event.published_at)
 
-    def _look(self, head: int) -> float | None:
-        return self._published.per_s(head if self._bus.config.log is not None else self._keys.seen)
+    def _stored_since(self, head: int) -> int:
+        """How many events were stored since the start."""
+        log = of(self._bus).reader.log
+        return log.count(self._began, head) if log is not None else self._keys.seen
 
     async def _frame(self, elapsed_s: float) -> Frame:
         bus = self._bus
         head = await bus.head() if bus.config.log is not None else None
+        published = self._stored_since(head or 0)
         stats = bus.stats()
         dropped = dropped_of(stats)
         taken, self._taken = self._taken, Histogram()
@@ -76,8 +79,8 @@ class BusFrames:
             source=self._source,
             head=head,
             log_bytes=stats["log"]["bytes"] if "log" in stats else None,
-            published=self._keys.seen if head is None else head - self._began,
-            published_per_s=self._look(head or 0),
+            published=published,
+            published_per_s=self._published.per_s(published),
             dropped=dropped if hears else None,
             dropped_per_s=(self._dropped.per_s(dropped) or 0.0) if hears else None,
             end_to_end_ms=_milliseconds(taken),
