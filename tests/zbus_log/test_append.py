@@ -20,7 +20,7 @@ from log_support import append, offsets_of, raw, sealed_blocks, wait_until
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports.log import Row, Span
+from zbus.ports.log import Refused, Row, Span, Unknown
 from zbus_log import Rules, SqliteLog, open_log
 from zbus_log.file.database import PAGE_BYTES, WAL_BYTES
 from zbus_log.file.tables import BLOCK
@@ -468,3 +468,47 @@ def test_the_write_ahead_log_has_its_length_from_the_start(path: str, log: Sqlit
     assert length == Path(f"{path}-wal").stat().st_size >= WAL_BYTES
     with pysqlite3.connect(f"file:{path}?mode=ro", uri=True) as other:
         assert other.execute("SELECT count(*) FROM events").fetchone() == (500,)
+
+
+def test_a_commit_that_fails_and_cannot_be_looked_up_has_an_unknown_outcome(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, [row(1, 0)])
+    writer = log._owner
+
+    def fail(*_: object) -> None:
+        raise pysqlite3.OperationalError("the disk does not answer")
+
+    monkeypatch.setattr(writer, "_insert", fail)
+    monkeypatch.setattr(writer._identities, "forget", fail)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append([row(1, 1)], answers.put, "mine")
+    answer = answers.get(timeout=20)
+
+    assert answer.about == "mine"
+    assert isinstance(answer.outcome, Unknown)
+    assert "outcome is unknown" in str(answer.outcome.error)
+
+
+def test_a_commit_that_fails_and_was_looked_up_is_refused(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(log, [row(1, 0)])
+
+    def fail(*_: object) -> None:
+        raise pysqlite3.OperationalError("not now")
+
+    monkeypatch.setattr(log._owner, "_insert", fail)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append([row(1, 1)], answers.put, None)
+
+    assert isinstance(answers.get(timeout=20).outcome, Refused)
+    monkeypatch.undo()
+    assert append(log, [row(1, 1)]) == [2]
+
+
+def test_a_new_publisher_does_not_make_the_writer_read_its_tail_again(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, [row(1, 0)])
+    monkeypatch.setattr(log._owner._identities, "forget", lambda: pytest.fail("the tail is read again"))
+
+    assert [append(log, [row(publisher, 0)])[0] for publisher in range(2, 30)] == list(range(2, 30))

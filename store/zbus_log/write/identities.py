@@ -33,15 +33,18 @@ class Identities:
         Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
         """
         last_sequences = self._last_sequences
+        publishers = {row.publisher_id for row in batch}
+        if not publishers <= last_sequences.keys():
+            self._learn(publishers)
         for row in batch:
             publisher_id, sequence = row.publisher_id, row.sequence
-            if sequence <= last_sequences.get(publisher_id, sequence):  # not rising, or not known yet
+            if sequence <= last_sequences[publisher_id]:
                 break
             last_sequences[publisher_id] = sequence
         else:
             return batch, range(following, following + len(batch))
         self.forget()  # the loop above has counted rows that are not stored yet
-        self._learn({row.publisher_id for row in batch})
+        self._learn(publishers)
         fresh, offsets = self._one_by_one(batch, following)
         return (batch, offsets) if len(fresh) == len(batch) else (fresh, offsets)
 

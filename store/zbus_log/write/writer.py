@@ -305,10 +305,12 @@ class Writer:
         if isinstance(error, LogStopped | LogDamaged):
             self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
             raise _OutcomeUnknown(self._stopped) from error
-        with log_errors(self.path, writing=True):
+        try:
             roll_back(self._connection)
             self._identities.forget()
             stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
+        except SQLITE_ERRORS as failed:  # it cannot be looked up either
+            raise _OutcomeUnknown(as_log_error(self.path, failed, writing=True)) from failed
         if stored != last:
             raise error
 
