@@ -117,7 +117,7 @@ def test_every_error_speaks_in_words_and_not_in_a_tuple(error: errors.ZbusError)
     [
         (errors.LogOwned("app.db", 4711), "process 4711"),
         (errors.LogDamaged("app.db", "truncated", (5, 9)), "offsets 5 to 9"),
-        (errors.LogTrimmed(3, 8), "offsets 4 to 8"),
+        (errors.LogTrimmed(3, 8), "after offset 3 up to 8"),
         (errors.LogFull("app.db"), "not stored"),
         (errors.LogStopped("app.db", "EIO"), "outcome of this event is unknown"),
         (errors.EventCorrupt(12, "bad"), "offset 12"),

@@ -333,7 +333,7 @@ WRONG = {
     "no log at all": (["gaps", "NOTALOG"], 1, "NOTALOG"),
     "a log of a newer version": (["rollup", "NEWER", "--parquet", "OUT"], 1, "upgrade zbus"),
     "a newer log to offload": (["offload", "NEWER"], 1, "upgrade zbus"),
-    "a trimmed range": (["rollup", "TRIMMED", "--after", "5", "--parquet", "OUT"], 1, "offsets 6 to 10 were removed"),
+    "a trimmed range": (["rollup", "TRIMMED", "--after", "5", "--parquet", "OUT"], 1, "5 up to 10 were removed"),
     "a trimmed end": (["sessions", "TRIMMED", "--by", "header:x", "--until", "10"], 1, "to 10 were removed"),
     "a folder that is not empty": (["demo", "FOLDER"], 2, "not empty"),
 }
