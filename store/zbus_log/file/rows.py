@@ -107,10 +107,10 @@ class RowPage:
                     return found, EventCorrupt(offset, reason), skipped
                 skipped += 1
                 continue
-            identity = (publisher, sequence, published_at, name, payload)
             if headers_bytes:
-                headers, provenance = split_headers(encoded)
-                found.append(Event(*identity, decode_headers(headers), offset, provenance))
+                raw, provenance = split_headers(encoded)
+                headers = decode_headers(raw)
+                found.append(Event(publisher, sequence, published_at, name, payload, headers, offset, provenance))
             else:
-                found.append(Event(*identity, NO_HEADERS, offset))
+                found.append(Event(publisher, sequence, published_at, name, payload, NO_HEADERS, offset))
         return found, None, skipped
