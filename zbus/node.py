@@ -23,10 +23,9 @@ from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOn
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
-from .observe import records
 from .observe.burst_records import tell_published
 from .observe.record_feed import RecordFeed
-from .observe.records import BUS_STARTED, BUS_STOPPED, record
+from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
@@ -429,7 +428,7 @@ class Node:
             raise LogReadOnly(self.need_log("publish").path)
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
-        if records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG):
+        if wanted(logging.DEBUG):
             tell_published(rows)
         dispatcher.unlogged(rows)
         if self.network.links:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -228,3 +229,21 @@ async def test_nodes_needs_a_network() -> None:
     _, stderr = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert "--transport" in stderr.decode()
+
+
+async def test_the_table_of_nodes_is_bounded_and_a_node_that_is_evicted_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NODES_MAX", 2)
+    async with zbus.open() as bus:
+        network = node_of(bus).network
+        assert network is not None
+        (own, *_) = bus.nodes()
+        for origin in (2, 4, 6):
+            announced = msgspec.structs.replace(
+                network.registry._announcement(), origin=origin, run=f"run-{origin}", name=f"node-{origin}"
+            )
+            network.registry.hear(encode_announcement(announced), "nats", "none")
+
+        assert [node.name for node in bus.nodes()] == [own.name, "node-4", "node-6"]
+        assert bus.stats()["nodes_forgotten"] == 1

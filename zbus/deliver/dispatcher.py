@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
 from zbus.keys import KeySet
-from zbus.observe import records
 from zbus.observe.burst_records import tell_received
 from zbus.observe.histogram import Histogram
+from zbus.observe.records import wanted
 from zbus.ports.cache import Target
 from zbus.ports.log import Row
 from zbus.util.runtime import Runtime
@@ -176,7 +176,7 @@ class Dispatcher:
             self.deliveries += taken
             if self._taken is not None:
                 self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
-            if taken and (records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG)):
+            if taken and wanted(logging.DEBUG):
                 tell_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
@@ -224,5 +224,5 @@ class Dispatcher:
                 taken.append(events)
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
-        if taken and (records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG)):
+        if taken and wanted(logging.DEBUG):
             tell_received(taken)

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from zbus.event import Offset, offset_of
-from zbus.observe import records
 from zbus.observe.burst_records import tell_published
 from zbus.observe.histogram import Histogram
+from zbus.observe.records import wanted
 from zbus.ports.log import Answer, Committed, Log, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
@@ -117,7 +117,7 @@ class Commits:
             if type(item) is Committed:
                 for listener in self.listeners:
                     listener(item.rows, item.offsets)
-                if records.listened_from <= logging.DEBUG or records.logger.isEnabledFor(logging.DEBUG):
+                if wanted(logging.DEBUG):
                     _tell_published(item)
                 continue
             assert type(item) is Answer
