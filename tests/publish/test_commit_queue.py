@@ -166,3 +166,13 @@ async def test_rows_are_stored_in_order_and_each_caller_gets_its_offsets() -> No
 
     assert (await one, await many) == (1, Stored([1, 2]))
     assert [len(rows) for rows, _ in queue.stored] == [1, 2]
+
+
+async def test_one_row_that_is_added_as_many_gets_its_outcome() -> None:
+    queue = Queue()
+    many = queue.commits.add_many([row(1)])
+    await settle()
+    queue.log.finish()
+
+    assert await asyncio.wait_for(many, 5) == Stored([1])
+    assert queue.commits.stored_events == 1
