@@ -544,6 +544,14 @@ def plain_session(where: str) -> Iterator[zenoh.Session]:
         yield session
 
 
+def is_subscribed(session: zenoh.Session, key: str) -> bool:
+    publisher = session.declare_publisher(key)
+    try:
+        return publisher.matching_status.matching
+    finally:
+        publisher.undeclare()
+
+
 async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp_path: Path) -> None:
     frames = captured("zenoh")
     answered = {each: replies_to("zenoh", each) for each in ("request", "request-fail", "page")}
@@ -573,12 +581,14 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
         kept = [session.declare_queryable(key, reply, complete=True) for key in names_of]
         async with zbus.open(mode="peer", connect=[where]) as bus:
             async with bus.subscribe("shop/**", "größe/**", "fleet/**", "@zbus/record/*") as subscription:
-                await until(lambda: session.info.peers_zid())
-                await asyncio.sleep(0.2)
-                put("node", *SENT_BY_FIRST, "event-bridged", "event-unlogged", "record")
                 names = (*SENT_BY_FIRST, "event-bridged", "event-unlogged", "record")
+                await until(
+                    lambda: all(is_subscribed(session, frames[name]["wire"]["key"]) for name in ("node", *names))
+                )
+                put("node", *names)
                 known = [event for name in names for event in events_of(frames[name])]
                 assert await received(subscription, len(known)) == by_key(known)
+                await until(lambda: len(bus.nodes()) == 2)
                 (first,) = [each for each in bus.nodes() if not each.here]
                 told = frames["node"]["decoded"]["node"]
                 for name in ("name", "host", "pid", "version", "started_at", "has_log", "metadata"):
