@@ -78,7 +78,7 @@ async def _observed(bus: zbus.Bus, lines: Path) -> AsyncIterator[None]:
 
     level = logger.level
     with lines.open("w") as stream:
-        handler = zbus.write_records("json", level="DEBUG", stream=stream)
+        handler = zbus.configure_logging("json", level="DEBUG", stream=stream)
         scraping = asyncio.create_task(scrape())
         try:
             yield

@@ -21,19 +21,17 @@ from .errors import (
     EventCorrupt,
     EventInvalid,
     EventTooLarge,
-    FabricError,
-    FabricLacks,
     HandlerFailed,
     KeyInvalid,
     LogDamaged,
     LogError,
     LogFull,
-    LogMissing,
-    LogOwned,
+    LogLocked,
     LogReadOnly,
-    LogStopped,
+    LogRequired,
     LogTrimmed,
-    NobodyAnswers,
+    LogWriterFailed,
+    NoResponders,
     PayloadInvalid,
     RequestError,
     RequestTimeout,
@@ -42,6 +40,8 @@ from .errors import (
     SchemaInvalid,
     SessionTokenInvalid,
     SubscriberLagged,
+    TransportError,
+    TransportUnsupported,
     ZbusError,
 )
 from .event import Event, Offset
@@ -49,7 +49,7 @@ from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .scope import Scope
 from .session import Session
-from .util.session_token import read_session, sign_session
+from .util.session_token import sign_session_token, verify_session_token
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from .bridge.bridge import Bridge
     from .config import BusConfig
     from .mesh.node_registry import NodeInfo
-    from .observe.formatters import JsonLines, write_records
+    from .observe.formatters import JsonFormatter, configure_logging
     from .ports.cache import Cache
 
 __all__ = [
@@ -75,20 +75,18 @@ __all__ = [
     "EventPublisher",
     "EventSubscriber",
     "EventTooLarge",
-    "FabricError",
-    "FabricLacks",
     "HandlerFailed",
-    "JsonLines",
+    "JsonFormatter",
     "KeyInvalid",
     "LogDamaged",
     "LogError",
     "LogFull",
-    "LogMissing",
-    "LogOwned",
+    "LogLocked",
     "LogReadOnly",
-    "LogStopped",
+    "LogRequired",
     "LogTrimmed",
-    "NobodyAnswers",
+    "LogWriterFailed",
+    "NoResponders",
     "NodeInfo",
     "Offset",
     "PayloadInvalid",
@@ -103,13 +101,15 @@ __all__ = [
     "Session",
     "SessionTokenInvalid",
     "SubscriberLagged",
+    "TransportError",
+    "TransportUnsupported",
     "ZbusError",
     "blocking",
+    "configure_logging",
     "metrics",
     "open",
-    "read_session",
-    "sign_session",
-    "write_records",
+    "sign_session_token",
+    "verify_session_token",
 ]
 
 
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".bridge.bridge", __name__).Bridge
     if name in ("blocking", "metrics"):
         return importlib.import_module(f".{name}", __name__)
-    if name in ("JsonLines", "write_records"):
+    if name in ("JsonFormatter", "configure_logging"):
         return getattr(importlib.import_module(".observe.formatters", __name__), name)
     if name == "NodeInfo":
         return importlib.import_module(".mesh.node_registry", __name__).NodeInfo

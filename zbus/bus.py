@@ -14,7 +14,7 @@ from .deliver.handlers import Handler, serve
 from .deliver.overflow import Overflow
 from .deliver.replay import Replay, check_bounds
 from .deliver.subscriber import EventSubscriber, Start
-from .errors import ConfigInvalid, NobodyAnswers
+from .errors import ConfigInvalid, NoResponders
 from .event import Event, Offset
 from .introspection import snapshot
 from .keys import KeySet, check_key
@@ -223,13 +223,13 @@ class Bus:
             reply = await bus.request("prices/quote", {"sku": 7}, timeout=2)
             reply.decode(Quote)
 
-        Raises `NobodyAnswers` (nobody serves it now), `RequestTimeout` (it may have been handled), or
+        Raises `NoResponders` (nobody serves it now), `RequestTimeout` (it may have been handled), or
         `HandlerFailed` (the handler raised). Cancelled, the handler is cancelled too.
         """
         node = self._node
         node.check_open("ask")
         if node.requests is None:
-            raise NobodyAnswers(key)
+            raise NoResponders(key)
         if node.tracing is None:
             return await node.requests.ask(key, payload, timeout, headers, correlation_id)
         with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
@@ -238,7 +238,7 @@ class Bus:
     def serve(self, key: str) -> Callable[[A], A]:
         """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
 
-        Raises `FabricLacks` (or `start` does) where no transport in use carries questions: raw ones, wire="dynamo".
+        Raises `TransportUnsupported` (or `start` does) if no transport in use carries requests: raw ones and Dynamo.
 
         @bus.serve("prices/quote")
         async def quote(question): return {"price": 12}

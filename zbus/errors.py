@@ -11,20 +11,20 @@
     ├── SchemaError          not registered: what was in force before still is
     │   └── SchemaConflict     it would refuse what the one in force accepts: change it, or force it
     ├── LogError             outcome unknown: publish the same events again, identity and all
-    │   ├── LogMissing         this bus keeps no log: open one with a path
+    │   ├── LogRequired         this bus keeps no log: open one with a path
     │   ├── LogReadOnly        not stored: another process owns the log
-    │   ├── LogOwned           not opened: another process owns the log
+    │   ├── LogLocked           not opened: another process owns the log
     │   ├── LogFull            not stored: free space, then publish again
-    │   ├── LogStopped         the writer stopped for good: restart the process
+    │   ├── LogWriterFailed         the writer stopped for good: restart the process
     │   ├── LogDamaged         the file is not what was acknowledged: see what is missing
     │   ├── LogTrimmed         retention removed what was asked for: start later
     │   └── EventCorrupt       one stored event fails its checksum: skip it on request
     ├── CursorError          a durable name: in use, unknown, or not usable here
-    ├── FabricError          stored, perhaps not sent to other nodes: it is sent again from the log
-    │   └── FabricLacks        this transport cannot do what was asked: choose another, or do without
+    ├── TransportError          stored, perhaps not sent to other nodes: it is sent again from the log
+    │   └── TransportUnsupported        this transport cannot do what was asked: choose another, or do without
     ├── SessionTokenInvalid  nothing was read: have a new token signed
     ├── RequestError         a question to another node
-    │   ├── NobodyAnswers      nobody answers for the key now
+    │   ├── NoResponders      nobody answers for the key now
     │   ├── RequestTimeout     no answer in time: it may or may not have been handled
     │   └── HandlerFailed      the handler at the far end raised: its error is told
     └── SubscriberLagged     not seen by this subscriber: replay after `after`
@@ -182,7 +182,7 @@ class LogError(ZbusError):
         return str(self.args[0])
 
 
-class LogMissing(LogError):
+class LogRequired(LogError):
     """The call needs a log, and this bus keeps none."""
 
     def __init__(self, doing: str) -> None:
@@ -204,7 +204,7 @@ class LogReadOnly(LogError):
         return f"{self.path} is open read-only here; not stored: publish in the process that owns the log"
 
 
-class LogOwned(LogError):
+class LogLocked(LogError):
     """Another process owns the log. Nothing was opened or changed."""
 
     def __init__(self, path: str, pid: int) -> None:
@@ -229,7 +229,7 @@ class LogFull(LogError):
         return f"no space left for {self.path}; not stored. Free space and publish again; readers go on"
 
 
-class LogStopped(LogError):
+class LogWriterFailed(LogError):
     """The writer stopped for good, because the disk no longer keeps its word."""
 
     def __init__(self, path: str, cause: str) -> None:
@@ -294,7 +294,7 @@ class CursorError(ZbusError):
         return f"durable {self.name!r}: {self.reason}" if self.name else self.reason
 
 
-class FabricError(ZbusError):
+class TransportError(ZbusError):
     """Other nodes cannot be reached. With a log the events are kept and sent again."""
 
     def __init__(self, reason: str) -> None:
@@ -305,7 +305,7 @@ class FabricError(ZbusError):
         return self.reason
 
 
-class FabricLacks(FabricError):
+class TransportUnsupported(TransportError):
     """The transport cannot do this. Nothing was sent, and nothing else changed."""
 
     def __init__(self, transport: str, capability: str) -> None:
@@ -332,7 +332,7 @@ class RequestError(ZbusError):
     """A question to another node was not answered as it should."""
 
 
-class NobodyAnswers(RequestError):
+class NoResponders(RequestError):
     """Nobody answers for the key now, or the one who did went away at that very moment, before it answered."""
 
     def __init__(self, key: str) -> None:

@@ -14,7 +14,7 @@ from .payload import decode_payload
 T = TypeVar("T")
 
 
-class Receipt:
+class DeliveryHandle:
     """What an event knows of the subscription that handed it over. It refers to neither queue nor bus."""
 
     __slots__ = ("acknowledge", "schema")
@@ -87,7 +87,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     headers: Mapping[str, str] = NO_HEADERS
     offset: int = 0
     provenance: Provenance | None = None  # None if a publisher of this node published it
-    _receipt: Receipt | None = None
+    _receipt: DeliveryHandle | None = None
 
     @property
     def topic(self) -> str:
@@ -170,7 +170,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
         return Event, (*fields, dict(self.headers), self.offset)
 
-    def _with(self, receipt: Receipt) -> Event:
+    def _with(self, receipt: DeliveryHandle) -> Event:
         """The same event, as one subscription hands it over."""
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
         return Event(*fields, self.headers, self.offset, self.provenance, receipt)

@@ -92,7 +92,7 @@ class Headers(Mapping[str, str]):
         return dict, (dict(self._all()),)
 
 
-class Traced(dict[str, str]):
+class SpanHeaders(dict[str, str]):
     """The headers of what is published inside a span: those given, and the context of the span.
 
     `sent` is told which event it became: publisher, sequence, and the bytes of its payload.

@@ -17,7 +17,7 @@ from .node import Node
 CURSORS_MAX = 100  # the furthest behind first
 
 
-class Reader(NamedTuple):
+class OpenSubscription(NamedTuple):
     """A subscription that is open on this bus."""
 
     key_exprs: tuple[str, ...]
@@ -29,7 +29,7 @@ class Reader(NamedTuple):
     lag: int  # events before it: those that wait or, where it reads from the log, all that follow its position
 
 
-class Position(NamedTuple):
+class CursorPosition(NamedTuple):
     """A durable name and how far it is."""
 
     name: str
@@ -80,7 +80,7 @@ class Introspection:
         """The log, and the threads that read it."""
         return self._node.reader
 
-    def readers(self) -> list[Reader]:
+    def readers(self) -> list[OpenSubscription]:
         """The open subscriptions, furthest behind first."""
         found = []
         for each in _subscriptions(self._node):
@@ -90,11 +90,13 @@ class Introspection:
             else:
                 lag = each.queued if each.is_live else _events_after(self._node, each.position)
             found.append(
-                Reader(each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag)
+                OpenSubscription(
+                    each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag
+                )
             )
         return sorted(found, key=lambda reader: (-reader.lag, reader.key_exprs, reader.durable or ""))
 
-    async def positions(self) -> list[Position]:
+    async def positions(self) -> list[CursorPosition]:
         """Every durable subscription by name, with the newest position of those that are read here."""
         node = self._node
         if node.log is None:
@@ -105,7 +107,7 @@ class Introspection:
         for cursor in stored:
             offset = max(cursor.offset, here.get(cursor.name) or 0)
             lag = _events_after(node, offset)
-            found.append(Position(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner))
+            found.append(CursorPosition(cursor.name, offset, lag, cursor.keys, cursor.updated_at_ns, cursor.owner))
         return found
 
     async def leases(self) -> list[dict[str, Any]]:

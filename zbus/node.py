@@ -19,7 +19,7 @@ from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
 from .deliver.overflow import Overflow
 from .deliver.subscriber import EventSubscriber, Start, check_options
-from .errors import BusClosed, ConfigInvalid, FabricLacks, LogMissing, LogReadOnly, ZbusError
+from .errors import BusClosed, ConfigInvalid, LogReadOnly, LogRequired, TransportUnsupported, ZbusError
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
@@ -31,11 +31,11 @@ from .ports.cache import Cache
 from .ports.fabric import Fabric
 from .ports.log import Cursor, Log, Row
 from .publish.backpressure import Backpressure
-from .publish.commit_queue import Commits
+from .publish.commit_queue import CommitQueue
 from .publish.entry import UNYIELDED_MAX, Entry
 from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
-from .schema.validators import Checks
+from .schema.validators import Validators
 from .util.mailbox import Calls
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
@@ -86,7 +86,7 @@ class Node:
         self.network: Network | None = None
         self.requests: Requests | None = None
         self.tracing: Tracing | None = None  # decided when the node starts
-        self.validators: Checks | None = None  # None if no schema is registered: nothing else is looked at then
+        self.validators: Validators | None = None  # None if no schema is registered: nothing else is looked at then
         self.validates = config.check_schemas
         self.stats = Stats()
         self.count = self.stats.count
@@ -169,7 +169,7 @@ class Node:
                 return
             took = self.stats.commit if config.metrics else None
             listeners = (self.dispatcher.stored,)
-            commits = self.entry.commits = Commits(
+            commits = self.entry.commits = CommitQueue(
                 log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
             )
             self.dispatcher.delivered = commits.tail_after
@@ -203,7 +203,7 @@ class Node:
             try:
                 if network.answers.serves:
                     network.check_answering(new)
-            except FabricLacks:  # the new transport cannot carry the requests that are served here
+            except TransportUnsupported:  # the new transport cannot carry the requests that are served here
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)
                 raise
@@ -284,7 +284,7 @@ class Node:
         return self._closing is not None
 
     @property
-    def commits(self) -> Commits | None:
+    def commits(self) -> CommitQueue | None:
         """The commit queue; None if no log is written here."""
         return self.entry.commits
 
@@ -304,9 +304,9 @@ class Node:
             raise BusClosed(doing)
 
     def need_log(self, doing: str) -> Log:
-        """Return the log. Raises `LogMissing` if this bus has none."""
+        """Return the log. Raises `LogRequired` if this bus has none."""
         if self.log is None:
-            raise LogMissing(doing)
+            raise LogRequired(doing)
         return self.log
 
     def need_network(self, doing: str) -> Network:
@@ -439,7 +439,7 @@ class Node:
             return True
         return False
 
-    def validate_with(self, validators: Checks | None) -> None:
+    def validate_with(self, validators: Validators | None) -> None:
         """Validate published and received events against these schemas from now on."""
         self.validators = self.entry.validators = validators
         for subscription in self.dispatcher.subscriptions:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from .deliver.subscriber import EventSubscriber
 from .errors import ConfigInvalid, KeyInvalid, ZbusError
-from .headers import Traced
+from .headers import SpanHeaders
 from .keys import check_key
 from .ports.log import Row
 from .publish.entry import Entry
 from .util.identities import Identities
-from .util.session_token import check_session_id, sign_session
+from .util.session_token import check_session_id, sign_session_token
 
 SESSIONS = "sessions"  # the first segment of every session's keys
 PAIRS_PER_COMMIT = 500
@@ -82,7 +82,7 @@ class Session:
         entry = self._shared.entry
         entry.open_key(key)
         own = entry.open_key(self.key(key))
-        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", key, headers, correlation_id) as span:
                 return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
         stored: list[tuple[int, int]] = []
@@ -128,7 +128,7 @@ class Session:
         secret = self._shared.secret
         if secret is None:
             raise ConfigInvalid("session_secret", "tokens are signed with it: open the bus with one, or name a file")
-        return sign_session(secret, self.id, ttl_s, time_ns=self._shared.entry.time_ns)
+        return sign_session_token(secret, self.id, ttl_s, time_ns=self._shared.entry.time_ns)
 
     async def _store(self, key: str, own: str, chunk: Sequence[tuple[bytes, bytes | None]]) -> list[tuple[int, int]]:
         """Store payloads under both keys in one commit."""

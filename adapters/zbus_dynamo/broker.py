@@ -14,12 +14,12 @@ import zmq
 
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
 from zbus.util.window import Window
 from zbus_zmq.carry.capacity import Capacity
-from zbus_zmq.carry.publishing import Publishing
+from zbus_zmq.carry.publishing import ZmqPublishing
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
 from zbus_zmq.io.receive import received
@@ -27,9 +27,9 @@ from zbus_zmq.io.sockets import make_socket
 
 from .frames import ID_BYTES, pack, split, unpack
 from .refusal import NotDynamo, code_of
-from .scopes import Place, place_of_key, place_of_subject, prefixes
+from .scopes import Scoped, place_of_key, place_of_subject, prefixes
 from .settings import ZmqSettings
-from .translate import SEEN_MAX, Identity, Outgoing, identity_of, incoming
+from .translate import SEEN_MAX, DynamoOutgoing, Identity, identity_of, incoming
 
 HOLD_S = 0.3  # after connecting, until the broker has sent its subscriptions
 OWN_MAX = 100_000
@@ -41,7 +41,7 @@ class Brokered:
     """One socket to each side of the brokers. On the I/O thread, except where a method says otherwise."""
 
     def __init__(
-        self, io: IoThread, counts: Counts, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
+        self, io: IoThread, counts: Counters, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
     ) -> None:
         self._io, self._counts, self._settings = io, counts, settings
         self._payload_bytes_max = payload_bytes_max
@@ -49,7 +49,9 @@ class Brokered:
         xpub = make_socket(io.context, zmq.XPUB, options, None, server=False)
         xpub.set(zmq.IMMEDIATE, 1)  # events do not wait for a broker that is away: the others carry them
         self._socket = make_socket(io.context, zmq.SUB, options, None, server=False)
-        self._publishing = Publishing(io, xpub, "", options, counts, topic_of=_topic_of, shape=split, capacity=capacity)
+        self._publishing = ZmqPublishing(
+            io, xpub, "", options, counts, topic_of=_topic_of, shape=split, capacity=capacity
+        )
         self._publishing.set_linked(False)
         self._sending = Links(io, xpub, None, counts, SCHEMES)
         self._sending.on_linked = self._on_linked
@@ -65,7 +67,7 @@ class Brokered:
         self._own_lock = threading.Lock()
         self._seen = Window[Identity](SEEN_MAX) if len(settings.xpub) > 1 else None
 
-    def send(self, events: Sequence[Outgoing]) -> None:
+    def send(self, events: Sequence[DynamoOutgoing]) -> None:
         """Queue events; wait for capacity and for a broker. Any thread."""
         with self._own_lock:
             for event in events:
@@ -79,7 +81,7 @@ class Brokered:
         """Whether a broker is connected that events can arrive from. Any thread."""
         return bool(self._receiving.connected)
 
-    def wanted(self, place: Place) -> bool:
+    def wanted(self, place: Scoped) -> bool:
         """Return whether a broker is connected and has a subscriber for this place. Any thread."""
         return self._publishing.wants(place.key)
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from zbus.errors import FabricError, KeyInvalid
+from zbus.errors import KeyInvalid, TransportError
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
 from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
@@ -22,13 +22,13 @@ from zbus_zmq.io.io_thread import IoThread
 
 from .filestore import FileStore
 from .frames import pack
-from .lanes import HOLD_MAX_S, HOLD_S, Lane, Publisher
+from .lanes import HOLD_MAX_S, HOLD_S, Lane, LanePublisher
 from .records import Channel, file_name
-from .registry import Registry
-from .scopes import Place
+from .registry import DynamoRegistry
+from .scopes import Scoped
 from .settings import ZmqSettings
-from .sources import Sources
-from .translate import Outgoing
+from .sources import PublisherSources
+from .translate import DynamoOutgoing
 
 RETRY_S = 1.0  # after a socket could not be made
 LANES_MAX = 256
@@ -42,26 +42,26 @@ class Direct:
     """Lanes for outgoing events, sources for incoming ones. On the I/O thread, except where a method says otherwise."""
 
     def __init__(
-        self, io: IoThread, counts: Counts, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
+        self, io: IoThread, counts: Counters, settings: ZmqSettings, payload_bytes_max: int, capacity: Capacity
     ) -> None:
         self._io, self._counts, self._capacity = io, counts, capacity
         self._options: ZmqOptions = settings.socket_options(payload_bytes_max)
-        self._sources = Sources(io, counts, self._options, payload_bytes_max)
+        self._sources = PublisherSources(io, counts, self._options, payload_bytes_max)
         self.lanes: list[Lane] = []
-        self.publishers: dict[tuple[Place, int], Publisher] = {}  # the one that has been silent longest first
-        self._waiting: set[Publisher] = set()
-        self._refused: tuple[float, FabricError] | None = None  # no new socket until then, and why
+        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the one that has been silent longest first
+        self._waiting: set[LanePublisher] = set()
+        self._refused: tuple[float, TransportError] | None = None  # no new socket until then, and why
         self._closing = False
-        self._registry = Registry(FileStore(settings.store), counts, self._found)
+        self._registry = DynamoRegistry(FileStore(settings.store), counts, self._found)
 
-    def send(self, events: Sequence[Outgoing]) -> None:
+    def send(self, events: Sequence[DynamoOutgoing]) -> None:
         """Hand events to their publishers; wait for capacity. Any thread."""
         fitting = [event for event in events if self._fits(event)]
         packed = [(event, pack(event.publisher_id, event.sequence, event.body)) for event in fitting]
         self._capacity.reserve(len(packed), sum(len(frame) for _, frame in packed))
         self._io.post(lambda: self._take(packed))
 
-    def wanted(self, place: Place) -> bool:
+    def wanted(self, place: Scoped) -> bool:
         """Return whether a publisher of this place has a subscriber; True if it has no publisher yet. Any thread."""
         found = [each for (at, _), each in list(self.publishers.items()) if at == place]
         return not found or any(each.lane.publishing.wants(place.key) for each in found)
@@ -96,13 +96,13 @@ class Direct:
         """
         self._registry.close()
 
-    def _take(self, events: Sequence[tuple[Outgoing, bytes]]) -> None:
+    def _take(self, events: Sequence[tuple[DynamoOutgoing, bytes]]) -> None:
         ready: dict[Lane, list[tuple[str, bytes]]] = {}
         for event, packed in events:
             known = event.place, event.publisher_id
             try:
                 publisher = self.publishers.pop(known, None) or self._join(*known)
-            except FabricError as error:  # such as too many open files
+            except TransportError as error:  # such as too many open files
                 self._counts.tell(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
                 self._capacity.release(1, len(packed))
                 continue
@@ -115,17 +115,17 @@ class Direct:
     def _found(self, channels: dict[str, Channel]) -> None:  # on the registry's thread
         self._io.post(lambda: self._sources.found(channels))
 
-    def _join(self, place: Place, publisher_id: int) -> Publisher:
+    def _join(self, place: Scoped, publisher_id: int) -> LanePublisher:
         if len(self.publishers) >= PUBLISHERS_MAX:
             self._retire(next(iter(self.publishers)))
         lane = self._lane_without(place.topic)
-        publisher = Publisher(Channel(place, publisher_id, lane.endpoint), lane)
+        publisher = LanePublisher(Channel(place, publisher_id, lane.endpoint), lane)
         lane.publishers[place.topic] = publisher
         self._waiting.add(publisher)
         self._registry.register(publisher.channel, lambda: self._io.post(lambda: self._registered(publisher)))
         return publisher
 
-    def _registered(self, publisher: Publisher) -> None:
+    def _registered(self, publisher: LanePublisher) -> None:
         publisher.registered_at = time.monotonic()
         self._io.later(HOLD_S, self._release_found)
         self._io.later(HOLD_MAX_S, self._release_found)
@@ -135,7 +135,7 @@ class Direct:
         for publisher in [each for each in self._waiting if each.is_found(now, self._closing)]:
             self._release(publisher)
 
-    def _release(self, publisher: Publisher) -> None:
+    def _release(self, publisher: LanePublisher) -> None:
         self._waiting.discard(publisher)
         held, publisher.held = publisher.held, None
         if held:
@@ -157,12 +157,12 @@ class Direct:
             raise self._refused[1]
         try:
             self.lanes.append(Lane(self._io, self._counts, self._options, self._capacity, self._release_found))
-        except FabricError as error:
+        except TransportError as error:
             self._refused = time.monotonic() + RETRY_S, error
             raise
         return self.lanes[-1]
 
-    def _retire(self, known: tuple[Place, int]) -> None:
+    def _retire(self, known: tuple[Scoped, int]) -> None:
         """Forget the publisher that has been silent longest. It registers again with its next event."""
         publisher = self.publishers.pop(known)
         self._release(publisher)
@@ -170,7 +170,7 @@ class Direct:
         self._registry.unregister(publisher.channel)
         self._counts.tell(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
 
-    def _fits(self, event: Outgoing) -> bool:
+    def _fits(self, event: DynamoOutgoing) -> bool:
         if _record_fits(event.place):
             return True
         reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
@@ -179,5 +179,5 @@ class Direct:
 
 
 @lru_cache(maxsize=16_384)
-def _record_fits(place: Place) -> bool:
+def _record_fits(place: Scoped) -> bool:
     return len(file_name(f"{place.path}/{_LONGEST_ID}")) <= FILE_NAME_MAX

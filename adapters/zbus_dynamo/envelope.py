@@ -17,7 +17,7 @@ NUMBER_END = 1 << 63
 TIME_MS_MAX = (NUMBER_END - 1) // NS_PER_MS
 
 
-class Envelope(msgspec.Struct, frozen=True, gc=False):
+class DynamoEnvelope(msgspec.Struct, frozen=True, gc=False):
     """An event as Dynamo writes it. The fields are in the order of the wire; `published_at` is in milliseconds."""
 
     publisher_id: int
@@ -32,7 +32,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Envelope).decode
+_decode = msgspec.msgpack.Decoder(DynamoEnvelope).decode
 
 
 def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, payload: bytes) -> bytes:
@@ -41,10 +41,10 @@ def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, p
     >>> encode(1, 0, 5_000_000, "t", b"x")[:14]
     b'\\x85\\xacpublisher_id'
     """
-    return _encode(Envelope(publisher_id, sequence, published_at_ns // NS_PER_MS, topic, payload))
+    return _encode(DynamoEnvelope(publisher_id, sequence, published_at_ns // NS_PER_MS, topic, payload))
 
 
-def decode(data: bytes | memoryview) -> Envelope:
+def decode(data: bytes | memoryview) -> DynamoEnvelope:
     """Return the envelope in `data`. Raises `NotDynamo` with the reason if it is malformed.
 
     >>> decode(encode(1, 0, 5_999_999, "t", b"x")).published_at

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 from .records import BUCKET, RECORD_BYTES_MAX, file_name
 
@@ -73,7 +73,7 @@ class FileStore:
             except FileNotFoundError:
                 lost.append(name)
             except OSError as error:
-                raise FabricError(f"cannot keep {self.directory / name} alive: {error}") from error
+                raise TransportError(f"cannot keep {self.directory / name} alive: {error}") from error
         if lost:
             with _file_errors("write a record", self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ class FileStore:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise FabricError(f"{self.directory} stayed locked for {LOCK_WAIT_S:g} s") from None
+                        raise TransportError(f"{self.directory} stayed locked for {LOCK_WAIT_S:g} s") from None
                     time.sleep(0.01)
             yield
         finally:
@@ -166,4 +166,4 @@ def _file_errors(doing: str, where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FabricError(f"cannot {doing} in {where}: {error}") from error
+        raise TransportError(f"cannot {doing} in {where}: {error}") from error

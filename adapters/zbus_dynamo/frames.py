@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import envelope
-from .envelope import Envelope
+from .envelope import DynamoEnvelope
 from .refusal import NotDynamo
 
 VERSION = 1
@@ -39,7 +39,7 @@ def split(topic: bytes, packed: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     return topic, packed[:ID_BYTES], packed[ID_BYTES : 2 * ID_BYTES], packed[2 * ID_BYTES :]
 
 
-def unpack(frames: Sequence[bytes]) -> tuple[bytes, Envelope]:
+def unpack(frames: Sequence[bytes]) -> tuple[bytes, DynamoEnvelope]:
     """The topic frame and the envelope of a message; `NotDynamo` with the reason if it is not one."""
     if len(frames) != 4:
         raise NotDynamo("frame_count", f"not a dynamo message: {len(frames)} frames, not 4")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import zmq
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.carry.capacity import Capacity
-from zbus_zmq.carry.publishing import Publishing
+from zbus_zmq.carry.publishing import ZmqPublishing
 from zbus_zmq.io.failures import zmq_errors
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.sockets import bind, make_socket
@@ -33,18 +33,18 @@ class Lane:
     """One listening socket, with at most one publisher of each topic. `publishing` sends what is queued on it."""
 
     def __init__(
-        self, io: IoThread, counts: Counts, options: ZmqOptions, capacity: Capacity, subscribed: Callable[[], None]
+        self, io: IoThread, counts: Counters, options: ZmqOptions, capacity: Capacity, subscribed: Callable[[], None]
     ) -> None:
         """`subscribed` is called on the I/O thread after subscriptions have changed."""
-        self.publishers: dict[str, Publisher] = {}  # by topic
+        self.publishers: dict[str, LanePublisher] = {}  # by topic
         with zmq_errors("make a socket"):
             socket = make_socket(io.context, zmq.XPUB, options, None, server=True)
         try:
             self.endpoint = bind(socket, options.bind, options)
-        except FabricError:
+        except TransportError:
             socket.close(0)
             raise
-        self.publishing = Publishing(
+        self.publishing = ZmqPublishing(
             io, socket, "", options, counts, topic_of=_topic_of, shape=split, capacity=capacity
         )
 
@@ -55,7 +55,7 @@ class Lane:
         io.on_readable(socket, on_readable)
 
 
-class Publisher:
+class LanePublisher:
     """One publisher of this process, as other processes see it."""
 
     def __init__(self, channel: Channel, lane: Lane) -> None:

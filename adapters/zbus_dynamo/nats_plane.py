@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
+from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus.util.window import Window
-from zbus_nats.connection import Connection, Phase, Subscribed
+from zbus_nats.connection import HandoverPhase, NatsConnection, Subscribed
 from zbus_nats.options import load_options
 
 from . import envelope
@@ -23,7 +23,7 @@ from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
 
 NAME = "nats with the dynamo wire"
 
@@ -32,7 +32,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
     """Connect to the server that the URL, or else `NATS_SERVER`, names."""
     if session is not None:
         raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
-    connection = Connection(load_options(config, url), DynamoNats.name).open()
+    connection = NatsConnection(load_options(config, url), DynamoNats.name).open()
     return DynamoNats(connection, config.payload_bytes_max)
 
 
@@ -46,9 +46,9 @@ class DynamoNats:
     trust = "none"  # those that it speaks to know nothing of nodes
     endpoints: Sequence[str] = ()
 
-    def __init__(self, connection: Connection, payload_bytes_max: int) -> None:
+    def __init__(self, connection: NatsConnection, payload_bytes_max: int) -> None:
         self._connection, self._payload_bytes_max = connection, payload_bytes_max
-        self._counts = Counts(self.name)
+        self._counts = Counters(self.name)
         self._sids: dict[str, int] = {}  # by subject
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
@@ -74,10 +74,10 @@ class DynamoNats:
         gone = [subject for subject in self._sids if subject not in needed]
         new = [subject for subject in needed if subject not in self._sids]
 
-        def phase(now: Phase) -> None:  # on the connection's thread, as is the sink
-            if now is Phase.BOTH_BEGIN:
+        def phase(now: HandoverPhase) -> None:  # on the connection's thread, as is the sink
+            if now is HandoverPhase.BOTH_BEGIN:
                 self._wanted, self._receive, self._seen = wanted, receive, Window(SEEN_MAX)
-            elif now is Phase.DONE:
+            elif now is HandoverPhase.DONE:
                 self._seen = None
 
         added = [Subscribed(subject, "", self._heard) for subject in new]
@@ -89,14 +89,14 @@ class DynamoNats:
         """Return whether a server is connected. NATS does not report subscriptions."""
         return self._connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Not on this wire."""
         if keys:
-            raise FabricLacks(NAME, "answering questions on the dynamo wire")
+            raise TransportUnsupported(NAME, "answering questions on the dynamo wire")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
         """Not on this wire."""
-        raise FabricLacks(NAME, "asking questions on the dynamo wire")
+        raise TransportUnsupported(NAME, "asking questions on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Scope and topic: two to four segments."""

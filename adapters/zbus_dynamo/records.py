@@ -13,7 +13,7 @@ import msgspec
 
 from zbus.errors import EventInvalid
 
-from .scopes import Place, check_place
+from .scopes import Scoped, check_place
 
 BUCKET = "v1/event_channels"
 RECORD_BYTES_MAX = 64 * 1024
@@ -24,7 +24,7 @@ _OTHER = re.compile(rb"[^A-Za-z0-9]")
 class Channel(NamedTuple):
     """A publisher of one topic, and its ZMQ endpoint, or None if it uses another transport."""
 
-    place: Place
+    place: Scoped
     publisher_id: int
     endpoint: str | None
 
@@ -62,7 +62,7 @@ def read(value: bytes) -> Channel:
         found: Any = msgspec.json.decode(value)
         if found["type"] != "EventChannel":
             raise EventInvalid("a discovery record of another type")
-        place = Place(_scope_names(found), _text(found["topic"]))
+        place = Scoped(_scope_names(found), _text(found["topic"]))
         publisher_id = found["instance_id"]
         kind, config = found["transport"]["kind"], found["transport"]["config"]
         endpoint = _text(config["endpoint"]) if kind == "Zmq" else None
@@ -78,7 +78,7 @@ def read(value: bytes) -> Channel:
     return Channel(place, publisher_id, endpoint)
 
 
-def _scope(place: Place) -> dict[str, Any]:
+def _scope(place: Scoped) -> dict[str, Any]:
     match place.scope:
         case (namespace,):
             return {"kind": "namespace", "name": namespace}

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from zbus.errors import EventInvalid, FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import EventInvalid, TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
 from zbus.util.backoff import Backoff
 
@@ -25,10 +25,10 @@ RETRY_MAX_S = 2.0
 Changed = Callable[[dict[str, Channel]], None]
 
 
-class Registry:
+class DynamoRegistry:
     """Calls `changed` with every channel of other processes, by file name, whenever there is a new one or one less."""
 
-    def __init__(self, store: FileStore, counts: Counts, changed: Changed) -> None:
+    def __init__(self, store: FileStore, counts: Counters, changed: Changed) -> None:
         self._store, self._counts, self._changed = store, counts, changed
         self._orders: deque[tuple[Channel, Callable[[], None] | None]] = deque()
         self._files: dict[str, int] = {}
@@ -55,7 +55,7 @@ class Registry:
         self._thread.join(5.0)
         try:
             self._store.close()
-        except FabricError as error:  # they die by themselves, of age
+        except TransportError as error:  # they die by themselves, of age
             self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:

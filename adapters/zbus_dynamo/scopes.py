@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from zbus.errors import FabricLacks, KeyInvalid
+from zbus.errors import KeyInvalid, TransportUnsupported
 from zbus.keys import check_key
 
 from .refusal import NotDynamo
@@ -23,7 +23,7 @@ _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 _ENCODED = [chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in range(256)]
 
 
-class Place(NamedTuple):
+class Scoped(NamedTuple):
     """Where an event belongs: the names of its scope (one to three of them), and the topic."""
 
     scope: tuple[str, ...]
@@ -65,28 +65,28 @@ def encode_segment(name: str) -> str:
 
 
 @lru_cache(maxsize=16_384)
-def place_of_key(key: str) -> Place:
+def place_of_key(key: str) -> Scoped:
     """The place of a concrete key; `KeyInvalid` for one that this wire cannot carry."""
     segments = key.split("/")
     if len(segments) not in DEPTHS:
         raise KeyInvalid(key, "the dynamo wire carries keys of 2 to 4 segments: namespace[/component[/endpoint]]/topic")
-    return Place(tuple(segments[:-1]), segments[-1])
+    return Scoped(tuple(segments[:-1]), segments[-1])
 
 
 @lru_cache(maxsize=16_384)
-def place_of_subject(subject: str) -> Place:
+def place_of_subject(subject: str) -> Scoped:
     """The place that a subject names; `EventInvalid` for one that is not Dynamo's, or no legal key."""
     *scope, topic = subject.split(".")
     if len(scope) not in (2, 4, 6) or tuple(scope[0::2]) != KINDS[: len(scope) // 2]:
         raise NotDynamo("subject", f"the subject {subject[:200]!r} names no topic of a dynamo scope")
-    place = Place(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
+    place = Scoped(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
     check_place(place)
     if place.subject != subject:
         raise NotDynamo("subject", f"the subject {subject[:200]!r} is not written the one way there is")
     return place
 
 
-def check_place(place: Place) -> None:
+def check_place(place: Scoped) -> None:
     """Raise `EventInvalid` for a place that makes no legal key of zbus."""
     if any("/" in name for name in (*place.scope, place.topic)):
         raise KeyInvalid(place.key, "a name in it holds '/', which separates the segments of a key")
@@ -124,11 +124,11 @@ def subjects(expressions: Iterable[str]) -> list[str]:
 
 
 def check_expressions(transport: str, expressions: Iterable[str]) -> None:
-    """Raise `FabricLacks` for expressions that no key of this wire can match."""
+    """Raise `TransportUnsupported` for expressions that no key of this wire can match."""
     hopeless = [each for each in expressions if not subjects([each])]
     if hopeless:
         what = f"keys of other than 2 to 4 segments on the dynamo wire, as {', '.join(hopeless)} asks for"
-        raise FabricLacks(transport, what)
+        raise TransportUnsupported(transport, what)
 
 
 def prefixes(expressions: Iterable[str]) -> list[bytes]:

@@ -13,7 +13,7 @@ import zmq
 
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
@@ -25,19 +25,19 @@ from zbus_zmq.io.sockets import make_socket
 from .frames import unpack
 from .records import Channel
 from .refusal import NotDynamo, code_of
-from .scopes import Place
+from .scopes import Scoped
 from .translate import incoming
 
 DRAIN_S = 1.0
 RETRY_S = 1.0  # after a socket could not be made
 
-Topics = dict[bytes, dict[int, Place]]  # topic -> its publishers, and the scope of each
+Topics = dict[bytes, dict[int, Scoped]]  # topic -> its publishers, and the scope of each
 
 
-class Source:
+class PublisherSource:
     """A socket that is connected to one endpoint."""
 
-    def __init__(self, io: IoThread, endpoint: str, options: ZmqOptions, counts: Counts) -> None:
+    def __init__(self, io: IoThread, endpoint: str, options: ZmqOptions, counts: Counters) -> None:
         self.endpoint, self.topics, self._io = endpoint, Topics(), io
         self.socket = make_socket(io.context, zmq.SUB, options, None, server=False)
         try:
@@ -60,7 +60,7 @@ class Source:
             self.socket.unsubscribe(topic)
         self.topics = topics
 
-    def place(self, topic: bytes, publisher_id: int) -> Place | None:
+    def place(self, topic: bytes, publisher_id: int) -> Scoped | None:
         """Return where a message belongs, or None for a topic that only starts like one that is subscribed to."""
         places = self.topics.get(topic)
         if places is None:
@@ -80,17 +80,17 @@ class Source:
         self.socket.close(0)
 
 
-class Sources:
+class PublisherSources:
     """Connects, subscribes and receives. On the I/O thread; `linked` and `connections` may be called on any thread."""
 
-    def __init__(self, io: IoThread, counts: Counts, options: ZmqOptions, payload_bytes_max: int) -> None:
+    def __init__(self, io: IoThread, counts: Counters, options: ZmqOptions, payload_bytes_max: int) -> None:
         self._io, self._counts, self._options, self._payload_bytes_max = io, counts, options, payload_bytes_max
         self._channels: dict[str, Channel] = {}
         self._gone: dict[str, float] = {}  # records that have disappeared, and when to forget each
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
         self._retrying = False
-        self.by_endpoint: dict[str, Source] = {}
+        self.by_endpoint: dict[str, PublisherSource] = {}
 
     def found(self, channels: Mapping[str, Channel]) -> None:
         """Take over the records that exist now."""
@@ -150,12 +150,12 @@ class Sources:
                 continue
             source.subscribe(topics)
 
-    def _open(self, endpoint: str) -> Source:
-        source = self.by_endpoint[endpoint] = Source(self._io, endpoint, self._options, self._counts)
+    def _open(self, endpoint: str) -> PublisherSource:
+        source = self.by_endpoint[endpoint] = PublisherSource(self._io, endpoint, self._options, self._counts)
         self._io.on_readable(source.socket, lambda: self._receive_from(source))
         return source
 
-    def _receive_from(self, source: Source) -> None:
+    def _receive_from(self, source: PublisherSource) -> None:
         wanted, receive = self._wanted, self._receive
         assert wanted is not None
         assert receive is not None

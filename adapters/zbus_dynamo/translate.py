@@ -11,14 +11,14 @@ from typing import NamedTuple
 from zbus.errors import EventInvalid
 from zbus.headers import CONTENT_TYPE
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
 from zbus.wire import envelope as codec
 
 from . import envelope
-from .envelope import Envelope
+from .envelope import DynamoEnvelope
 from .refusal import NotDynamo
-from .scopes import Place, place_of_key
+from .scopes import Scoped, place_of_key
 
 EVENT_CHANGED = "EVENT_CHANGED"
 SEEN_MAX = 100_000  # events that a receiver remembers, if each may arrive more than once
@@ -26,16 +26,16 @@ SEEN_MAX = 100_000  # events that a receiver remembers, if each may arrive more 
 Identity = tuple[int, int, str]
 
 
-class Outgoing(NamedTuple):
+class DynamoOutgoing(NamedTuple):
     """One event, ready for the wire."""
 
-    place: Place
+    place: Scoped
     publisher_id: int
     sequence: int
     body: bytes
 
 
-def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Outgoing]:
+def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counters) -> Iterator[DynamoOutgoing]:
     """The events of these frames, in order, as Dynamo writes them."""
     for key, frame in frames:
         try:
@@ -49,10 +49,10 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counts) -> Iterator[Ou
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
                 counts.tell(EVENT_CHANGED, "headers_left_out", key, detail="the dynamo wire carries none; sent without")
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
-            yield Outgoing(place, event.publisher_id, event.sequence, body)
+            yield DynamoOutgoing(place, event.publisher_id, event.sequence, body)
 
 
-def identity_of(found: Envelope, place: Place) -> Identity:
+def identity_of(found: DynamoEnvelope, place: Scoped) -> Identity:
     """Return the identity of an event: publisher, sequence and key.
 
     The key belongs to it, because processes of an older Dynamo gave all of their publishers one id.
@@ -60,7 +60,7 @@ def identity_of(found: Envelope, place: Place) -> Identity:
     return found.publisher_id, found.sequence, place.key
 
 
-def incoming(found: Envelope, place: Place, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
+def incoming(found: DynamoEnvelope, place: Scoped, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
     """Return the frame of an event from the wire, or None if its key is not wanted.
 
     Raises `EventInvalid` if the message is malformed.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import EventInvalid, FabricLacks
+from zbus.errors import EventInvalid, TransportUnsupported
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.io.io_thread import IoThread
@@ -27,7 +27,7 @@ from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made
@@ -52,7 +52,7 @@ class DynamoZmq:
     endpoints: Sequence[str] = ()
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
-        self._counts = Counts(self.name)
+        self._counts = Counters(self.name)
         self._capacity = Capacity(f"no broker is connected at {', '.join(settings.xsub)}")
         self._closed = False
         self._io = IoThread("zbus-dynamo", self._counts)
@@ -71,9 +71,9 @@ class DynamoZmq:
         self._side.send(list(outgoing(frames, self._counts)))
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive the events that these expressions match. Raises `FabricLacks` if one of them can match nothing here.
+        """Receive the events that these expressions match.
 
-        The other expressions are active even then.
+        Raises `TransportUnsupported` if one of them can match nothing here. The other expressions are active even then.
         """
         wanted = KeySet(expressions) if expressions else None
         self._io.call("subscribe", lambda: self._side.listen(wanted, receive))
@@ -89,14 +89,14 @@ class DynamoZmq:
         except EventInvalid:
             return True  # waiting would not help: it is refused when it is sent
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
-        """Raise `FabricLacks`: this wire has no requests."""
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+        """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
-            raise FabricLacks(NAME, "answering questions on the dynamo wire")
+            raise TransportUnsupported(NAME, "answering questions on the dynamo wire")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Raise `FabricLacks`: this wire has no requests."""
-        raise FabricLacks(NAME, "asking questions on the dynamo wire")
+        """Raise `TransportUnsupported`: this wire has no requests."""
+        raise TransportUnsupported(NAME, "asking questions on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 # Called with subject, reply subject, payload, and the raw header block (or none). It must not raise.
 Sink = Callable[[bytes, bytes, bytes, bytes | None], None]
@@ -188,9 +188,9 @@ class DirectClient(Client):
 
 
 def check_nats_py(client: Client) -> None:
-    """Raise `FabricError` where this nats-py is not built the way this file relies on."""
+    """Raise `TransportError` where this nats-py is not built the way this file relies on."""
     arguments = list(inspect.signature(Client._process_msg).parameters)
     if arguments[1:] != ["sid", "subject", "reply", "data", "headers"] or not all(
         hasattr(client, name) for name in _NEEDED
     ):
-        raise FabricError("this version of nats-py is not one that zbus knows: pip install 'nats-py>=2.16,<2.17'")
+        raise TransportError("this version of nats-py is not one that zbus knows: pip install 'nats-py>=2.16,<2.17'")

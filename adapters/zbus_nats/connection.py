@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
 from zbus.util.loop_thread import LoopEnded, LoopThread
 
 from .client import DirectClient
 from .options import NatsOptions
-from .outgoing import Outgoing
-from .reconnect import Subscribed, Upkeep
-from .subscription_handover import Phase
+from .outgoing import OutgoingMessages
+from .reconnect import Reconnect, Subscribed
+from .subscription_handover import HandoverPhase
 from .vendor import VENDOR_ERRORS, describe, nats_errors
 
-__all__ = ["Connection", "Phase", "Subscribed"]
+__all__ = ["HandoverPhase", "NatsConnection", "Subscribed"]
 
 FLUSH_S, CLOSE_FLUSH_S = 5, 1
 CLOSE_S = 5.0
@@ -35,16 +35,16 @@ GRACE_S = 0.05
 T = TypeVar("T")
 
 
-class Connection:
+class NatsConnection:
     """Open it, then use it from any thread. `on_lost` and `on_found` are called on its own thread."""
 
     def __init__(self, options: NatsOptions, fabric: str) -> None:
         self.options, self.fabric = options, fabric
-        self.counts = Counts(fabric)
+        self.counts = Counters(fabric)
         self._thread = LoopThread("zbus-nats", self._live)
         self.loop = self._thread.loop
-        self._outgoing = Outgoing(self.loop, options)
-        self._upkeep = Upkeep(options, fabric, self.counts, self._outgoing, self._thread.stopping)
+        self._outgoing = OutgoingMessages(self.loop, options)
+        self._upkeep = Reconnect(options, fabric, self.counts, self._outgoing, self._thread.stopping)
         self.on_lost, self.on_found = self._upkeep.on_lost, self._upkeep.on_found
         self._closed = False
 
@@ -68,8 +68,8 @@ class Connection:
         """The client of now. On the connection's own thread only."""
         return self._upkeep.client
 
-    def open(self) -> Connection:
-        """Connect, or raise `FabricError` after `connect_timeout_s`."""
+    def open(self) -> NatsConnection:
+        """Connect, or raise `TransportError` after `connect_timeout_s`."""
         try:
             self.options.check_files()
             self._thread.start()
@@ -77,7 +77,7 @@ class Connection:
         except BaseException as error:
             self.close()
             if isinstance(error, TimeoutError):
-                raise FabricError("nats could not connect: no answer in time") from None
+                raise TransportError("nats could not connect: no answer in time") from None
             raise
         return self
 
@@ -89,7 +89,7 @@ class Connection:
             self._outgoing.send(commands)
 
     def change(
-        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[Phase], None] | None = None
+        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None] | None = None
     ) -> list[int]:
         """Subscribe and unsubscribe, and wait until the server has done it; return the new ids.
 
@@ -102,13 +102,13 @@ class Connection:
         """Run a coroutine on the connection's thread and wait for it."""
         if self._closed:
             work.close()
-            raise FabricError(f"{self.fabric} is closed")
+            raise TransportError(f"{self.fabric} is closed")
         try:
             return self._thread.run(work, timeout_s)
         except LoopEnded:
-            raise FabricError(f"{self.fabric} is closed") from None
+            raise TransportError(f"{self.fabric} is closed") from None
         except TimeoutError:
-            raise FabricError(f"{self.fabric}: no answer within {timeout_s:g} s") from None
+            raise TransportError(f"{self.fabric}: no answer within {timeout_s:g} s") from None
 
     def soon(self, call: Callable[[], object]) -> None:
         """Call something on the connection's thread; nothing happens once it is closed."""
@@ -140,7 +140,7 @@ class Connection:
         if self.connected and not self._closed:
             try:
                 self.run(self._finish(), CLOSE_FLUSH_S + 0.5)
-            except FabricError:
+            except TransportError:
                 pass  # it does not answer: what it has not taken stays in the sender's log
         self._closed = True
         self._thread.stop(CLOSE_S)
@@ -158,11 +158,11 @@ class Connection:
                 self.counts.tell(FABRIC_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
 
     async def _change(
-        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[Phase], None]
+        self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None]
     ) -> list[int]:
         client, table = self.client, self._upkeep.table
         added = {next(self._upkeep.sids): each for each in add}
-        phase(Phase.BOTH_BEGIN)
+        phase(HandoverPhase.BOTH_BEGIN)
         table.update(added)
         try:
             if client is not None and added:
@@ -172,11 +172,11 @@ class Connection:
                 # The server may still be at messages that it began to deal out before, and has no word for when they
                 # are through; when the old subscription ends too soon, they go nowhere.
                 await asyncio.sleep(GRACE_S)
-                phase(Phase.BOTH)
+                phase(HandoverPhase.BOTH)
                 await unless_gone(client, client.flush(FLUSH_S))
-                phase(Phase.BOTH_STILL)
+                phase(HandoverPhase.BOTH_STILL)
                 await unless_gone(client, client.flush(FLUSH_S))
-            phase(Phase.BOTH_END)
+            phase(HandoverPhase.BOTH_END)
             if client is not None and remove:
                 client.write([client.drop(sid) for sid in remove])
                 await unless_gone(client, client.flush(FLUSH_S))
@@ -187,7 +187,7 @@ class Connection:
             )
         finally:
             self._remove(remove)
-            phase(Phase.DONE)
+            phase(HandoverPhase.DONE)
         return list(added)
 
     def _remove(self, sids: Sequence[int]) -> None:

@@ -23,13 +23,13 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.observe.records import FABRIC_INPUT_REFUSED, record
 from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 
 from .client import DirectClient
-from .connection import Connection, Subscribed, unless_gone
+from .connection import NatsConnection, Subscribed, unless_gone
 from .delivery import Delivery, read_place
 from .subjects import INBOX_PREFIX
 from .vendor import VENDOR_ERRORS, describe
@@ -47,7 +47,7 @@ _PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
 class Consumer:
     """Hands over the messages of one stream, each at least once."""
 
-    def __init__(self, connection: Connection, stream: str, durable: str, take: Callable[[Delivery], None]) -> None:
+    def __init__(self, connection: NatsConnection, stream: str, durable: str, take: Callable[[Delivery], None]) -> None:
         self._connection, self._options, self._counts = connection, connection.options, connection.counts
         self.stream, self.durable, self._take = stream, durable, take
         self.created = ""  # when the stream was made: another one of the same name is another stream
@@ -85,17 +85,17 @@ class Consumer:
     # -- the connection's thread -----------------------------------------------------------------------------
 
     async def look(self, client: DirectClient) -> None:
-        """Learn which stream this is; raise `FabricError` where there is none."""
+        """Learn which stream this is; raise `TransportError` where there is none."""
         try:
             answer = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
             found = json.loads(answer.data)
             if "error" in found:
-                raise FabricError(f"stream {self.stream!r}: {str(found['error'].get('description'))[:200]}")
+                raise TransportError(f"stream {self.stream!r}: {str(found['error'].get('description'))[:200]}")
             created = str(found["created"])
         except nats.errors.NoRespondersError:
-            raise FabricError("the server has no JetStream, or none for this login") from None
+            raise TransportError("the server has no JetStream, or none for this login") from None
         except (KeyError, TypeError, AttributeError, RecursionError, *VENDOR_ERRORS) as error:
-            raise FabricError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
+            raise TransportError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
         if created != self.created:
             self.created, self._handed = created, 0
             self._unacknowledged.clear()
@@ -131,7 +131,7 @@ class Consumer:
                 await self._set_up()
                 pauses.reset()
                 await self._watch()
-            except (FabricError, *VENDOR_ERRORS) as error:
+            except (TransportError, *VENDOR_ERRORS) as error:
                 self._counts.tell(
                     FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
@@ -148,7 +148,7 @@ class Consumer:
         try:
             found = await unless_gone(client, context.consumer_info(self.stream, self.durable))
             if found.config.deliver_subject or found.config.ack_policy != AckPolicy.EXPLICIT:
-                raise FabricError(f"consumer {self.durable!r} is not a pull consumer with explicit acknowledgements")
+                raise TransportError(f"consumer {self.durable!r} is not a pull consumer with explicit acknowledgements")
             if found.num_ack_pending:
                 stored = max(stored, (found.ack_floor.stream_seq or 0) if found.ack_floor else 0)
                 await unless_gone(client, context.delete_consumer(self.stream, self.durable))
@@ -268,12 +268,12 @@ class Consumer:
         try:
             if commands:
                 self._connection.send(commands)
-        except FabricError:
+        except TransportError:
             self._counts.note("acknowledgement_unsent")  # it comes again, and is acknowledged then
         self._pull()
 
     def _publish(self, subject: bytes, data: bytes, reply: bytes) -> None:
         try:
             self._connection.send([b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)])
-        except FabricError:
+        except TransportError:
             self._trouble("the connection is gone")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, FabricError
-from zbus.ports.fabric import Heard, Question, Receive
+from zbus.errors import ConfigInvalid, TransportError
+from zbus.ports.fabric import Heard, IncomingRequest, Receive
 
-from .connection import Connection
-from .listener import Listener
+from .connection import NatsConnection
+from .listener import NatsListener
 from .options import NatsOptions, load_options
 from .parts import publish
-from .requests import Asks
+from .requests import NatsRequests
 from .subjects import encode_key
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ class NatsFabric:
 
     def __init__(self, options: NatsOptions) -> None:
         self.trust = options.trust
-        self.connection = Connection(options, self.name)
-        self._asks = Asks(self.connection, options.assembly_bytes_max)
-        self._listener = Listener(self.connection, options.assembly_bytes_max)
+        self.connection = NatsConnection(options, self.name)
+        self._asks = NatsRequests(self.connection, options.assembly_bytes_max)
+        self._listener = NatsListener(self.connection, options.assembly_bytes_max)
         self.connection.open()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Hand over frames: one hop to the connection's thread for all of them."""
         max_payload = self.connection.max_payload
         if not max_payload:
-            raise FabricError("there is no connection to a NATS server now")
+            raise TransportError("there is no connection to a NATS server now")
         commands: list[bytes] = []
         for key, frame in frames:
             size = len(frame)
@@ -72,7 +72,7 @@ class NatsFabric:
         """Whether there is a connection: NATS does not tell who listens."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Answer questions for these keys, one of all nodes that do."""
         self._asks.answer(keys, asked)
 

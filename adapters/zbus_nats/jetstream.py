@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, FabricError, FabricLacks
+from zbus.errors import ConfigInvalid, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Heard, Question, Receive
+from zbus.ports.fabric import Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
-from .connection import Connection
+from .connection import NatsConnection
 from .consumer import Consumer
 from .delivery import Delivery
 from .options import NatsOptions, load_options
 from .plain import read_headers, write_headers
-from .publishing import Publishing
+from .publishing import NatsPublishing
 from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
@@ -58,9 +58,9 @@ class JetStreamFabric:
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions, stream: str, durable: str) -> None:
-        self.connection = Connection(options, self.name)
+        self.connection = NatsConnection(options, self.name)
         self._consumer = Consumer(self.connection, stream, durable, self._take)
-        self._publishing = Publishing(self.connection)
+        self._publishing = NatsPublishing(self.connection)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
         self._received = Memo[tuple[int, int], None](RECEIVED_KEPT)  # events of zbus that came out of the stream
@@ -69,7 +69,7 @@ class JetStreamFabric:
         try:
             self.connection.run(self._look(), SETUP_S)
             self.connection.change([self._consumer.subscription, self._publishing.subscription], [])
-        except FabricError:
+        except TransportError:
             self.close()
             raise
 
@@ -101,14 +101,14 @@ class JetStreamFabric:
         """Whether there is a connection."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """A stream answers no questions."""
         if keys:
-            raise FabricLacks(self.name, "answer questions")
+            raise TransportUnsupported(self.name, "answer questions")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
         """A stream answers no questions."""
-        raise FabricLacks(self.name, "ask questions")
+        raise TransportUnsupported(self.name, "ask questions")
 
     def check(self, key: str) -> None:
         """Every legal key can be carried."""
@@ -134,7 +134,7 @@ class JetStreamFabric:
 
     async def _look(self) -> None:
         if self.connection.client is None:
-            raise FabricError("there is no connection to a NATS server now")
+            raise TransportError("there is no connection to a NATS server now")
         await self._consumer.look(self.connection.client)
 
     async def _wanted(self, wanted: bool) -> None:

@@ -14,10 +14,10 @@ from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
 
 from .client import Sink
-from .connection import Connection, Subscribed
+from .connection import NatsConnection, Subscribed
 from .parts import PART_HEADER, Assembler
 from .subjects import ENCODED, FOREIGN, Spelling, SubjectInvalid
-from .subscription_handover import Phase, Turn
+from .subscription_handover import HandoverPhase, SubscriptionHandover
 
 SUBJECTS_KNOWN_MAX = 20_000
 
@@ -41,12 +41,12 @@ class _Filter:
         self.known = Memo[bytes, bool](SUBJECTS_KNOWN_MAX)
 
 
-class Listener:
+class NatsListener:
     """The subscriptions of one fabric."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: NatsConnection,
         assembly_bytes_max: int,
         spelling: Spelling = ENCODED,
         convert: Convert | None = None,
@@ -56,7 +56,7 @@ class Listener:
         self._assembler = Assembler(assembly_bytes_max, connection.counts)
         self._filter = _Filter(None, lambda frame, done: None)
         self._taps: dict[str, _Tap] = {}
-        self._turn = Turn()
+        self._turn = SubscriptionHandover()
         self._lock = threading.Lock()
         connection.on_lost.append(self._assembler.clear)
 
@@ -68,12 +68,12 @@ class Listener:
             coming = {subject: _Tap() for subject in subjects - self._taps.keys()}
             leaving = {subject: tap for subject, tap in self._taps.items() if subject not in subjects}
 
-            def enter(phase: Phase) -> None:
+            def enter(phase: HandoverPhase) -> None:
                 self._turn.enter(phase)
-                if phase is Phase.BOTH_BEGIN:
+                if phase is HandoverPhase.BOTH_BEGIN:
                     self._filter = chosen
                     _assign(coming, leaving)
-                elif phase is Phase.DONE:
+                elif phase is HandoverPhase.DONE:
                     _assign(coming, {})
 
             added = [Subscribed(subject, "", self._sink(tap)) for subject, tap in coming.items()]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from operator import itemgetter
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.util.mailbox import Mailbox
 
 from .client import DirectClient
@@ -24,7 +24,7 @@ WRITE_BYTES = 2 * 1024 * 1024
 SOCKET_BYTES_HIGH = 1024 * 1024  # unsent in the socket's own buffer before more is held back
 
 
-class Outgoing:
+class OutgoingMessages:
     """A bounded queue of commands that the loop's thread empties."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: NatsOptions) -> None:
@@ -53,7 +53,7 @@ class Outgoing:
 
     def _put(self, commands: Sequence[bytes]) -> None:
         if not self.connected:
-            raise FabricError("there is no connection to a NATS server now")
+            raise TransportError("there is no connection to a NATS server now")
         size = sum(map(len, commands))
         self.pending_bytes += size
         self._queue.post((commands, size))
@@ -63,7 +63,7 @@ class Outgoing:
         while self.connected and self.pending_bytes >= self._options.pending_bytes_max:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise FabricError(f"the NATS server took nothing for {self._options.send_timeout_s:g} s")
+                raise TransportError(f"the NATS server took nothing for {self._options.send_timeout_s:g} s")
             self._changed.wait(left)
 
     # -- the loop's thread -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 PART_HEADER = b"Zbus-Part"
@@ -63,7 +63,7 @@ class _Unfinished:
 class Assembler:
     """Puts parts together. Used by one thread."""
 
-    def __init__(self, bytes_max: int, counts: Counts) -> None:
+    def __init__(self, bytes_max: int, counts: Counters) -> None:
         self._bytes_max, self._counts = bytes_max, counts
         self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently moved first
         self.held_bytes = 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from zbus.event import Event
 from zbus.headers import HEADERS_BYTES_MAX, NO_HEADERS
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 MARK = "zbus-event"
@@ -25,7 +25,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Identity = tuple[int, int, int]  # publisher_id, sequence, published_at
 
 
-def read_headers(block: bytes | None, counts: Counts, subject: bytes) -> tuple[Mapping[str, str], Identity | None]:
+def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple[Mapping[str, str], Identity | None]:
     """The headers of a message, and the identity of the event that it is, where zbus sent it."""
     if block is None:
         return NO_HEADERS, None
@@ -70,7 +70,7 @@ def _read_identity(value: str) -> Identity | None:
     return publisher_id, sequence, published_at
 
 
-def write_headers(event: Event, counts: Counts, more: str = "") -> bytes:
+def write_headers(event: Event, counts: Counters, more: str = "") -> bytes:
     """The header block of an event. Headers with a meaning to NATS itself are never taken from an event."""
     lines = [f"NATS/1.0\r\nZbus-Event: {event.publisher_id} {event.sequence} {event.published_at}\r\n{more}"]
     for name, value in event.headers.items():

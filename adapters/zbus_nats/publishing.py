@@ -8,10 +8,10 @@ import secrets
 import threading
 from collections.abc import Sequence
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 
-from .connection import Connection, Subscribed
+from .connection import NatsConnection, Subscribed
 from .parts import publish_headers
 from .subjects import INBOX_PREFIX
 
@@ -29,10 +29,10 @@ class _Batch:
         self.settled.set()
 
 
-class Publishing:
+class NatsPublishing:
     """Sends messages and waits until they are stored."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
         self._prefix = f"{INBOX_PREFIX}{secrets.token_hex(11)}."
         self._numbers = itertools.count(1)
@@ -45,7 +45,7 @@ class Publishing:
         return Subscribed(f"{self._prefix}*", "", self._answered)
 
     def send(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
-        """Publish (subject, header block, payload) in order; raise `FabricError` unless all are stored."""
+        """Publish (subject, header block, payload) in order; raise `TransportError` unless all are stored."""
         for at in range(0, len(messages), UNDER_WAY_MAX):
             self._send_some(messages[at : at + UNDER_WAY_MAX])
 
@@ -56,11 +56,11 @@ class Publishing:
         try:
             self._connection.send([publish_headers(*message, inbox) for message in messages])
             if not batch.settled.wait(timeout_s):
-                raise FabricError(f"JetStream acknowledged nothing within {timeout_s:g} s")
+                raise TransportError(f"JetStream acknowledged nothing within {timeout_s:g} s")
         finally:
             del self._batches[inbox]
         if batch.error is not None:
-            raise FabricError(f"JetStream did not store it: {batch.error}")
+            raise TransportError(f"JetStream did not store it: {batch.error}")
 
     def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         batch = self._batches.get(subject)

@@ -15,16 +15,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, EventInvalid, FabricLacks
+from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.event import Event
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Heard, Question, Receive
+from zbus.ports.fabric import Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
-from .connection import Connection
-from .listener import Listener
+from .connection import NatsConnection
+from .listener import NatsListener
 from .options import NatsOptions, load_options
 from .parts import publish_headers
 from .plain import read_headers, write_headers
@@ -44,7 +44,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     options = load_options(config, url)
     if options.stream or options.durable:
         raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")
-    return RawFabric(options)
+    return RawNatsFabric(options)
 
 
 @lru_cache(maxsize=16_384)
@@ -54,7 +54,7 @@ def publisher_id(*parts: str) -> int:
     return int.from_bytes(digest) >> 11
 
 
-class Identities:
+class RawIdentities:
     """Who published what comes without an identity. Used by one thread, asked by others."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Identities:
             self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
 
 
-class RawFabric:
+class RawNatsFabric:
     """Plain messages as a `Fabric`."""
 
     name = "nats+raw"
@@ -93,9 +93,9 @@ class RawFabric:
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions) -> None:
-        self.connection = Connection(options, self.name)
-        self._identities = Identities()
-        self._listener = Listener(self.connection, options.assembly_bytes_max, PLAIN, self._frame)
+        self.connection = NatsConnection(options, self.name)
+        self._identities = RawIdentities()
+        self._listener = NatsListener(self.connection, options.assembly_bytes_max, PLAIN, self._frame)
         self.connection.open()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -124,14 +124,14 @@ class RawFabric:
         """Whether there is a connection: NATS does not tell who listens."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Plain programs ask in their own ways: not through here."""
         if keys:
-            raise FabricLacks(self.name, "answer questions")
+            raise TransportUnsupported(self.name, "answer questions")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
         """Plain programs answer in their own ways: not through here."""
-        raise FabricLacks(self.name, "ask questions")
+        raise TransportUnsupported(self.name, "ask questions")
 
     def check(self, key: str) -> None:
         """Every legal key can be carried."""
@@ -158,7 +158,7 @@ def plain_subject(key: str) -> str:
     return PLAIN.encode(key)
 
 
-def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counts) -> list[tuple[Event, str]]:
+def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counters) -> list[tuple[Event, str]]:
     """The events of frames with their subjects; what is none is counted and left out."""
     found = []
     for key, frame in frames:
@@ -170,4 +170,4 @@ def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counts) -> list[tu
 
 
 if TYPE_CHECKING:
-    _port: type[Fabric] = RawFabric
+    _port: type[Fabric] = RawNatsFabric

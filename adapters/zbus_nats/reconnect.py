@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import nats.errors
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import (
     FABRIC_CONNECT_FAILED,
     FABRIC_CONNECTED,
@@ -33,7 +33,7 @@ from zbus.util.backoff import Backoff
 from .client import SIDS_FROM, DirectClient, Sink
 from .login import login
 from .options import NatsOptions
-from .outgoing import Outgoing
+from .outgoing import OutgoingMessages
 from .vendor import describe, hopeless
 
 RETRY_S = (0.05, 2.0)
@@ -49,11 +49,11 @@ class Subscribed(NamedTuple):
     sink: Sink
 
 
-class Upkeep:
+class Reconnect:
     """Makes one connection after another, and tells of each."""
 
     def __init__(
-        self, options: NatsOptions, fabric: str, counts: Counts, outgoing: Outgoing, closing: asyncio.Event
+        self, options: NatsOptions, fabric: str, counts: Counters, outgoing: OutgoingMessages, closing: asyncio.Event
     ) -> None:
         self.options, self.fabric = options, fabric
         self.client: DirectClient | None = None
@@ -91,7 +91,7 @@ class Upkeep:
                 time.monotonic() >= deadline or (hopeless(error) and attempts >= len(self.options.servers))
             ):
                 named = ", ".join(self.options.servers)
-                self.opened.set_exception(FabricError(f"nats could not connect to {named}: {self.last_error}"))
+                self.opened.set_exception(TransportError(f"nats could not connect to {named}: {self.last_error}"))
                 return
             await self._closing_within(pauses.next())
 

@@ -16,11 +16,11 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Heard, Question
+from zbus.ports.fabric import Heard, IncomingRequest
 
-from .connection import Connection, Subscribed
+from .connection import NatsConnection, Subscribed
 from .parts import PART_HEADER, Assembler, publish, publish_headers
 from .subjects import ASK_PREFIX, INBOX_PREFIX, SubjectInvalid, decode_subject, encode_key
 
@@ -38,10 +38,10 @@ _LARGE = re.compile(rb"\r\nZbus-Large: (\d{1,12})\r\n")
 _UPLOAD = re.compile(rb"\r\nZbus-Upload: (\S{1,256})\r\n")
 
 
-class Asked:
+class NatsPendingRequest:
     """A question of ours that is under way."""
 
-    def __init__(self, asks: Asks, inbox: bytes, payload: bytes, heard: Heard) -> None:
+    def __init__(self, asks: NatsRequests, inbox: bytes, payload: bytes, heard: Heard) -> None:
         self._asks, self.inbox, self.payload, self.heard = asks, inbox, payload, heard
         self.replies = 0
         self.timer: TimerHandle | None = None
@@ -56,10 +56,10 @@ class Asked:
             self.timer.cancel()
 
 
-class NatsQuestion:
+class NatsIncomingRequest:
     """A question that another node asked."""
 
-    def __init__(self, connection: Connection, key: str, payload: bytes, inbox: bytes) -> None:
+    def __init__(self, connection: NatsConnection, key: str, payload: bytes, inbox: bytes) -> None:
         self.key, self.payload = key, payload
         self._connection, self._inbox = connection, inbox
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class NatsQuestion:
         """Send one reply."""
         with self._lock:
             if self._closed:
-                raise FabricError("the question was closed: no more replies")
+                raise TransportError("the question was closed: no more replies")
             self._connection.send(publish(self._inbox, data, self._connection.max_payload))
             self._replies += 1
 
@@ -83,24 +83,24 @@ class NatsQuestion:
             command = publish_headers(self._inbox, b"NATS/1.0\r\nZbus-End: %d\r\n\r\n" % self._replies)
             try:
                 self._connection.send([command])
-            except FabricError:
+            except TransportError:
                 # Whoever asked over this server is told by its own connection, or by its timeout.
                 self._connection.counts.tell(FABRIC_INPUT_REFUSED, "end_unsent", self.key)
 
 
-class Asks:
+class NatsRequests:
     """Both ends of asking on one connection."""
 
-    def __init__(self, connection: Connection, assembly_bytes_max: int) -> None:
+    def __init__(self, connection: NatsConnection, assembly_bytes_max: int) -> None:
         self._connection, self._counts = connection, connection.counts
         self._prefix = f"{INBOX_PREFIX}{secrets.token_hex(11)}."
         self._tokens = itertools.count(1)
-        self._under_way: dict[bytes, Asked] = {}
+        self._under_way: dict[bytes, NatsPendingRequest] = {}
         self._uploads: dict[bytes, tuple[str, bytes]] = {}  # inbox -> key, and where replies go
         self._assembler = Assembler(assembly_bytes_max, self._counts)
         self._bytes_max = assembly_bytes_max
         self._answering: dict[str, int] = {}
-        self._asked: Callable[[Question], None] | None = None
+        self._asked: Callable[[IncomingRequest], None] | None = None
         self._lock = threading.Lock()
         self._inbox_ready = False
         connection.on_lost.append(self._lost)
@@ -112,7 +112,7 @@ class Asks:
         subject = (ASK_PREFIX + encode_key(key)).encode()
         self._listen_for_replies()
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
-        asked = self._under_way[inbox] = Asked(self, inbox, payload, heard)
+        asked = self._under_way[inbox] = NatsPendingRequest(self, inbox, payload, heard)
         self._connection.soon(lambda: self._start_timer(asked, timeout_s))
         try:
             if len(payload) <= self._connection.max_payload:
@@ -121,12 +121,12 @@ class Asks:
                 headers = b"NATS/1.0\r\nZbus-Large: %d\r\n\r\n" % len(payload)
                 command = publish_headers(subject, headers, reply=inbox)
                 self._connection.send([command])
-        except FabricError:
+        except TransportError:
             asked.close()
             raise
         return asked
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Answer for exactly these keys from now on."""
         subjects = {ASK_PREFIX + encode_key(key) for key in keys}
         self._listen_for_replies()
@@ -137,7 +137,7 @@ class Asks:
             sids = self._connection.change([Subscribed(subject, QUEUE, self._question) for subject in new], old)
             self._answering.update(zip(new, sids, strict=True))
 
-    def forget(self, asked: Asked) -> bool:
+    def forget(self, asked: NatsPendingRequest) -> bool:
         """Listen no longer for replies; False where that was so already."""
         known = self._under_way.pop(asked.inbox, None) is not None
         if known:
@@ -182,13 +182,13 @@ class Asks:
         asked.replies += 1
         self._tell(asked, data)
 
-    def _upload(self, asked: Asked, inbox: bytes) -> None:
+    def _upload(self, asked: NatsPendingRequest, inbox: bytes) -> None:
         if not _INBOX.fullmatch(inbox):
             self._counts.tell(FABRIC_INPUT_REFUSED, "upload_refused", inbox.decode(errors="replace"))
             return
         try:
             self._connection.send(publish(inbox, asked.payload, self._connection.max_payload))
-        except FabricError:
+        except TransportError:
             self._finish(asked)
 
     def _question(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -207,7 +207,7 @@ class Asks:
         elif headers is not None and PART_HEADER in headers:
             self._counts.tell(FABRIC_INPUT_REFUSED, "question_in_parts", source)
         else:
-            self._hand_over(NatsQuestion(self._connection, key, data, reply))
+            self._hand_over(NatsIncomingRequest(self._connection, key, data, reply))
 
     def _announced(self, key: str, reply: bytes, size: int) -> None:
         if size > self._bytes_max or len(self._uploads) >= UPLOADS_MAX:
@@ -220,7 +220,7 @@ class Asks:
         command = publish_headers(reply, b"NATS/1.0\r\nZbus-Upload: %b\r\n\r\n" % inbox)
         try:
             self._connection.send([command])
-        except FabricError:  # whoever asked hears of it from its own connection
+        except TransportError:  # whoever asked hears of it from its own connection
             del self._uploads[inbox]
             self._counts.tell(FABRIC_INPUT_REFUSED, "upload_unsent", key)
 
@@ -228,13 +228,13 @@ class Asks:
         whole = data if headers is None else self._assembler.take(inbox, headers, data)
         if whole is not None:
             key, reply = self._uploads.pop(inbox)
-            self._hand_over(NatsQuestion(self._connection, key, whole, reply))
+            self._hand_over(NatsIncomingRequest(self._connection, key, whole, reply))
 
     def _expire(self, inbox: bytes) -> None:
         if self._uploads.pop(inbox, None) is not None:
             self._counts.tell(FABRIC_INPUT_REFUSED, "question_incomplete", inbox.decode())
 
-    def _hand_over(self, question: NatsQuestion) -> None:
+    def _hand_over(self, question: NatsIncomingRequest) -> None:
         asked = self._asked
         try:
             if asked is not None:
@@ -243,17 +243,17 @@ class Asks:
             self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", question.key, error=repr(error)[:200])
 
     def _hand_over_nothing(self, reply: bytes) -> None:
-        NatsQuestion(self._connection, "", b"", reply).close()
+        NatsIncomingRequest(self._connection, "", b"", reply).close()
 
-    def _start_timer(self, asked: Asked, timeout_s: float) -> None:
+    def _start_timer(self, asked: NatsPendingRequest, timeout_s: float) -> None:
         if asked.inbox in self._under_way:
             asked.timer = self._connection.later(timeout_s, lambda: self._finish(asked))
 
-    def _finish(self, asked: Asked) -> None:
+    def _finish(self, asked: NatsPendingRequest) -> None:
         if self.forget(asked):
             self._tell(asked, None)
 
-    def _tell(self, asked: Asked, data: bytes | None) -> None:
+    def _tell(self, asked: NatsPendingRequest, data: bytes | None) -> None:
         try:
             asked.heard(data)
         except Exception as error:
@@ -267,5 +267,5 @@ class Asks:
 
 
 if TYPE_CHECKING:
-    _port: type[Question] = NatsQuestion
-    _asking: type[Asking] = Asked
+    _port: type[IncomingRequest] = NatsIncomingRequest
+    _asking: type[Asking] = NatsPendingRequest

@@ -12,7 +12,7 @@ import enum
 OPEN_MAX = 100_000
 
 
-class Phase(enum.Enum):
+class HandoverPhase(enum.Enum):
     """How far the server is."""
 
     BOTH_BEGIN = enum.auto()  # the old ones get every message, the new ones some
@@ -22,33 +22,33 @@ class Phase(enum.Enum):
     DONE = enum.auto()
 
 
-class Turn:
+class SubscriptionHandover:
     """One at a time; used by the connection's thread."""
 
     def __init__(self) -> None:
-        self._phase = Phase.DONE
+        self._phase = HandoverPhase.DONE
         self._open: dict[int, int] = {}  # of messages with one copy so far: how many more of the old than of the new
         self._halves: set[int] = set()  # those whose other copy may have come before anybody counted
         self._taken: dict[int, int] = {}  # after the turn: how many more were taken as old copies than as new
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: HandoverPhase) -> None:
         """The server is so far."""
         self._phase = phase
-        if phase is Phase.BOTH_STILL:
+        if phase is HandoverPhase.BOTH_STILL:
             self._halves = set(self._open)
-        elif phase is Phase.BOTH_END:
+        elif phase is HandoverPhase.BOTH_END:
             for copy in self._halves:
                 self._open.pop(copy, None)
-        elif phase in (Phase.BOTH_BEGIN, Phase.DONE):
+        elif phase in (HandoverPhase.BOTH_BEGIN, HandoverPhase.DONE):
             self._open, self._halves, self._taken = {}, set(), {}
 
     def takes(self, old: bool, subject: bytes, data: bytes, headers: bytes | None) -> bool:
         """Whether this copy, of an old or a new subscription, is the one to take."""
-        if self._phase is Phase.BOTH_BEGIN:
+        if self._phase is HandoverPhase.BOTH_BEGIN:
             return old
         copy = hash((subject, data, headers))
         balance = self._open.pop(copy, 0)
-        if self._phase is Phase.BOTH_END:
+        if self._phase is HandoverPhase.BOTH_END:
             return self._takes_after(old, copy, balance)
         balance += 1 if old else -1
         if not balance:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import nats.errors
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 from .client import NO_TLS
 from .options import NatsOptions
@@ -20,11 +20,11 @@ VENDOR_ERRORS = (nats.errors.Error, OSError, asyncio.TimeoutError, AssertionErro
 
 @contextmanager
 def nats_errors(doing: str, options: NatsOptions) -> Iterator[None]:
-    """Whatever nats-py raises in the block comes out as a `FabricError`."""
+    """Whatever nats-py raises in the block comes out as a `TransportError`."""
     try:
         yield
     except VENDOR_ERRORS as error:
-        raise FabricError(f"nats could not {doing}: {describe(error, options)}") from None
+        raise TransportError(f"nats could not {doing}: {describe(error, options)}") from None
 
 
 def describe(error: BaseException | None, options: NatsOptions) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import zenoh
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.keys import matches
 from zbus.util.memo import Memo
 
@@ -22,7 +22,7 @@ from .config import trust, zenoh_config
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
+    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
 
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
@@ -62,7 +62,7 @@ class ZenohFabric:
         self._older: dict[str, list[str]] = {}
         self._owners = Memo[tuple[str, str], bool](OWNERS_MAX, self._is_mine)
         self._receive: Receive = lambda frame, done: None
-        self._asked: Callable[[Question], None] = lambda question: question.close()
+        self._asked: Callable[[IncomingRequest], None] = lambda question: question.close()
         self._lock = threading.Lock()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -112,7 +112,7 @@ class ZenohFabric:
                     each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
                 )
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Declare a queryable per key."""
         self._asked = asked
         with _zenoh_errors("answer questions"), self._lock:
@@ -265,7 +265,7 @@ def _zenoh_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except zenoh.ZError as error:
-        raise FabricError(f"zenoh could not {doing}: {error}") from error
+        raise TransportError(f"zenoh could not {doing}: {error}") from error
 
 
 if TYPE_CHECKING:

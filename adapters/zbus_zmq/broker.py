@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 
 from .address.options import ZmqOptions
@@ -42,7 +42,7 @@ class Broker:
     """One broker with a thread of its own. Open when it is made; `close` ends it, in bounded time."""
 
     def __init__(self, xsub: str, xpub: str, options: ZmqOptions) -> None:
-        self._counts = Counts("zmq broker")
+        self._counts = Counters("zmq broker")
         self._keys = open_keys(options, self._counts)
         self._options = options
         self._recent, self._total = BrokerStats(), BrokerStats()  # recent: since the last report

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_ERROR, record
-from zbus.ports.fabric import Asking, Heard, Question, Receive
+from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
 
 from .address.options import ZmqOptions, read_options
-from .carry.publishing import Publishing, stamped
-from .carry.receiving import Receiving
-from .carry.request_client import ID_BYTES, PendingRequest, RequestClient
-from .carry.request_server import RequestServer
-from .find.discovery import NODE_ID_BYTES, Discovery, Node, Nodes
+from .carry.publishing import ZmqPublishing, stamped
+from .carry.receiving import ZmqReceiving
+from .carry.request_client import ID_BYTES, ZmqPendingRequest, ZmqRequestClient
+from .carry.request_server import ZmqRequestServer
+from .find.discovery import NODE_ID_BYTES, Discovery, NodeRecord, Nodes
 from .find.file_registry import FileRegistry
 from .find.lease import told_lease
 from .find.liveliness import LivelinessDiscovery
@@ -50,7 +50,7 @@ DRAIN_S = 2.0  # a node withdraws before it has sent everything: its events are 
 RESETTLE_S = 3.0  # after all brokers were away: subscribers take as long to connect again
 
 # The ways to find nodes, by the value of the option `discovery`. The last argument is the application's Zenoh session.
-DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counts, Any], Discovery]] = {
+DISCOVERIES: Mapping[str, Callable[[ZmqOptions, Counters, Any], Discovery]] = {
     "file": lambda options, counts, session: FileRegistry(options, counts),
     "zenoh": LivelinessDiscovery,
 }
@@ -73,7 +73,7 @@ class ZmqFabric:
     def __init__(self, options: ZmqOptions, session: Any = None) -> None:
         self.node = secrets.token_hex(NODE_ID_BYTES)
         self._options = options
-        self._counts = Counts(self.name)
+        self._counts = Counters(self.name)
         self._keys = open_keys(options, self._counts)
         self.trust = "curve" if self._keys is not None else "none"
         self._broker_key = read_public(options.broker_key, "broker_key").decode() if options.broker_key else None
@@ -82,7 +82,7 @@ class ZmqFabric:
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not acknowledge the last `listen` in time
         self._nodes: Nodes = {}
-        self._leaving: dict[str, Node] = {}  # nodes that have gone a moment ago
+        self._leaving: dict[str, NodeRecord] = {}  # nodes that have gone a moment ago
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
@@ -116,7 +116,7 @@ class ZmqFabric:
     def check(self, key: str) -> None:
         """Every legal key can be carried."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Serve requests for these keys, and announce it to the other nodes."""
         with self._served_lock:
             self._check_open("serve requests")
@@ -127,7 +127,7 @@ class ZmqFabric:
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
         """Send a request to one of the nodes that serve `key`; if none is known, read discovery again first."""
         self._check_open("send a request")
-        request = PendingRequest(key, payload, heard, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
+        request = ZmqPendingRequest(key, payload, heard, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
         nodes = self._nodes
         if not any(key in node.serves for node in nodes.values() if node.node != self.node):
             nodes = self._look()
@@ -161,7 +161,7 @@ class ZmqFabric:
         try:
             return [told_lease(each) for each in listing()] if listing is not None else []
         except OSError as error:
-            raise FabricError(f"the registry cannot be read: {error.strerror}") from error
+            raise TransportError(f"the registry cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
         """Withdraw, send what is left for a moment, and close every socket. Safe to call twice."""
@@ -189,11 +189,11 @@ class ZmqFabric:
         router = make_socket(io.context, zmq.ROUTER, options, keys, server=True)
         client = make_socket(io.context, zmq.ROUTER, options, keys, server=False)
         shape = stamped(self.node) if brokered else None
-        self._publishing = Publishing(io, xpub, self.node, options, counts, shape=shape)
-        self._receiving = Receiving(io, sub, self.node, counts, brokers=len(options.xpub) if brokered else 0)
-        self._server = RequestServer(io, router, counts)
+        self._publishing = ZmqPublishing(io, xpub, self.node, options, counts, shape=shape)
+        self._receiving = ZmqReceiving(io, sub, self.node, counts, brokers=len(options.xpub) if brokered else 0)
+        self._server = ZmqRequestServer(io, router, counts)
         links = Links(io, client, keys, counts)
-        self._client = RequestClient(io, client, links, self.node, counts)
+        self._client = ZmqRequestClient(io, client, links, self.node, counts)
         links.on_event = self._client.connection_changed
         self._subscriptions = Links(io, sub, keys, counts)
         self._publish_endpoint = None if brokered else bind(xpub, options.bind, options)
@@ -236,7 +236,7 @@ class ZmqFabric:
     def _announce(self) -> None:
         if self._discovery is not None:
             self._discovery.announce(
-                Node(
+                NodeRecord(
                     node=self.node,
                     publish=self._publish_endpoint,
                     requests=self._request_endpoint,
@@ -271,7 +271,7 @@ class ZmqFabric:
                 {each.publish: each.curve_key for each in nodes if each.publish is not None and each.node != self.node}
             )
 
-    def _send_request(self, request: PendingRequest, nodes: Nodes) -> None:
+    def _send_request(self, request: ZmqPendingRequest, nodes: Nodes) -> None:
         self._found(nodes)
         self._client.send(request)
 
@@ -285,7 +285,7 @@ class ZmqFabric:
 
     def _check_open(self, doing: str) -> None:
         if self._closed:
-            raise FabricError(f"cannot {doing}: the fabric is closed")
+            raise TransportError(f"cannot {doing}: the fabric is closed")
 
 
 if TYPE_CHECKING:

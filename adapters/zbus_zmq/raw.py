@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
+from zbus.errors import EventInvalid, KeyInvalid, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
-from zbus.ports.fabric import Asking, Heard, Question, Receive
+from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -34,7 +34,7 @@ from .address.raw_options import RawOptions
 from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
 from .carry.capacity import Capacity
-from .carry.publishing import Publishing
+from .carry.publishing import ZmqPublishing
 from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
 from .io.links import Links
@@ -50,13 +50,13 @@ TOPICS_MAX = 100_000
 JOINING_S = 0.1  # a program that connects subscribes to one topic after the other
 
 
-def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawFabric:
+def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawZmqFabric:
     """Open the fabric of a `zmq+raw://` URL. Blocks: call it off the loop."""
     options = validated(RawOptions, config.options_for("zmq+raw") | from_url(url))
-    return RawFabric(options, kept=config.log is not None)
+    return RawZmqFabric(options, kept=config.log is not None)
 
 
-class RawFabric:
+class RawZmqFabric:
     """Plain ZMQ sockets as a `Fabric` that carries only events."""
 
     name = "zmq+raw"
@@ -68,7 +68,7 @@ class RawFabric:
 
     def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
         """`kept`: a log has what is sent, so it can wait there for a subscriber."""
-        self._options, self._counts = options, Counts(self.name)
+        self._options, self._counts = options, Counters(self.name)
         self._waits = kept and bool(options.bind or options.publish)  # else there can never be a subscriber
         self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
@@ -85,7 +85,7 @@ class RawFabric:
         record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, bound=self.endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Send the payloads of the events that came from elsewhere; all of them, or `FabricError`."""
+        """Send the payloads of the events that came from elsewhere; all of them, or `TransportError`."""
         plain: list[tuple[str, bytes]] = []
         invalid, unnamed, own = list[str](), list[str](), 0
         for key, frame in frames:
@@ -127,14 +127,14 @@ class RawFabric:
         if not self._topic(key):
             raise KeyInvalid(key, f"no ZMQ topic with the separator {self._options.separator!r} stands for it")
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
-        """Raise `FabricLacks`: plain messages carry no requests."""
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+        """Raise `TransportUnsupported`: plain messages carry no requests."""
         if keys:
-            raise FabricLacks(self.name, "answer questions: it carries plain messages")
+            raise TransportUnsupported(self.name, "answer questions: it carries plain messages")
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Raise `FabricLacks`: plain messages carry no requests."""
-        raise FabricLacks(self.name, "ask questions: it carries plain messages")
+        """Raise `TransportUnsupported`: plain messages carry no requests."""
+        raise TransportUnsupported(self.name, "ask questions: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
         """Where it listens, and everything that was counted."""
@@ -158,7 +158,7 @@ class RawFabric:
         out = make_socket(io.context, zmq.XPUB, limits, None, server=options.bind is not None)
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
-        self._publishing = Publishing(
+        self._publishing = ZmqPublishing(
             io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, capacity=Capacity("nobody subscribes")
         )
         self._publishing.set_linked(not self._waits)
@@ -232,4 +232,4 @@ def _joined(topic: bytes, payload: bytes) -> tuple[bytes]:
 
 
 if TYPE_CHECKING:
-    _port: type[Fabric] = RawFabric
+    _port: type[Fabric] = RawZmqFabric

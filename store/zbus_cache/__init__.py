@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .cache import Cache
+from .cache import MokaCache
 from .functions import FunctionCache
 
 if TYPE_CHECKING:
     from zbus.ports.cache import CacheHost, Limits, Wrapped
 
-__all__ = ["Cache", "FunctionCache", "open_cache"]
+__all__ = ["FunctionCache", "MokaCache", "open_cache"]
 
 
-def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None) -> Cache:
+def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None) -> MokaCache:
     """A cache, or with `wrapped` the cache of one function. It works from `begin` on."""
-    return Cache(host, name, limits) if wrapped is None else FunctionCache(host, name, limits, *wrapped)
+    return MokaCache(host, name, limits) if wrapped is None else FunctionCache(host, name, limits, *wrapped)

@@ -16,7 +16,7 @@ from zbus import BusClosed, ConfigInvalid
 from .entries import MISSING, open_entries, reader, unhashable
 from .loading import Load, call
 from .rules import Rule
-from .templates import Places, entry_of
+from .templates import KeyTemplate, entry_of
 
 if TYPE_CHECKING:
     from zbus import Event
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zbus.ports.cache import CacheHost, Limits
 
 
-class Cache:
+class MokaCache:
     """`bus.cache()`: entries that fall when events say so. Belongs to the event loop of its bus.
 
     todos = bus.cache(ttl=60).invalidate_on("events/Todo/{id}", entry="todo/{id}")
@@ -73,7 +73,7 @@ class Cache:
         self._loads.clear()
         self._entries.clear()
 
-    def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> Cache:
+    def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> MokaCache:
         """Let entries fall when a matching event is delivered here; returns the cache.
 
         `entry` names the one that falls: a template over the `{fields}` of the expression, or a callable that gets
@@ -81,7 +81,7 @@ class Cache:
         """
         if self._closed:
             raise BusClosed("add a rule")
-        places = Places(expression)
+        places = KeyTemplate(expression)
         if entry is not None and not isinstance(entry, str) and not callable(entry):
             raise ConfigInvalid("entry", f"{entry!r} is neither a template nor a callable")
         if places.names and entry is None:
@@ -98,7 +98,7 @@ class Cache:
 
         return self._add(Rule(self, [places.expression], falls))
 
-    async def declared(self) -> Cache:
+    async def declared(self) -> MokaCache:
         """Wait until the transports have been told which events are wanted; `load` does this before it loads."""
         for rule in self._rules:
             if rule.declared is not None:
@@ -151,7 +151,7 @@ class Cache:
 
     # For rules and functions.
 
-    def _add(self, rule: Rule) -> Cache:
+    def _add(self, rule: Rule) -> MokaCache:
         self._rules.append(rule)
         if self._open:
             rule.attach(self._host)
@@ -205,4 +205,4 @@ class Cache:
 
 
 if TYPE_CHECKING:
-    _port: type[Port] = Cache
+    _port: type[Port] = MokaCache

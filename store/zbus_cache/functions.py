@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zbus import ZbusError
 
-from .cache import Cache
+from .cache import MokaCache
 from .entries import MISSING, unhashable
-from .key_index import Tags
+from .key_index import KeyIndex
 from .loading import mark_async
 from .rules import Rule
-from .signature_keys import Shape
-from .templates import Places
+from .signature_keys import SignatureKeys
+from .templates import KeyTemplate
 
 if TYPE_CHECKING:
     from zbus import Event
@@ -44,7 +44,7 @@ class Kept(asyncio.Future[Any]):
         """Nothing is under way."""
 
 
-class FunctionCache(Cache):
+class FunctionCache(MokaCache):
     """The cache of one function, as its attribute `cache`. Its entries come from calls of the function alone."""
 
     def __init__(
@@ -57,10 +57,10 @@ class FunctionCache(Cache):
         invalidate_on: str | Iterable[str],
     ) -> None:
         super().__init__(host, name, limits)
-        self._function, self._tags = function, list[tuple[Places, Tags]]()
-        self._shape = shape = Shape(function, key)
+        self._function, self._tags = function, list[tuple[KeyTemplate, KeyIndex]]()
+        self._shape = shape = SignatureKeys(function, key)
         for template in [invalidate_on] if isinstance(invalidate_on, str) else invalidate_on:
-            self._fall_on(Places(template), limits[0])
+            self._fall_on(KeyTemplate(template), limits[0])
         read, counted = self.get, self._counted
         call, called = shape.compile(self._entries.get, self._miss, unhashable)
 
@@ -88,12 +88,12 @@ class FunctionCache(Cache):
         for _, tags in self._tags:
             tags.clear()
 
-    def _fall_on(self, places: Places, capacity: int) -> None:
+    def _fall_on(self, places: KeyTemplate, capacity: int) -> None:
         self._shape.check(places)
         if not places.names:
             self._add(Rule(self, [places.expression], None))
             return
-        tags = Tags(capacity, self._push_out)
+        tags = KeyIndex(capacity, self._push_out)
         self._tags.append((places, tags))
 
         def falls(event: Event) -> Iterable[Hashable]:

@@ -13,7 +13,7 @@ from zbus.util.memo import Memo
 Tag = tuple[str, ...]
 
 
-class Tags:
+class KeyIndex:
     """From the texts of some arguments to the entries that were made of them.
 
     >>> tags = Tags(10, print)

@@ -13,7 +13,7 @@ from typing import Any
 
 from zbus import ConfigInvalid
 
-from .templates import Places, fields_of
+from .templates import KeyTemplate, fields_of
 
 # `get` finds None for a key that is not there: what is kept is never None.
 SOURCE = """
@@ -34,7 +34,7 @@ def make(_zbus_get, _zbus_miss, _zbus_refuse, _zbus_key, _zbus_defaults):
 """
 
 
-class Shape:
+class SignatureKeys:
     """The parameters of a function, and the key that is made of them."""
 
     def __init__(self, function: Callable[..., Any], key: str | Callable[..., Hashable] | None) -> None:
@@ -52,7 +52,7 @@ class Shape:
             raise ConfigInvalid("key", f"{key!r} has no field, so all calls would be the same; it may name: {names}")
         self._key = key
 
-    def check(self, places: Places) -> None:
+    def check(self, places: KeyTemplate) -> None:
         """Raise `ConfigInvalid` if an expression names what is no argument, or what the key does not tell apart.
 
         Calls that share an entry must share the fields, too, or an event would let the entry of one of them stay.
@@ -65,7 +65,7 @@ class Shape:
             reason = "the key must tell apart what the event names: put the same fields into key='…', or leave it out"
             raise ConfigInvalid("invalidate_on", f"{places.template!r}: {reason}")
 
-    def texts(self, places: Places, values: dict[str, Any]) -> tuple[str, ...]:
+    def texts(self, places: KeyTemplate, values: dict[str, Any]) -> tuple[str, ...]:
         """What the fields of an expression are for these arguments; raises `ConfigInvalid` or `KeyInvalid`."""
         if self._key is None:
             for name in places.names:

@@ -37,7 +37,7 @@ def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
     return [str(name) for _, name, _, _ in parts]
 
 
-class Places:
+class KeyTemplate:
     """A key expression with fields: which keys it matches, and what the fields are in each.
 
     >>> places = Places("events/Todo-{id}/*/{what}/**")
@@ -84,7 +84,7 @@ class Places:
         return texts
 
 
-def entry_of(places: Places, template: str) -> Callable[[Event], str]:
+def entry_of(places: KeyTemplate, template: str) -> Callable[[Event], str]:
     """What makes the key of an entry from an event, by the fields of its key."""
     if not fields_of(template, "entry", places.names):
         raise ConfigInvalid("entry", f"{template!r} has no field: which entry falls must depend on the event")

@@ -9,26 +9,26 @@ from zbus.ports.log import Row
 
 if TYPE_CHECKING:
     from .client.proxied_writes import put, retain
-    from .client.write_routes import OwnerTakesNoErrands, Put
+    from .client.write_routes import OwnerRejectsProxiedWrites, Put
     from .cold.tier import Cold
     from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
     from .log import SqliteLog, open_log
     from .read.verify import Report, verify
-    from .retention import Rules, Trimmed
+    from .retention import Pruned, Rules
 
 __all__ = [
     "Cold",
     "ColdDamaged",
     "ColdFile",
     "Manifest",
-    "OwnerTakesNoErrands",
+    "OwnerRejectsProxiedWrites",
+    "Pruned",
     "Put",
     "Report",
     "Row",
     "Rules",
     "Segment",
     "SqliteLog",
-    "Trimmed",
     "open_log",
     "put",
     "retain",
@@ -40,13 +40,13 @@ _WHERE = {
     "ColdDamaged": ".file.manifest",
     "ColdFile": ".file.manifest",
     "Manifest": ".file.manifest",
-    "OwnerTakesNoErrands": ".client.write_routes",
+    "OwnerRejectsProxiedWrites": ".client.write_routes",
     "Put": ".client.write_routes",
     "Report": ".read.verify",
     "Rules": ".retention",
     "Segment": ".file.manifest",
     "SqliteLog": ".log",
-    "Trimmed": ".retention",
+    "Pruned": ".retention",
     "open_log": ".log",
     "put": ".client.proxied_writes",
     "retain": ".client.proxied_writes",

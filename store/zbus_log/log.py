@@ -33,10 +33,10 @@ from .file.tables import (
     prepare,
     set_epoch,
 )
-from .proxy.owner import Errands
-from .read.reader import Reader, readable
-from .read.tiered_reader import Joined
-from .retention import Rules, Trimmed, plan, trim_step
+from .proxy.owner import ProxiedWriteServer
+from .read.reader import SqliteReader, readable
+from .read.tiered_reader import TieredReader
+from .retention import Pruned, Rules, plan, trim_step
 from .write.cursors import SqliteCursors
 from .write.positions import SqlitePositions
 from .write.schema_store import SqliteSchemas
@@ -89,7 +89,7 @@ class SqliteLog:
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
         self._watching: threading.Thread | None = None
-        self._errands: Errands | None = None
+        self._errands: ProxiedWriteServer | None = None
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
@@ -103,8 +103,8 @@ class SqliteLog:
         except BaseException:
             self.close(1.0)
             raise
-        self._reader = Reader(path, self._read_engine)
-        self._history = Joined(self._reader, self._cold)
+        self._reader = SqliteReader(path, self._read_engine)
+        self._history = TieredReader(self._reader, self._cold)
         self._schemas = SqliteSchemas(path, self._read_engine, self._writer, self._closed)
 
     @property
@@ -205,9 +205,9 @@ class SqliteLog:
     def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
         """Do what other processes want written; a log in memory has no others, and one that is read here no say."""
         if self._writer is not None and self._folder is None:
-            self._errands = Errands(self.path, take, self.retain)
+            self._errands = ProxiedWriteServer(self.path, take, self.retain)
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Trimmed:
+    def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
         """Remove what the rules do not let stay, now; commits go on in between."""
         if self._writer is None:
             raise LogReadOnly(self.path)
@@ -234,7 +234,7 @@ class SqliteLog:
                 raise LogError(f"{self.path} was closed; {state[1]} events were removed")
         if state[2] is not None:
             raise state[2]
-        return Trimmed(state[0][0], state[1], state[0][1])
+        return Pruned(state[0][0], state[1], state[0][1])
 
     def diagnostics(self) -> dict[str, Any]:
         """What this log is, for records and the command line."""

@@ -29,7 +29,7 @@ class Rules(NamedTuple):
         return any(rule is not None for rule in (self.age_s, self.size_bytes, self.events, self.upto))
 
 
-class Trimmed(NamedTuple):
+class Pruned(NamedTuple):
     """What retention did: the new low-water mark, how many events went, and who held it back."""
 
     low_water: int

@@ -27,12 +27,12 @@ from zbus.util.identities import first_identity
 from zbus_log import put
 from zbus_log.write.cursors import SqliteCursors
 
-from .staging import Part, base_folder, check_there, remove, rows_of, sweep
+from .staging import StagedPart, base_folder, check_there, remove, rows_of, sweep
 
 INTENT = ".intent"
 
 
-class Turn(NamedTuple):
+class SinkBatch(NamedTuple):
     """One batch of one sink. A write that is not a stream is batch 0 of no query."""
 
     sink: str
@@ -48,7 +48,7 @@ class Intent(msgspec.Struct, frozen=True):
     batch: int
     publisher_id: int
     first_sequence: int
-    parts: list[Part]
+    parts: list[StagedPart]
 
 
 class _Mark(NamedTuple):
@@ -60,7 +60,7 @@ class _Mark(NamedTuple):
     next_sequence: int
 
 
-def publish(log: Path, turn: Turn, parts: Sequence[Part]) -> None:
+def publish(log: Path, turn: SinkBatch, parts: Sequence[StagedPart]) -> None:
     """Publish the staged rows of a batch, unless that was done; then remove them."""
     with _alone(log):
         cursors = SqliteCursors(str(log))
@@ -71,7 +71,7 @@ def publish(log: Path, turn: Turn, parts: Sequence[Part]) -> None:
         remove(_folders(parts))
 
 
-def publish_unnamed(log: Path, parts: Sequence[Part]) -> None:
+def publish_unnamed(log: Path, parts: Sequence[StagedPart]) -> None:
     """Publish staged rows of a write that nobody can run again as the same, and remove them."""
     begun = False
 
@@ -98,13 +98,13 @@ def published(log: Path, sink: str) -> int | None:
         return None
     cursors = SqliteCursors(str(log))
     try:
-        mark = _load_mark(cursors, Turn(sink))
+        mark = _load_mark(cursors, SinkBatch(sink))
     finally:
         cursors.close(5.0)
     return None if mark is None else mark.next_sequence
 
 
-def withdraw(log: Path, parts: Sequence[Part]) -> None:
+def withdraw(log: Path, parts: Sequence[StagedPart]) -> None:
     """Remove staged rows that are not to be published, unless a commit of them was begun: it is to be finished."""
     remove(_folders(parts) - needed_folders(log))
 
@@ -126,7 +126,7 @@ def needed_folders(log: Path) -> set[Path]:
     return found
 
 
-def _publish(log: Path, turn: Turn, parts: Sequence[Part], cursors: SqliteCursors) -> None:
+def _publish(log: Path, turn: SinkBatch, parts: Sequence[StagedPart], cursors: SqliteCursors) -> None:
     path, mark = _notes(log) / f"{_name(turn.sink)}{INTENT}", _load_mark(cursors, turn)
     intent = _load(path)
     if mark is not None and (mark.query, mark.batch) == (_number(turn.query), turn.batch):
@@ -147,7 +147,7 @@ def _publish(log: Path, turn: Turn, parts: Sequence[Part], cursors: SqliteCursor
     _forget(path, intent)
 
 
-def _check_order(turn: Turn, mark: _Mark | None, intent: Intent | None) -> None:
+def _check_order(turn: SinkBatch, mark: _Mark | None, intent: Intent | None) -> None:
     """Batches of a query come in order, and a name belongs to one query: else what is a repetition is not known."""
     name = f"the sink {turn.sink!r}"
     if mark is not None and mark.query != _number(turn.query):
@@ -197,7 +197,7 @@ def _notes(log: Path) -> Path:
     return base_folder(log, None)
 
 
-def _folders(parts: Sequence[Part]) -> set[Path]:
+def _folders(parts: Sequence[StagedPart]) -> set[Path]:
     return {Path(part.path).parent for part in parts}
 
 
@@ -231,13 +231,13 @@ def _forget(path: Path, intent: Intent) -> None:
     remove(_folders(intent.parts))
 
 
-def _load_mark(cursors: SqliteCursors, turn: Turn) -> _Mark | None:
+def _load_mark(cursors: SqliteCursors, turn: SinkBatch) -> _Mark | None:
     positions = cursors.positions.load()
     names = [f"sink/{_name(turn.sink)}/{field}" for field in _Mark._fields]
     return _Mark(*(positions[name] for name in names)) if names[0] in positions else None
 
 
-def _store_mark(cursors: SqliteCursors, turn: Turn, mark: _Mark) -> None:
+def _store_mark(cursors: SqliteCursors, turn: SinkBatch, mark: _Mark) -> None:
     cursors.positions.store({f"sink/{_name(turn.sink)}/{field}": value for field, value in mark._asdict().items()})
 
 

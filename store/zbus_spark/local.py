@@ -24,7 +24,7 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
 from zbus.errors import LogError, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports.log import Span
-from zbus_log.read.reader import Choice, Reader, readable
+from zbus_log.read.reader import Choice, SqliteReader, readable
 
 from .columns import PAYLOAD_BYTES, Columns
 
@@ -66,11 +66,11 @@ def holds(path: str, span: Span) -> bool:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Reader]:
+def opened(path: str) -> Iterator[SqliteReader]:
     """The log's file, to be read."""
     engine = readable(path)
     try:
-        yield Reader(path, engine)
+        yield SqliteReader(path, engine)
     finally:
         engine.dispose()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .remote import RemoteLog
 
 
-class Part(InputPartition):
+class OffsetPartition(InputPartition):
     """A range of offsets that one task reads."""
 
     def __init__(self, span: Span, choice: Choice | None, origin: int | None = None) -> None:
@@ -61,7 +61,7 @@ def ends_before(options: ReadOptions, low_water: int) -> bool:
         return next(log.pages(left), None) is None
 
 
-def parts(options: ReadOptions, span: Span) -> Iterator[Part]:
+def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
     """Cut a span into ranges of `rowsPerPartition` offsets."""
     choice: Choice | None = None
     origin = options.origin
@@ -73,14 +73,14 @@ def parts(options: ReadOptions, span: Span) -> Iterator[Part]:
     assert span.until is not None
     rows = options.rows_per_partition
     for after in range(span.after, span.until, rows):
-        yield Part(span._replace(after=after, until=min(span.until, after + rows)), choice, origin)
+        yield OffsetPartition(span._replace(after=after, until=min(span.until, after + rows)), choice, origin)
 
 
 def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> Iterator[pa.RecordBatch]:
     """The events of one range, counted and complete, or an error."""
     if part.value is None:  # Spark's way of asking where there was nothing to plan
         return
-    assert isinstance(part, Part)
+    assert isinstance(part, OffsetPartition)
     if part.choice is not None:
         yield from local.batches(options.path, part.choice, part.span, columns, options.fail_on_data_loss)
         return

@@ -17,12 +17,20 @@ from types import TracebackType
 from typing import TypeVar
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, EventInvalid, FabricError, FabricLacks, LogError, LogTrimmed, RequestError
+from zbus.errors import (
+    ConfigInvalid,
+    EventInvalid,
+    LogError,
+    LogTrimmed,
+    RequestError,
+    TransportError,
+    TransportUnsupported,
+)
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.link import label
 from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
-from zbus.mesh.request_client import Asker
+from zbus.mesh.request_client import RequestClient
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Span
@@ -52,7 +60,7 @@ class RemoteLog:
     def __enter__(self) -> RemoteLog:
         fabric = self._fabric = _connect(self._url, self._name)
         self._thread = LoopThread("zbus-remote", self._live)
-        self._asker = Asker(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
+        self._asker = RequestClient(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
         self._thread.start()
         return self
 
@@ -60,7 +68,7 @@ class RemoteLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._thread.stop(CLOSE_S)
-        with suppress(FabricError):
+        with suppress(TransportError):
             self._fabric.close()
 
     def describe(self) -> tuple[int, int, int]:
@@ -85,7 +93,7 @@ class RemoteLog:
 
         What retention removed is left out without one if a loss is allowed.
 
-        Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `FabricError` with the
+        Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `TransportError` with the
         offset after which nothing was read.
         """
         expressions = KeySet(keys).expressions if keys else ()
@@ -124,7 +132,9 @@ class RemoteLog:
         offsets = [envelope.offset for envelope in page.envelopes]
         in_order = not any(map(ge, [after, *offsets], [*offsets, page.covered + 1]))
         if not in_order or not after < page.covered <= until:
-            raise FabricError(f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order")
+            raise TransportError(
+                f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order"
+            )
 
     def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         return self._asker.ask(key, body, timeout_s, stream=True)
@@ -141,11 +151,11 @@ def _connect(url: str, name: str) -> Fabric:
         try:
             fabric = open_fabric(config, url)
             break
-        except FabricLacks:
+        except TransportUnsupported:
             raise
-        except FabricError as error:
+        except TransportError as error:
             if time.monotonic() >= deadline:
-                raise FabricError(f"nothing was read: {name} cannot be reached ({error})") from error
+                raise TransportError(f"nothing was read: {name} cannot be reached ({error})") from error
             time.sleep(pauses.next())
     if fabric.networked and not fabric.events_only:
         return fabric
@@ -159,8 +169,8 @@ async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: st
     while True:
         try:
             return await asking()
-        except (RequestError, FabricError, EventInvalid) as error:
+        except (RequestError, TransportError, EventInvalid) as error:
             deadline, pause = deadline or loop.time() + patience_s, pauses.next()
             if loop.time() + pause > deadline:
-                raise FabricError(f"{lost} ({error})") from error
+                raise TransportError(f"{lost} ({error})") from error
         await asyncio.sleep(pause)

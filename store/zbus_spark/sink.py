@@ -28,8 +28,8 @@ from zbus.keys import check_key
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import check_is_log
 
-from .commit import Turn, publish, publish_unnamed, tidy, withdraw
-from .staging import Part, base_folder, run_folder, stage
+from .commit import SinkBatch, publish, publish_unnamed, tidy, withdraw
+from .staging import StagedPart, base_folder, run_folder, stage
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # given with the others, and none of our business
 _QUERY = "sql.streaming.queryId"  # a property that Spark gives to each task of a query
@@ -89,7 +89,7 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
 class Staged(WriterCommitMessage):
     """What a task tells the driver."""
 
-    def __init__(self, part: Part | None, query: str | None) -> None:
+    def __init__(self, part: StagedPart | None, query: str | None) -> None:
         self.part, self.query = part, query
 
 
@@ -130,7 +130,7 @@ class _Writer(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver."""
         if self.plan.sink_id is not None:
-            publish(self.plan.log, Turn(self.plan.sink_id), _parts(messages))
+            publish(self.plan.log, SinkBatch(self.plan.sink_id), _parts(messages))
         else:
             publish_unnamed(self.plan.log, _parts(messages))
 
@@ -157,14 +157,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         sink = self.plan.sink_id or query
         if not sink:
             raise ConfigInvalid("sinkId", "this Spark does not tell which query it runs: name the sink by this option")
-        publish(self.plan.log, Turn(sink, query, batchId), _parts(messages))
+        publish(self.plan.log, SinkBatch(sink, query, batchId), _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver. Spark calls it after a commit that failed as well."""
         withdraw(self.plan.log, _parts(messages))
 
 
-def _parts(messages: list[WriterCommitMessage | None]) -> list[Part]:
+def _parts(messages: list[WriterCommitMessage | None]) -> list[StagedPart]:
     return [each.part for each in messages if isinstance(each, Staged) and each.part is not None]
 
 

@@ -38,9 +38,9 @@ class ZbusSource(DataSource):
         """The columns of a log."""
         return RAW if ReadOptions.parse(self.options).raw else SCHEMA
 
-    def reader(self, schema: StructType) -> Reader:
+    def reader(self, schema: StructType) -> BatchReader:
         """Reads a snapshot."""
-        return Reader(self.options, schema)
+        return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         """Reads on as the log grows."""
@@ -61,7 +61,7 @@ class ZbusSource(DataSource):
         return make_stream_writer(self.options, schema, overwrite)
 
 
-class Reader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:

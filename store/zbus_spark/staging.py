@@ -39,7 +39,7 @@ _STAGED = pa.schema(
 )
 
 
-class Part(NamedTuple):
+class StagedPart(NamedTuple):
     """The staged rows of one task."""
 
     path: str
@@ -60,7 +60,9 @@ def run_folder(base: Path) -> Path:
     return base / f"{_place()}-{driver}-{started_at(driver)}-{secrets.token_hex(4)}"
 
 
-def stage(folder: Path, batches: Iterable[pa.RecordBatch], key: str | None, payload_bytes_max: int) -> Part | None:
+def stage(
+    folder: Path, batches: Iterable[pa.RecordBatch], key: str | None, payload_bytes_max: int
+) -> StagedPart | None:
     """Check rows and write them to a file of their own; None where there are none, an error where one is not legal."""
     host, written = platform.node(), 0
     file: Path | None = None
@@ -80,7 +82,7 @@ def stage(folder: Path, batches: Iterable[pa.RecordBatch], key: str | None, payl
         writer.close()
         _sync(file)
         _sync(folder)
-        return Part(str(file), written, host)
+        return StagedPart(str(file), written, host)
     except BaseException as error:
         if writer is not None and file is not None:
             with suppress(Exception):
@@ -102,7 +104,7 @@ def _create(file: Path) -> pa.RecordBatchFileWriter:
     raise FileNotFoundError(2, "the folder does not stay", str(file.parent))
 
 
-def check_there(parts: Sequence[Part]) -> None:
+def check_there(parts: Sequence[StagedPart]) -> None:
     """Raise unless all staged files can be seen from here."""
     for part in parts:
         if not Path(part.path).is_file():
@@ -151,7 +153,7 @@ def _encoded(headers: pa.Array | None, content_type: str | None, rows: int) -> p
     return pa.array(found, pa.binary())
 
 
-def rows_of(parts: Sequence[Part], publisher_id: int, first_sequence: int) -> Iterator[list[Row]]:
+def rows_of(parts: Sequence[StagedPart], publisher_id: int, first_sequence: int) -> Iterator[list[Row]]:
     """The rows of staged files in order, with their identities, a chunk at a time."""
     sequence = first_sequence
     for part in parts:

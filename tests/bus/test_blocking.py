@@ -300,7 +300,7 @@ def test_without_a_log_events_are_delivered_and_have_no_offset() -> None:
     with blocking.open() as bus, bus.subscribe("a/b") as subscription:
         assert bus.publisher("a/b").publish(b"1") == 0
         assert [event.offset for event in take(subscription, 1)] == [0]
-        with pytest.raises(zbus.LogMissing):
+        with pytest.raises(zbus.LogRequired):
             bus.head()
 
 

@@ -38,7 +38,7 @@ from typer.testing import CliRunner
 import zbus
 from zbus.mesh.log_service import _decode_covered, _decode_told, _decode_wanted
 from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_asked
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 
 # The internals that these tests need, all of them here.
 from zbus.wire.announcement import decode_announcement
@@ -409,7 +409,7 @@ def header_block(frame: Mapping[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("kind", ["event", "question", "reply"])
 def test_messages_in_parts_are_put_together(kind: str) -> None:
-    assembler = Assembler(1 << 20, Counts("nats"))
+    assembler = Assembler(1 << 20, Counters("nats"))
     frames = [each for name, each in captured("nats").items() if name.startswith(f"part-{kind}-")]
     whole = None
     for frame in frames:
@@ -426,7 +426,7 @@ def test_messages_in_parts_are_put_together(kind: str) -> None:
 @pytest.mark.parametrize("name", ["plain-raw", "plain-js"])
 def test_plain_messages_of_nats_are_known_by_their_header(name: str) -> None:
     frame = captured("nats")[name]
-    headers, identity = read_headers(header_block(frame), Counts("nats"), b"")
+    headers, identity = read_headers(header_block(frame), Counters("nats"), b"")
     assert identity is not None
     key = PLAIN.decode(frame["wire"]["subject"])
     check({"key": key, "headers": dict(headers), "identity": list(identity)}, frame)

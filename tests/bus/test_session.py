@@ -209,7 +209,7 @@ def test_an_id_that_is_no_single_segment_of_a_key_is_refused(session_id: Any) ->
     with pytest.raises(zbus.KeyInvalid):
         zbus.open("memory").session(session_id)
     with pytest.raises(zbus.KeyInvalid):
-        zbus.sign_session(SECRET, session_id, 60)
+        zbus.sign_session_token(SECRET, session_id, 60)
 
 
 async def test_a_key_that_cannot_be_published_to_stores_neither() -> None:
@@ -350,7 +350,7 @@ def test_code_without_a_loop_has_sessions_too(log_path: Path) -> None:
         assert [(event.key, event.payload) for event in found if event] == [
             (session.key("a/b"), payload) for payload in (b"1", b"2", b"3")
         ]
-        assert zbus.read_session(SECRET, session.token()) == session.id == "zoë"
+        assert zbus.verify_session_token(SECRET, session.token()) == session.id == "zoë"
 
 
 # Tokens.
@@ -358,7 +358,7 @@ def test_code_without_a_loop_has_sessions_too(log_path: Path) -> None:
 
 async def test_a_bus_signs_tokens_with_its_secret() -> None:
     async with zbus.open("memory", session_secret=SECRET.decode()) as bus:
-        assert zbus.read_session(SECRET, bus.session("alice").token()) == "alice"
+        assert zbus.verify_session_token(SECRET, bus.session("alice").token()) == "alice"
         assert SECRET.decode() not in repr(bus.config)
 
 
@@ -382,36 +382,36 @@ def _is_segment(text: str) -> bool:
 def test_any_id_comes_back_and_the_token_fits_into_a_cookie_and_a_query(
     session_id: str, secret: bytes, ttl_s: float
 ) -> None:
-    token = zbus.sign_session(secret, session_id, ttl_s)
+    token = zbus.sign_session_token(secret, session_id, ttl_s)
 
-    assert zbus.read_session(secret, token) == session_id
+    assert zbus.verify_session_token(secret, token) == session_id
     assert set(token) <= set(string.ascii_letters + string.digits + "-_.")
 
 
 def test_the_longest_id_comes_back() -> None:
-    assert zbus.read_session(SECRET, zbus.sign_session(SECRET, "é" * 512, 60)) == "é" * 512
+    assert zbus.verify_session_token(SECRET, zbus.sign_session_token(SECRET, "é" * 512, 60)) == "é" * 512
 
 
 def test_another_secret_does_not_open_it() -> None:
     with pytest.raises(zbus.SessionTokenInvalid, match="another secret"):
-        zbus.read_session(b"fedcba9876543210", zbus.sign_session(SECRET, "alice", 60))
+        zbus.verify_session_token(b"fedcba9876543210", zbus.sign_session_token(SECRET, "alice", 60))
 
 
 def test_no_change_of_any_character_is_accepted() -> None:
-    token = zbus.sign_session(SECRET, "alice", 3600)
+    token = zbus.sign_session_token(SECRET, "alice", 3600)
     for at in range(len(token)):
         for other in "A0_z.-":
             changed = token[:at] + other + token[at + 1 :]
             if changed != token:
                 with pytest.raises(zbus.SessionTokenInvalid):
-                    zbus.read_session(SECRET, changed)
+                    zbus.verify_session_token(SECRET, changed)
         with pytest.raises(zbus.SessionTokenInvalid):
-            zbus.read_session(SECRET, token[:at] + token[at + 1 :])
+            zbus.verify_session_token(SECRET, token[:at] + token[at + 1 :])
 
 
 def test_the_last_character_has_one_spelling() -> None:
     """The last of 43 characters of base64 has two bits that stand for nothing."""
-    token = zbus.sign_session(SECRET, "alice", 3600)
+    token = zbus.sign_session_token(SECRET, "alice", 3600)
     letters = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
     accepted = [letter for letter in letters if _opens(token[:-1] + letter)]
@@ -421,53 +421,55 @@ def test_the_last_character_has_one_spelling() -> None:
 
 def _opens(token: str) -> bool:
     try:
-        return bool(zbus.read_session(SECRET, token))
+        return bool(zbus.verify_session_token(SECRET, token))
     except zbus.SessionTokenInvalid:
         return False
 
 
 def test_parts_of_two_tokens_make_no_third() -> None:
-    alice, bob = (zbus.sign_session(SECRET, who, ttl_s).split(".") for who, ttl_s in (("alice", 60), ("bob", 6000)))
+    alice, bob = (
+        zbus.sign_session_token(SECRET, who, ttl_s).split(".") for who, ttl_s in (("alice", 60), ("bob", 6000))
+    )
     for mixed in (
         [alice[0], bob[1], alice[2], alice[3]],  # lives longer
         [alice[0], alice[1], bob[2], alice[3]],  # opens another session
         [alice[0], alice[1], alice[2], bob[3]],
     ):
         with pytest.raises(zbus.SessionTokenInvalid, match="changed"):
-            zbus.read_session(SECRET, ".".join(mixed))
+            zbus.verify_session_token(SECRET, ".".join(mixed))
 
 
 def test_a_token_ends_when_its_time_is_over() -> None:
     now = 1_800_000_000 * 10**9
-    token = zbus.sign_session(SECRET, "alice", 60, time_ns=lambda: now)
+    token = zbus.sign_session_token(SECRET, "alice", 60, time_ns=lambda: now)
 
     now += 59_900_000_000
-    assert zbus.read_session(SECRET, token, time_ns=lambda: now) == "alice"
+    assert zbus.verify_session_token(SECRET, token, time_ns=lambda: now) == "alice"
     now += 100_000_000
     with pytest.raises(zbus.SessionTokenInvalid, match="expired"):
-        zbus.read_session(SECRET, token, time_ns=lambda: now)
+        zbus.verify_session_token(SECRET, token, time_ns=lambda: now)
 
 
 def test_whether_it_has_expired_is_not_told_of_a_token_that_was_not_signed() -> None:
     text = urlsafe_b64encode(b"alice").rstrip(b"=").decode()
     with pytest.raises(zbus.SessionTokenInvalid, match="another secret"):
-        zbus.read_session(SECRET, f"zs1.1.{text}.{'A' * 43}")
+        zbus.verify_session_token(SECRET, f"zs1.1.{text}.{'A' * 43}")
 
 
 def test_a_version_that_is_not_this_one_is_no_token() -> None:
-    token = zbus.sign_session(SECRET, "alice", 60)
+    token = zbus.sign_session_token(SECRET, "alice", 60)
 
     with pytest.raises(zbus.SessionTokenInvalid, match="not written as one"):
-        zbus.read_session(SECRET, "zs2" + token[3:])
+        zbus.verify_session_token(SECRET, "zs2" + token[3:])
 
 
 def test_the_same_secret_may_sign_other_texts() -> None:
     """What an application signs with a plain HMAC is no token, even where it lets others choose the text."""
-    signed = zbus.sign_session(SECRET, "alice", 60).rpartition(".")[0]
+    signed = zbus.sign_session_token(SECRET, "alice", 60).rpartition(".")[0]
     plain = urlsafe_b64encode(hmac.digest(SECRET, signed.encode(), "sha256")).rstrip(b"=").decode()
 
     with pytest.raises(zbus.SessionTokenInvalid, match="changed"):
-        zbus.read_session(SECRET, f"{signed}.{plain}")
+        zbus.verify_session_token(SECRET, f"{signed}.{plain}")
 
 
 @pytest.mark.parametrize(
@@ -477,7 +479,7 @@ def test_the_same_secret_may_sign_other_texts() -> None:
 )
 def test_what_is_no_token_is_refused_and_never_told(token: Any) -> None:
     with pytest.raises(zbus.SessionTokenInvalid) as caught:
-        zbus.read_session(SECRET, token)
+        zbus.verify_session_token(SECRET, token)
 
     assert "session.token()" in str(caught.value)
     if isinstance(token, str) and len(token) > 4:
@@ -487,15 +489,15 @@ def test_what_is_no_token_is_refused_and_never_told(token: Any) -> None:
 @pytest.mark.parametrize("secret", [b"", b"123456789012345", "0123456789abcdef", None])
 def test_a_secret_that_can_be_guessed_signs_and_opens_nothing(secret: Any) -> None:
     with pytest.raises(zbus.ConfigInvalid, match="session_secret"):
-        zbus.sign_session(secret, "alice", 60)
+        zbus.sign_session_token(secret, "alice", 60)
     with pytest.raises(zbus.ConfigInvalid, match="session_secret"):
-        zbus.read_session(secret, zbus.sign_session(SECRET, "alice", 60))
+        zbus.verify_session_token(secret, zbus.sign_session_token(SECRET, "alice", 60))
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e12, "60", None, True])
 def test_a_time_to_live_that_is_none_is_refused(ttl_s: Any) -> None:
     with pytest.raises(zbus.ConfigInvalid, match="ttl_s"):
-        zbus.sign_session(SECRET, "alice", ttl_s)
+        zbus.sign_session_token(SECRET, "alice", ttl_s)
 
 
 # The secret.

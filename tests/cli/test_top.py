@@ -27,7 +27,7 @@ import zbus
 from zbus.cli.monitor.live_feed import check_url
 from zbus.cli.top import counts as top_counts
 from zbus.cli.top.counts import OTHERS, KeyCounts
-from zbus.cli.top.frame import CursorLag, Frame, NodeSeen, Quantiles, Topic
+from zbus.cli.top.frame import CursorLag, Frame, KeyRate, NodeSeen, Quantiles
 from zbus.cli.top.screen import line, screen
 
 run = Commands()
@@ -383,7 +383,7 @@ FULL = Frame(
     subscribers=3,
     commit_ms=Quantiles(0.5, 1234.5),
     end_to_end_ms=Quantiles(0.5, 1234.5),
-    topics=tuple(Topic(f"{EVIL}/{'é' * 200}/{at}", at, at * 1.5) for at in range(200)),
+    topics=tuple(KeyRate(f"{EVIL}/{'é' * 200}/{at}", at, at * 1.5) for at in range(200)),
     cursors=tuple(CursorLag(f"{EVIL}{at}", at) for at in range(50)),
     nodes=tuple(NodeSeen(f"{EVIL}{at}", at % 2 == 0, True) for at in range(50)),
     trouble=EVIL,

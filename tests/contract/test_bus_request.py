@@ -11,7 +11,7 @@ from contract_bus import open_bus, served, take, two_buses, wanted
 from contract_support import Mesh
 
 import zbus
-from zbus.errors import HandlerFailed, NobodyAnswers, RequestTimeout
+from zbus.errors import HandlerFailed, NoResponders, RequestTimeout
 
 QUICK_S = 2.0
 
@@ -70,7 +70,7 @@ async def test_many_requests_at_once_keep_apart(any_transport: Mesh) -> None:
 async def test_a_request_that_nobody_answers_says_so_at_once(any_transport: Mesh) -> None:
     async with two_buses(any_transport) as (here, _):
         began = time.monotonic()
-        with pytest.raises(NobodyAnswers) as caught:
+        with pytest.raises(NoResponders) as caught:
             await here.request("nobody/here", b"x", timeout=10.0)
 
     assert caught.value.key == "nobody/here"
@@ -193,7 +193,7 @@ async def test_a_key_whose_server_left_has_nobody_to_answer(transport: Mesh) -> 
             while True:
                 try:
                     await asker.request("gone/x", b"x", timeout=1.0)
-                except NobodyAnswers:
+                except NoResponders:
                     break
                 except RequestTimeout:
                     pass

@@ -8,7 +8,7 @@ import pytest
 from contract_node import zbus_threads
 from contract_support import Mesh
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 CLOSE_S = 6.0
 
@@ -99,13 +99,13 @@ def test_a_closed_node_refuses_every_call_with_a_fabric_error(transport: Mesh) -
     node.listen(["a/**"])
     node.close()
 
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         node.fabric.send([("a/b", b"x")])
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         node.fabric.listen(["b/**"], lambda frame, acknowledge: None)
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         node.fabric.answer(["ask/x"], lambda question: None)
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         node.fabric.ask("ask/x", b"", lambda data: None, 1.0)
 
 

@@ -7,7 +7,7 @@ import time
 from contract_node import WAIT_S
 from contract_support import AnyNode, Mesh
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 CLOSE_S = 6.0
 SEND_S = 15.0  # how long send may block while there is no connection
@@ -148,5 +148,5 @@ def answered(node: AnyNode, key: str, reply: bytes) -> None:
 def asked_or_refused(node: AnyNode, key: str, timeout_s: float) -> list[bytes] | None:
     try:
         return list(node.ask(key, timeout_s=timeout_s)["replies"])
-    except FabricError:
+    except TransportError:
         return None

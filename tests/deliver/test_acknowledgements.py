@@ -14,7 +14,7 @@ from inside import node_of
 from mesh_fakes import recorded
 
 import zbus
-from zbus.deliver.acknowledgements import Durable
+from zbus.deliver.acknowledgements import Acknowledgements
 from zbus.errors import LogError
 
 
@@ -98,8 +98,8 @@ class FakeCursors:
         thread.join()
 
 
-def durable(cursors: FakeCursors) -> Durable:
-    return Durable(cursors, lambda *call: None, "billing", ["**"])  # type: ignore[arg-type, return-value]
+def durable(cursors: FakeCursors) -> Acknowledgements:
+    return Acknowledgements(cursors, lambda *call: None, "billing", ["**"])  # type: ignore[arg-type, return-value]
 
 
 async def test_many_acknowledgements_return_once_their_positions_are_stored() -> None:

@@ -7,7 +7,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbus.deliver.key_trie import ROUTES_KEPT_MAX, Router
+from zbus.deliver.key_trie import ROUTES_KEPT_MAX, KeyTrie
 from zbus.keys import check_expression, matches
 
 KEYS = ["a", "b", "a/a", "a/b", "ab/b", "a/b/a", "a/@a", "a/@a/b", "@a", "a/ab/b/a", "b/b/b/b"]
@@ -22,14 +22,14 @@ def expected(entries: list[tuple[str, int]], key: str) -> set[int]:
     return {value for expression, value in entries if matches(expression, key)}
 
 
-def assert_routes(router: Router[int], entries: list[tuple[str, int]], asked: list[str]) -> None:
+def assert_routes(router: KeyTrie[int], entries: list[tuple[str, int]], asked: list[str]) -> None:
     for key in asked:
         found = router.routes(key)
         assert len(found) == len(set(found)), f"{key} gives a value twice: {found}"
         assert set(found) == expected(entries, key), key
 
 
-def assert_empty(router: Router[int]) -> None:
+def assert_empty(router: KeyTrie[int]) -> None:
     root = router._root
     assert (root.children, root.values) == ({}, {})
     assert root.patterns is None or root.patterns._by_ends == {}
@@ -41,7 +41,7 @@ def test_the_trie_gives_exactly_what_matching_gives_while_expressions_come_and_g
     entries: list[tuple[str, int]], asked: list[str], data: st.DataObject
 ) -> None:
     asked = asked + KEYS
-    router: Router[int] = Router()
+    router: KeyTrie[int] = KeyTrie()
     present: list[tuple[str, int]] = []
 
     for expression, value in entries:
@@ -60,7 +60,7 @@ def test_the_trie_gives_exactly_what_matching_gives_while_expressions_come_and_g
 
 
 def test_a_value_under_several_expressions_that_match_is_given_once() -> None:
-    router: Router[str] = Router()
+    router: KeyTrie[str] = KeyTrie()
     for expression in ("shop/*", "**", "shop/orders", "$*op/**", "shop/**"):
         router.add(expression, "one")
 
@@ -68,7 +68,7 @@ def test_a_value_under_several_expressions_that_match_is_given_once() -> None:
 
 
 def test_a_value_stays_until_the_last_expression_that_finds_it_is_removed() -> None:
-    router: Router[int] = Router()
+    router: KeyTrie[int] = KeyTrie()
     router.add("shop/*", 1)
     router.add("shop/*", 1)
     router.add("**", 1)
@@ -84,7 +84,7 @@ def test_a_value_stays_until_the_last_expression_that_finds_it_is_removed() -> N
 
 
 def test_removing_a_branch_leaves_the_longer_and_the_shorter_ones() -> None:
-    router: Router[int] = Router()
+    router: KeyTrie[int] = KeyTrie()
     for value, expression in enumerate(("a", "a/b", "a/b/c")):
         router.add(expression, value)
 
@@ -96,7 +96,7 @@ def test_removing_a_branch_leaves_the_longer_and_the_shorter_ones() -> None:
 
 
 def test_the_answers_that_are_kept_are_bounded() -> None:
-    router: Router[int] = Router()
+    router: KeyTrie[int] = KeyTrie()
     router.add("a/*", 1)
 
     for number in range(ROUTES_KEPT_MAX + 10):
@@ -105,7 +105,7 @@ def test_the_answers_that_are_kept_are_bounded() -> None:
     assert list(router._routes) == [f"a/{number}" for number in range(10, ROUTES_KEPT_MAX + 10)]  # the oldest are gone
 
 
-def lookup_ns(router: Router[int], keys: list[str]) -> int:
+def lookup_ns(router: KeyTrie[int], keys: list[str]) -> int:
     """The time of looking up keys that were not asked for before; the best of a few tries."""
     best = 1 << 62
     for _ in range(7):
@@ -118,8 +118,8 @@ def lookup_ns(router: Router[int], keys: list[str]) -> int:
 
 
 def test_a_lookup_costs_the_same_with_ten_thousand_other_expressions() -> None:
-    few: Router[int] = Router()
-    many: Router[int] = Router()
+    few: KeyTrie[int] = KeyTrie()
+    many: KeyTrie[int] = KeyTrie()
     for router, others in ((few, 10), (many, 10_000)):
         router.add("shop/*/created", -1)
         for number in range(others):

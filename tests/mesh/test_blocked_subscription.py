@@ -35,7 +35,7 @@ async def served(bus: zbus.Bus, key: str) -> zbus.Event:
         while True:
             try:
                 return await bus.request(key, b"", timeout=5)
-            except zbus.NobodyAnswers:
+            except zbus.NoResponders:
                 await asyncio.sleep(0.05)
 
 

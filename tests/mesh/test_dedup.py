@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from mesh_fakes import FakeRuntime
 
 from zbus.mesh import dedup as module
-from zbus.mesh.dedup import Seen
+from zbus.mesh.dedup import Dedup
 from zbus.util.runtime import Runtime
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
 def test_each_identity_is_new_once_in_whatever_order_they_come(identities: list[tuple[int, int]]) -> None:
-    seen = Seen(FakeRuntime())
+    seen = Dedup(FakeRuntime())
     first_heard: dict[int, int] = {}
     told: set[tuple[int, int]] = set()
     for publisher, sequence in identities:
@@ -27,14 +27,14 @@ def test_each_identity_is_new_once_in_whatever_order_they_come(identities: list[
 
 
 def test_what_came_before_the_first_one_heard_counts_as_seen() -> None:
-    seen = Seen(FakeRuntime())
+    seen = Dedup(FakeRuntime())
 
     assert seen.first_time(1, 5)
     assert not seen.first_time(1, 4)
 
 
 def test_a_huge_leap_costs_bounded_memory() -> None:
-    seen = Seen(FakeRuntime())
+    seen = Dedup(FakeRuntime())
     seen.first_time(1, 0)
 
     assert seen.first_time(1, 1 << 60)
@@ -43,7 +43,7 @@ def test_a_huge_leap_costs_bounded_memory() -> None:
 
 
 def test_the_publisher_known_longest_is_forgotten_first() -> None:
-    seen = Seen(FakeRuntime())
+    seen = Dedup(FakeRuntime())
     for publisher in range(module.PUBLISHERS_MAX + 1):
         seen.first_time(publisher, 0)
 
@@ -54,7 +54,7 @@ def test_the_publisher_known_longest_is_forgotten_first() -> None:
 def test_a_skipped_event_is_new_for_two_minutes_of_the_node_s_clock() -> None:
     now, runtime = [0.0], Runtime()
     runtime.monotonic = lambda: now[0]
-    seen = Seen(runtime)
+    seen = Dedup(runtime)
     seen.first_time(1, 0)
     seen.first_time(1, 3)
 
@@ -66,7 +66,7 @@ def test_a_skipped_event_is_new_for_two_minutes_of_the_node_s_clock() -> None:
 
 def test_of_too_many_skipped_events_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SKIPPED_MAX", 3)
-    seen = Seen(FakeRuntime())
+    seen = Dedup(FakeRuntime())
     seen.first_time(1, 0)
     seen.first_time(1, 5)  # 1 to 4 were skipped
 

@@ -8,8 +8,8 @@ import pytest
 from mesh_fakes import Counts, FakeRuntime, envelope
 
 from zbus.mesh import gap_ledger as module
-from zbus.mesh.gap_ledger import Holes, Trimmed
-from zbus.mesh.interest import Wants
+from zbus.mesh.gap_ledger import GapLedger, TrimmedRanges
+from zbus.mesh.interest import Interest
 from zbus.wire.beacon import Newest
 
 ORIGIN = 5
@@ -20,7 +20,7 @@ class Reporter:
     """Keeps what is reported. `nothing_missing`: every event of these publishers came by another path."""
 
     def __init__(self) -> None:
-        self.wants, self.counts = Wants(), Counts()
+        self.wants, self.counts = Interest(), Counts()
         self.wants.add(["shop/**"], 0, record=True)
         self.gaps: list[tuple[str, int, int, bool]] = []
         self.open: list[tuple[str, int, int, int]] = []
@@ -53,8 +53,8 @@ def runtime() -> FakeRuntime:
 
 
 @pytest.fixture
-def ledger(reporter: Reporter, runtime: FakeRuntime) -> Holes:
-    return Holes(ORIGIN, reporter, runtime)
+def ledger(reporter: Reporter, runtime: FakeRuntime) -> GapLedger:
+    return GapLedger(ORIGIN, reporter, runtime)
 
 
 def seen(**offsets: int) -> Callable[[str], int]:
@@ -66,7 +66,7 @@ def seen(**offsets: int) -> Callable[[str], int]:
 
 
 def test_an_event_that_a_beacon_named_may_be_in_flight_for_a_moment_and_is_then_missing(
-    ledger: Holes, runtime: FakeRuntime
+    ledger: GapLedger, runtime: FakeRuntime
 ) -> None:
     newest: dict[str, Newest] = {"shop/a": (9, 7, 3)}
     ledger.name(newest)
@@ -78,21 +78,21 @@ def test_an_event_that_a_beacon_named_may_be_in_flight_for_a_moment_and_is_then_
     assert ledger.ends(seen(a=8), QUIET_S) == ({}, newest)
 
 
-def test_an_event_that_came_is_not_missing(ledger: Holes, runtime: FakeRuntime) -> None:
+def test_an_event_that_came_is_not_missing(ledger: GapLedger, runtime: FakeRuntime) -> None:
     ledger.name({"shop/a": (9, 7, 3), "shop/b": (10, 7, 4)})
     runtime.advance(QUIET_S)
 
     assert ledger.ends(seen(a=9, b=9), QUIET_S) == ({}, {"shop/b": (10, 7, 4)})
 
 
-def test_a_key_that_no_subscriber_needs_is_not_missing(ledger: Holes, runtime: FakeRuntime) -> None:
+def test_a_key_that_no_subscriber_needs_is_not_missing(ledger: GapLedger, runtime: FakeRuntime) -> None:
     ledger.name({"audit/a": (9, 7, 3)})
     runtime.advance(QUIET_S)
 
     assert ledger.ends(seen(), QUIET_S) == ({}, {})
 
 
-def test_a_later_beacon_replaces_what_an_earlier_one_named(ledger: Holes, runtime: FakeRuntime) -> None:
+def test_a_later_beacon_replaces_what_an_earlier_one_named(ledger: GapLedger, runtime: FakeRuntime) -> None:
     ledger.name({"shop/a": (9, 7, 3)})
     runtime.advance(QUIET_S)
     ledger.name({"shop/a": (12, 7, 5)})
@@ -101,7 +101,7 @@ def test_a_later_beacon_replaces_what_an_earlier_one_named(ledger: Holes, runtim
 
 
 def test_the_keys_that_beacons_named_are_bounded(
-    ledger: Holes, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+    ledger: GapLedger, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEYS_MAX", 2)
     ledger.name({"shop/a": (1, 7, 1), "shop/b": (2, 7, 2), "shop/c": (3, 7, 3)})
@@ -116,7 +116,7 @@ def test_the_keys_that_beacons_named_are_bounded(
 
 
 def test_each_gap_between_buffered_events_is_reported_with_the_sequences_around_it(
-    ledger: Holes, reporter: Reporter
+    ledger: GapLedger, reporter: Reporter
 ) -> None:
     held = [
         envelope(4, previous=3, key="shop/a", sequence=14),  # 3 is missing
@@ -131,13 +131,13 @@ def test_each_gap_between_buffered_events_is_reported_with_the_sequences_around_
     assert reporter.counts == {"gaps_open": 2}
 
 
-def test_an_event_that_was_seen_meanwhile_is_not_reported(ledger: Holes, reporter: Reporter) -> None:
+def test_an_event_that_was_seen_meanwhile_is_not_reported(ledger: GapLedger, reporter: Reporter) -> None:
     ledger.report([envelope(4, previous=3, key="shop/a"), envelope(3, previous=2, key="shop/a")], {}, seen(a=4))
 
     assert reporter.open == []
 
 
-def test_buffered_events_that_follow_each_other_have_no_gap(ledger: Holes, reporter: Reporter) -> None:
+def test_buffered_events_that_follow_each_other_have_no_gap(ledger: GapLedger, reporter: Reporter) -> None:
     held = [envelope(4, previous=1, key="shop/a"), envelope(5, previous=4, key="shop/a")]
 
     ledger.report(held, {}, seen(a=1))
@@ -145,14 +145,16 @@ def test_buffered_events_that_follow_each_other_have_no_gap(ledger: Holes, repor
     assert reporter.open == []
 
 
-def test_a_later_gap_is_reported_after_the_event_that_ended_the_one_before(ledger: Holes, reporter: Reporter) -> None:
+def test_a_later_gap_is_reported_after_the_event_that_ended_the_one_before(
+    ledger: GapLedger, reporter: Reporter
+) -> None:
     ledger.report([envelope(4, previous=3, key="shop/a", sequence=14)], {}, seen(a=1))
     ledger.report([envelope(9, previous=7, key="shop/a", sequence=19)], {}, seen(a=4))
 
     assert reporter.open == [("shop/a", 7, -1, 14), ("shop/a", 7, 14, 19)]
 
 
-def test_a_gap_is_reported_once(ledger: Holes, reporter: Reporter) -> None:
+def test_a_gap_is_reported_once(ledger: GapLedger, reporter: Reporter) -> None:
     held = [envelope(4, previous=3, key="shop/a", sequence=14)]
     ledger.report(held, {}, seen(a=1))
     ledger.report(held, {}, seen(a=1))
@@ -166,7 +168,7 @@ def test_a_gap_is_reported_once(ledger: Holes, reporter: Reporter) -> None:
 
 
 def test_a_lost_end_is_reported_up_to_and_including_the_event_that_the_beacon_named(
-    ledger: Holes, reporter: Reporter
+    ledger: GapLedger, reporter: Reporter
 ) -> None:
     ends: dict[str, Newest] = {"shop/a": (9, 7, 19), "shop/b": (8, 8, 30)}
 
@@ -176,13 +178,13 @@ def test_a_lost_end_is_reported_up_to_and_including_the_event_that_the_beacon_na
     assert reporter.open == [("shop/a", 7, 15, 20), ("shop/b", 8, -1, 31)]
 
 
-def test_an_end_that_is_buffered_is_not_lost(ledger: Holes, reporter: Reporter) -> None:
+def test_an_end_that_is_buffered_is_not_lost(ledger: GapLedger, reporter: Reporter) -> None:
     ledger.report([envelope(9, previous=1, key="shop/a")], {"shop/a": (9, 7, 9)}, seen(a=1))
 
     assert reporter.open == []
 
 
-def test_a_later_end_is_reported_after_the_one_before(ledger: Holes, reporter: Reporter) -> None:
+def test_a_later_end_is_reported_after_the_one_before(ledger: GapLedger, reporter: Reporter) -> None:
     ledger.report([], {"shop/a": (9, 7, 19)}, seen())
     ledger.report([], {"shop/a": (12, 7, 22)}, seen())
     ledger.report([], {"shop/a": (15, 8, 40)}, seen())  # another publisher has its own sequences
@@ -190,7 +192,7 @@ def test_a_later_end_is_reported_after_the_one_before(ledger: Holes, reporter: R
     assert reporter.open == [("shop/a", 7, -1, 20), ("shop/a", 7, 19, 23), ("shop/a", 8, -1, 41)]
 
 
-def test_open_gaps_are_no_longer_counted_once_they_are_closed(ledger: Holes, reporter: Reporter) -> None:
+def test_open_gaps_are_no_longer_counted_once_they_are_closed(ledger: GapLedger, reporter: Reporter) -> None:
     reporter.nothing_missing.add(8)
     ledger.report([], {"shop/a": (9, 7, 19), "shop/b": (10, 8, 3), "shop/c": (11, 7, 20)}, seen())
     assert reporter.counts == {"gaps_open": 2}  # everything of publisher 8 came by another path
@@ -201,7 +203,7 @@ def test_open_gaps_are_no_longer_counted_once_they_are_closed(ledger: Holes, rep
     assert reporter.counts["gaps_open"] == 0
 
 
-def test_a_closed_ledger_starts_again(ledger: Holes, reporter: Reporter, runtime: FakeRuntime) -> None:
+def test_a_closed_ledger_starts_again(ledger: GapLedger, reporter: Reporter, runtime: FakeRuntime) -> None:
     ledger.name({"shop/a": (9, 7, 19)})
     ledger.report([], {"shop/a": (9, 7, 19)}, seen())
     ledger.close()
@@ -217,12 +219,12 @@ def test_a_closed_ledger_starts_again(ledger: Holes, reporter: Reporter, runtime
 
 
 @pytest.fixture
-def trimmed(reporter: Reporter, runtime: FakeRuntime) -> Trimmed:
-    return Trimmed(ORIGIN, 10, reporter, runtime)
+def trimmed(reporter: Reporter, runtime: FakeRuntime) -> TrimmedRanges:
+    return TrimmedRanges(ORIGIN, 10, reporter, runtime)
 
 
 def test_a_trimmed_range_is_reported_before_the_first_event_of_each_publisher(
-    trimmed: Trimmed, reporter: Reporter
+    trimmed: TrimmedRanges, reporter: Reporter
 ) -> None:
     assert trimmed.tell([envelope(11, previous=10, key="shop/a"), envelope(12, previous=9, publisher_id=8)])
     assert not trimmed.tell([envelope(13, previous=10, key="shop/b")])
@@ -232,7 +234,7 @@ def test_a_trimmed_range_is_reported_before_the_first_event_of_each_publisher(
 
 
 def test_an_event_whose_predecessor_is_not_trimmed_says_nothing_about_the_range(
-    trimmed: Trimmed, reporter: Reporter
+    trimmed: TrimmedRanges, reporter: Reporter
 ) -> None:
     assert not trimmed.tell([envelope(12, previous=11)])
     assert reporter.gaps == []
@@ -241,7 +243,7 @@ def test_an_event_whose_predecessor_is_not_trimmed_says_nothing_about_the_range(
 
 
 def test_a_range_that_no_subscriber_needed_at_that_time_is_not_reported(
-    trimmed: Trimmed, reporter: Reporter, runtime: FakeRuntime
+    trimmed: TrimmedRanges, reporter: Reporter, runtime: FakeRuntime
 ) -> None:
     reporter.wants.add(["new/**"], runtime.time_ns() + 1, record=False)
     reporter.wants.add(["old/**"], runtime.time_ns(), record=False)
@@ -253,7 +255,7 @@ def test_a_range_that_no_subscriber_needed_at_that_time_is_not_reported(
     assert [gap[:2] for gap in reporter.gaps] == [("old/a", 9)]
 
 
-def test_a_range_that_cannot_be_reported_yet_is_counted_once(trimmed: Trimmed, reporter: Reporter) -> None:
+def test_a_range_that_cannot_be_reported_yet_is_counted_once(trimmed: TrimmedRanges, reporter: Reporter) -> None:
     trimmed.count()
     assert reporter.counts == {"gaps": 1, "gaps_unrepaired": 1}
     reporter.nothing_missing.add(8)
@@ -266,7 +268,7 @@ def test_a_range_that_cannot_be_reported_yet_is_counted_once(trimmed: Trimmed, r
 
 
 def test_the_publishers_of_a_trimmed_range_are_bounded(
-    trimmed: Trimmed, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+    trimmed: TrimmedRanges, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PUBLISHERS_MAX", 2)
 

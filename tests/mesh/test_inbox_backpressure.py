@@ -13,7 +13,7 @@ from deliver_support import FakeHost, soon
 from zbus.errors import LogError
 from zbus.mesh import inbox as inboxes
 from zbus.mesh.inbox import Inbox
-from zbus.mesh.interest import Wants
+from zbus.mesh.interest import Interest
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID
 from zbus.ports.log import Row, Stored
 from zbus.wire.beacon import Beacon, encode_beacon
@@ -47,7 +47,7 @@ class MeshHost(FakeHost):
         self.announcements: list[bytes] = []
         self.cancelled: list[int] = []
         self.crossed: list[Row] = []
-        self.wants = Wants()
+        self.wants = Interest()
         self.beacon_received = self.beacons.append
         self.request_cancelled = self.cancelled.append
 

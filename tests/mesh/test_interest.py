@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from zbus.mesh.interest import NEVER, Wants
+from zbus.mesh.interest import NEVER, Interest
 
 
 def test_of_several_who_want_a_key_the_earliest_counts() -> None:
-    wants = Wants()
+    wants = Interest()
     wants.add(["shop/**"], 7, record=False)
     wants.add(["shop/*"], 5, record=False)
 
@@ -17,7 +17,7 @@ def test_of_several_who_want_a_key_the_earliest_counts() -> None:
 
 
 def test_what_is_recorded_and_what_is_live_are_told_apart() -> None:
-    wants = Wants()
+    wants = Interest()
     wants.add(["shop/**"], 3, record=True)
     wants.add(["shop/x"], 9, record=False)
 
@@ -27,7 +27,7 @@ def test_what_is_recorded_and_what_is_live_are_told_apart() -> None:
 
 
 def test_what_nobody_wants_any_more_is_gone() -> None:
-    wants = Wants()
+    wants = Interest()
     wants.add(["a", "b"], 1, record=True)
     wants.add(["a"], 1, record=True)
 
@@ -41,7 +41,7 @@ def test_what_nobody_wants_any_more_is_gone() -> None:
 
 
 def test_an_expression_that_several_use_is_asked_for_once() -> None:
-    wants = Wants()
+    wants = Interest()
     for since in (1, 2, 3):
         wants.add(["a/**"], since, record=since == 2)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbus.errors import FabricError, HandlerFailed, NobodyAnswers, RequestTimeout
-from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, Asker, encode_failure, encode_reply
+from zbus.errors import HandlerFailed, NoResponders, RequestTimeout, TransportError
+from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, RequestClient, encode_failure, encode_reply
 from zbus.ports.fabric import Heard
 from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
@@ -56,7 +56,7 @@ def run(call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
 
 
 async def ask(*fabrics: Replying, timeout_s: float = 5.0) -> list[bytes]:
-    asker = Asker(lambda: fabrics, run, Runtime())  # type: ignore[arg-type]
+    asker = RequestClient(lambda: fabrics, run, Runtime())  # type: ignore[arg-type]
     return [body async for body in asker.ask("prices/quote", b"", timeout_s)]
 
 
@@ -81,40 +81,43 @@ async def test_an_answer_that_came_whole_is_handed_over_in_order() -> None:
 @pytest.mark.parametrize("lost", [1, 2, 3])
 async def test_a_reply_that_is_lost_is_an_error(lost: int) -> None:
     fabric = Replying(without(lost))
-    with told_to_the_other_end(fabric), pytest.raises(FabricError, match=f"are missing: {lost - 1} came before number"):
+    with (
+        told_to_the_other_end(fabric),
+        pytest.raises(TransportError, match=f"are missing: {lost - 1} came before number"),
+    ):
         await ask(fabric)
 
 
 async def test_an_answer_whose_end_is_lost_is_an_error() -> None:
     fabric = Replying(without(4))
-    with told_to_the_other_end(fabric, False), pytest.raises(FabricError, match="ended early, after 3 replies"):
+    with told_to_the_other_end(fabric, False), pytest.raises(TransportError, match="ended early, after 3 replies"):
         await ask(fabric)
 
 
 async def test_an_answer_that_ends_before_its_first_reply_is_an_error_and_not_nobody() -> None:
-    with pytest.raises(FabricError, match="ended early, after 0 replies"):
+    with pytest.raises(TransportError, match="ended early, after 0 replies"):
         await ask(Replying([WHOLE[0], None]))
 
 
 async def test_an_answer_whose_end_counts_more_than_came_is_an_error() -> None:
-    with pytest.raises(FabricError, match="are missing: 3 came before number 4"):
+    with pytest.raises(TransportError, match="are missing: 3 came before number 4"):
         await ask(Replying([*WHOLE[:4], encode_reply(END, 4), None]))
 
 
 async def test_replies_out_of_order_are_an_error() -> None:
     fabric = Replying([WHOLE[at] for at in (0, 2, 1, 3, 4, 5)])
-    with told_to_the_other_end(fabric), pytest.raises(FabricError, match="are missing: 0 came before number 1"):
+    with told_to_the_other_end(fabric), pytest.raises(TransportError, match="are missing: 0 came before number 1"):
         await ask(fabric)
 
 
 async def test_a_reply_that_comes_twice_is_an_error_rather_than_twice_in_the_answer() -> None:
-    with pytest.raises(FabricError, match="are missing: 2 came before number 1"):
+    with pytest.raises(TransportError, match="are missing: 2 came before number 1"):
         await ask(Replying([WHOLE[at] for at in (0, 1, 2, 2, 3, 4, 5)]))
 
 
 async def test_a_reply_that_is_none_is_an_error() -> None:
     fabric = Replying([WHOLE[0], b"\x01", *WHOLE[1:]])
-    with told_to_the_other_end(fabric), pytest.raises(FabricError, match="a reply that is none"):
+    with told_to_the_other_end(fabric), pytest.raises(TransportError, match="a reply that is none"):
         await ask(fabric)
 
 
@@ -133,9 +136,9 @@ async def test_an_answer_that_never_ends_is_over_when_its_time_is() -> None:
 
 async def test_where_nobody_is_there_the_next_fabric_is_asked_but_not_where_replies_are_missing() -> None:
     assert await ask(Replying([None]), Replying(WHOLE)) == BODIES
-    with pytest.raises(NobodyAnswers):
+    with pytest.raises(NoResponders):
         await ask(Replying([None]), Replying([None]))
-    with pytest.raises(FabricError, match="are missing"):
+    with pytest.raises(TransportError, match="are missing"):
         await ask(Replying(without(1)), Replying(WHOLE))  # it was handled: another would handle it again
 
 
@@ -145,7 +148,7 @@ def test_whatever_comes_the_answer_is_whole_or_an_error(replies: list[bytes]) ->
     async def answer() -> None:
         try:
             bodies = await ask(Replying([*replies, None]))
-        except (FabricError, NobodyAnswers, HandlerFailed):
+        except (TransportError, NoResponders, HandlerFailed):
             return
         ends = [at for at, reply in enumerate(replies) if reply[:1] == bytes([END])]
         data = [reply[5:] for reply in replies[: ends[0]] if reply[:1] == bytes([DATA])]

@@ -14,8 +14,8 @@ from inside import node_of
 import zbus
 from zbus.mesh import request_server
 from zbus.mesh.log_service import LogService, log_key
-from zbus.mesh.request_client import FAILED, Asked, _read_failure, _read_reply, encode_asked
-from zbus.mesh.request_server import CANCELLED_KEPT, Answers
+from zbus.mesh.request_client import FAILED, RequestFrame, _read_failure, _read_reply, encode_asked
+from zbus.mesh.request_server import CANCELLED_KEPT, RequestServer
 from zbus.util.runtime import REAL
 from zbus.wire.envelope import encode
 
@@ -26,7 +26,7 @@ class Asker:
     key = "prices/quote"
 
     def __init__(self, number: int, payload: bytes | None = None, key: str = key) -> None:
-        self.payload, self.key = encode_asked(Asked(number, b"")) if payload is None else payload, key
+        self.payload, self.key = encode_asked(RequestFrame(number, b"")) if payload is None else payload, key
         self.replies: list[bytes] = []
         self.closed = threading.Event()
 
@@ -45,7 +45,7 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
         await asyncio.sleep(60)
         return b""
 
-    answers = Answers(lambda name, number: None, REAL)
+    answers = RequestServer(lambda name, number: None, REAL)
     answers.handle(Asker.key, answer)
     early, late, too_late = Asker(1), Asker(2), Asker(3)
     answers.asked(early)
@@ -73,7 +73,7 @@ async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler
         started.append(question)
         return b""
 
-    answers = Answers(lambda name, number: None, REAL)
+    answers = RequestServer(lambda name, number: None, REAL)
     answers.handle(Asker.key, answer)
     for number in range(CANCELLED_KEPT + 1):
         answers.cancel(number)  # number 0 is too long ago to be remembered
@@ -101,10 +101,12 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
 
         assert node_of(bus).network is not None
         answers = node_of(bus).network.answers
-        junk = [Asker(0, b"junk")] + [Asker(number, encode_asked(Asked(number, b"junk"))) for number in range(1, 50)]
+        junk = [Asker(0, b"junk")] + [
+            Asker(number, encode_asked(RequestFrame(number, b"junk"))) for number in range(1, 50)
+        ]
         for each in junk:
             answers.asked(each, "somewhere")
-        good = Asker(99, encode_asked(Asked(99, encode(zbus.Event(1, 0, 1, Asker.key, b"good")))))
+        good = Asker(99, encode_asked(RequestFrame(99, encode(zbus.Event(1, 0, 1, Asker.key, b"good")))))
         answers.asked(good, "somewhere")
         for each in (*junk, good):
             assert await asyncio.to_thread(each.closed.wait, 10)
@@ -120,13 +122,13 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             assert _read_failure(_read_reply(each.replies[0])[2])[0] == "EventInvalid"
 
 
-@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_asked(Asked(1, body))], ids=["question", "body"])
+@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_asked(RequestFrame(1, body))], ids=["question", "body"])
 async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
     caplog: pytest.LogCaptureFixture, wrap: Callable[[bytes], bytes]
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
     counts: Counter[str] = Counter()
-    answers = Answers(lambda name, number: counts.update({name: number}), REAL)
+    answers = RequestServer(lambda name, number: counts.update({name: number}), REAL)
     answers.serve(log_key(7), LogService(None, 7).page)  # type: ignore[arg-type]  # junk never reaches the log
     junk = [Asker(number, wrap(b"junk"), log_key(7)) for number in range(50)]
     for each in junk:
@@ -147,11 +149,11 @@ def told(caplog: pytest.LogCaptureFixture) -> Counter[str]:
 
 
 class Clock:
-    """The loop's clock of an `Answers`, moved by its own sleeping, and requests that come at some times."""
+    """The loop's clock of an `RequestServer`, moved by its own sleeping, and requests that come at some times."""
 
     def __init__(self, *requests: float) -> None:
         self.now, self._requests = 0.0, list(requests)
-        self.answers: Answers | None = None
+        self.answers: RequestServer | None = None
 
     def time(self) -> float:
         return self.now
@@ -174,7 +176,7 @@ async def test_a_node_that_closes_answers_until_no_request_came_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, requests: tuple[float, ...], ends_at: float
 ) -> None:
     clock = Clock(*requests)
-    answers = clock.answers = Answers(lambda name, number: None, REAL)
+    answers = clock.answers = RequestServer(lambda name, number: None, REAL)
     answers.serve("log", lambda body, link: ())
     monkeypatch.setattr(answers, "_loop", clock)
     monkeypatch.setattr(request_server, "asyncio", clock)

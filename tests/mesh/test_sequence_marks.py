@@ -14,8 +14,8 @@ from mesh_support import WIRES, Node, ZenohPeers
 
 import zbus
 from zbus.mesh import sequence_marks as heard
-from zbus.mesh.interest import Wants
-from zbus.mesh.sequence_marks import BEACON_NS, Heard
+from zbus.mesh.interest import Interest
+from zbus.mesh.sequence_marks import BEACON_NS, SequenceMarks
 from zbus.wire.beacon import Beacon, decode_beacon
 
 KEY = "shop/orders"
@@ -115,8 +115,8 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
     ("recorded_for_ns", "expected"), [(0, {}), (2 * BEACON_NS, {7: 4})], ids=["just-now", "before"]
 )
 def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: int, expected: dict[int, int]) -> None:
-    runtime, wants = FakeRuntime(), Wants()
-    found = Heard(runtime)
+    runtime, wants = FakeRuntime(), Interest()
+    found = SequenceMarks(runtime)
     wants.add(["shop/**"], runtime.time_ns() - recorded_for_ns, record=True)
 
     found.hear(Beacon(3, 0, 9, {KEY: (9, 7, 3), "audit/x": (8, 8, 3)}), wants)
@@ -126,7 +126,7 @@ def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: in
 
 def test_publishers_told_of_longest_ago_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heard, "PUBLISHERS_MAX", 3)
-    found = Heard(FakeRuntime())
+    found = SequenceMarks(FakeRuntime())
     for publisher_id in (1, 2, 3, 1, 4):
         found.remember(publisher_id, 5)
     assert found.take() == {1: 5, 2: 5, 3: 5, 4: 5}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, RUN_ID
 from zbus.observe.throttle import EVERY_S, KEYS_MAX
 from zbus.util.runtime import Runtime
@@ -34,7 +34,7 @@ def runtime(clock: list[float]) -> Runtime:
 
 
 def test_everything_is_counted_by_reason_and_shown_in_order(told: Any) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     counts.note("late")
     counts.note("late", 4)
     counts.tell(EVENT_DROPPED, "full", "a", 3)
@@ -44,7 +44,7 @@ def test_everything_is_counted_by_reason_and_shown_in_order(told: Any) -> None:
 
 
 def test_a_record_names_the_fabric_the_reason_the_source_and_the_total(told: Any) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     counts.note("topic", 6)
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "x" * 1_000, detail="no key")
     expected = {"record": FABRIC_INPUT_REFUSED, "fabric": "test", "reason": "topic", "source": "x" * 200}
@@ -52,7 +52,7 @@ def test_a_record_names_the_fabric_the_reason_the_source_and_the_total(told: Any
 
 
 def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     for _ in range(500):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
         counts.tell(FABRIC_INPUT_REFUSED, "topic", "b")
@@ -62,7 +62,7 @@ def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:
 
 
 def test_a_source_is_told_again_when_its_time_is_over(told: Any, clock: list[float], runtime: Runtime) -> None:
-    counts = Counts("test", runtime)
+    counts = Counters("test", runtime)
     for _ in range(3):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", "a")
     clock[0] += EVERY_S
@@ -71,7 +71,7 @@ def test_a_source_is_told_again_when_its_time_is_over(told: Any, clock: list[flo
 
 
 def test_a_flood_of_sources_is_counted_and_only_so_many_are_told(told: Any) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     for number in range(KEYS_MAX + 500):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
     assert counts.snapshot() == {"topic": KEYS_MAX + 500}
@@ -79,7 +79,7 @@ def test_a_flood_of_sources_is_counted_and_only_so_many_are_told(told: Any) -> N
 
 
 def test_after_a_flood_new_sources_are_told_again(told: Any, clock: list[float], runtime: Runtime) -> None:
-    counts = Counts("test", runtime)
+    counts = Counters("test", runtime)
     for number in range(KEYS_MAX):
         counts.tell(FABRIC_INPUT_REFUSED, "topic", f"source {number}")
     counts.tell(FABRIC_INPUT_REFUSED, "topic", "a late one")
@@ -90,7 +90,7 @@ def test_after_a_flood_new_sources_are_told_again(told: Any, clock: list[float],
 
 
 def test_threads_lose_no_count_and_tell_once(told: Any) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
 
     def work() -> None:
         for _ in range(2_000):

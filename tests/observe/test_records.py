@@ -38,7 +38,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 def lines() -> Iterator[io.StringIO]:
     """What a program that asked for JSON lines would see."""
     stream, level = io.StringIO(), records.logger.level
-    handler = zbus.write_records("json", level="DEBUG", stream=stream)
+    handler = zbus.configure_logging("json", level="DEBUG", stream=stream)
     yield stream
     records.logger.removeHandler(handler)
     records.logger.setLevel(level)
@@ -229,7 +229,7 @@ async def test_json_lines_hold_every_field(lines: io.StringIO) -> None:
 def test_an_unknown_form_or_level_is_refused(form: Any, level: str) -> None:
     before = list(records.logger.handlers)
     with pytest.raises(zbus.ConfigInvalid):
-        zbus.write_records(form, level=level)
+        zbus.configure_logging(form, level=level)
     assert records.logger.handlers == before
 
 

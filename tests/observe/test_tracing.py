@@ -429,7 +429,7 @@ async def test_a_request_and_its_handler_are_one_trace(spans: Spans) -> None:
             assert (await bus.request("prices/quote", b"sku", correlation_id="c")).payload == b"12"
             with pytest.raises(zbus.HandlerFailed):
                 await bus.request("prices/quote", b"bad")
-        with pytest.raises(zbus.NobodyAnswers):
+        with pytest.raises(zbus.NoResponders):
             await bus.request("prices/none")
         with pytest.raises(zbus.KeyInvalid):
             await bus.request("prices/*")
@@ -445,7 +445,7 @@ async def test_a_request_and_its_handler_are_one_trace(spans: Spans) -> None:
         "KeyError",
         "HandlerFailed",
     ]
-    assert (spans.one("request prices/none").attributes or {})["error.type"] == "NobodyAnswers"
+    assert (spans.one("request prices/none").attributes or {})["error.type"] == "NoResponders"
 
 
 def test_code_without_an_event_loop_is_traced_too(spans: Spans) -> None:

@@ -13,7 +13,7 @@ from zbus.errors import LogError
 from zbus.observe.records import EVENT_BACKPRESSURE
 from zbus.ports.log import Answer, Appended, Committed, Log, Refused, Row, Stored
 from zbus.publish.backpressure import Backpressure
-from zbus.publish.commit_queue import Commits
+from zbus.publish.commit_queue import CommitQueue
 from zbus.util.runtime import REAL
 
 BYTES_MAX = 100
@@ -46,7 +46,7 @@ class Queue:
         self.log, self.backpressure = FakeLog(), Backpressure(REAL)
         self.counts: list[Any] = []
         self.stored: list[tuple[Sequence[Row], Sequence[int]]] = []
-        self.commits = Commits(
+        self.commits = CommitQueue(
             cast("Log", self.log),
             self.backpressure,
             BYTES_MAX,

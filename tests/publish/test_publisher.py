@@ -175,9 +175,9 @@ async def test_without_a_log_publish_returns_zero_and_what_needs_one_says_so() -
             lambda: bus.subscribe("**", start="beginning"),
             lambda: bus.subscribe("**", overflow="spill"),
         ):
-            with pytest.raises(zbus.LogMissing, match=r"zbus.open\('app.db'\)"):
+            with pytest.raises(zbus.LogRequired, match=r"zbus.open\('app.db'\)"):
                 attempt()
-        with pytest.raises(zbus.LogMissing):
+        with pytest.raises(zbus.LogRequired):
             await bus.head()
 
 

@@ -12,7 +12,7 @@ from contract_support import Mesh
 from inside import node_of
 
 import zbus
-from zbus.errors import FabricError, NobodyAnswers
+from zbus.errors import NoResponders, TransportError
 
 WAIT_S = 20.0
 
@@ -41,7 +41,7 @@ async def wanted(bus: zbus.Bus, keys: Sequence[str]) -> None:
         try:
             assert node_of(bus).network is not None
             return all(link.fabric.ready(key) for link in node_of(bus).network.links)
-        except FabricError:
+        except TransportError:
             return False
 
     async with asyncio.timeout(WAIT_S):
@@ -63,5 +63,5 @@ async def served(bus: zbus.Bus, key: str) -> None:
             try:
                 await bus.request(key, b"served?", timeout=5.0)
                 return
-            except (NobodyAnswers, FabricError):
+            except (NoResponders, TransportError):
                 await asyncio.sleep(0.02)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zbus.errors import FabricError
-from zbus.ports.fabric import Asking, Fabric, Question
+from zbus.errors import TransportError
+from zbus.ports.fabric import Asking, Fabric, IncomingRequest
 
 WAIT_S = 20.0  # how long anything may take before it counts as never
 POLL_S = 0.005
@@ -51,8 +51,8 @@ class Node:
         self.fabric = fabric
         self._frames: list[bytes] = []
         self._changed = threading.Condition()
-        self._questions: queue.SimpleQueue[tuple[Question, dict[str, Any]] | None] = queue.SimpleQueue()
-        self._held: list[Question] = []
+        self._questions: queue.SimpleQueue[tuple[IncomingRequest, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._held: list[IncomingRequest] = []
         self._asked: list[bytes] = []
         self.strange_keys: list[str] = []  # of questions for which nobody said to answer
         self._worker: threading.Thread | None = None
@@ -123,7 +123,7 @@ class Node:
     def _ready(self, key: str) -> bool:
         try:
             return self.fabric.ready(key)
-        except FabricError:
+        except TransportError:
             return False
 
     # --- sending without pause
@@ -140,7 +140,7 @@ class Node:
                 try:
                     self.fabric.send([(key, b"%d" % number)])
                     told["sent"] += 1
-                except FabricError:
+                except TransportError:
                     told["errors"] += 1
                     over.wait(0.01)
                 except Exception as error:
@@ -176,7 +176,7 @@ class Node:
             self._worker = threading.Thread(target=self._answering, name="contract-answers", daemon=True)
             self._worker.start()
 
-        def asked(question: Question) -> None:
+        def asked(question: IncomingRequest) -> None:
             if question.key not in scripts:
                 self.strange_keys.append(question.key)
             self._questions.put((question, scripts.get(question.key, {"silent": True})))
@@ -210,7 +210,7 @@ class Node:
                     question.reply(script["text"].encode())
                 for number in range(script.get("count", 0)):
                     question.reply(b"%d" % number)
-            except FabricError:
+            except TransportError:
                 pass  # whoever asked is gone, or this fabric is closing
             finally:
                 question.close()

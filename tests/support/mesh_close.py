@@ -80,7 +80,7 @@ def handler_hangs(mesh: Mesh, behaviour: str) -> None:
     closes_in_time(server)
 
     told = asker.result(asking)
-    assert told["error"] in ("FabricError", "RequestTimeout"), told
+    assert told["error"] in ("TransportError", "RequestTimeout"), told
     closes_in_time(asker)
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import EventCorrupt, FabricError, LogError, LogTrimmed
+from zbus.errors import EventCorrupt, LogError, LogTrimmed, TransportError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe import records
-from zbus.ports.fabric import Asking, Fabric, Heard, Question, Receive
+from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
 from zbus.ports.log import Appended, Log, Page, Row, Span
 from zbus.util.driver import Driver, Step
 from zbus.util.runtime import Runtime
@@ -137,7 +137,7 @@ class FakeFabric:
         self.frames += frames
 
     def disconnect(self, reason: str = "no connection") -> None:
-        self.error = FabricError(reason)
+        self.error = TransportError(reason)
 
     def connect(self) -> None:
         self.error = None
@@ -170,11 +170,11 @@ class FakeFabric:
     def check(self, key: str) -> None:
         pass
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         pass
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        raise FabricError("a fake fabric carries no requests")
+        raise TransportError("a fake fabric carries no requests")
 
     def diagnostics(self) -> dict[str, Any]:
         return {}

@@ -14,7 +14,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 import zbus
-from zbus.session import sign_session
+from zbus.session import sign_session_token
 from zbus_web.http.settings import WebSettings
 from zbus_web.server.running import serving
 
@@ -61,7 +61,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def session_token(session: str, secret: str = SECRET, ttl_s: float = 600) -> str:
-    return sign_session(secret.encode(), session, ttl_s)
+    return sign_session_token(secret.encode(), session, ttl_s)
 
 
 @asynccontextmanager

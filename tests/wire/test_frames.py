@@ -13,11 +13,11 @@ from inside import node_of
 from mesh_fakes import rows
 
 import zbus
-from zbus.errors import EventInvalid, FabricError
+from zbus.errors import EventInvalid, TransportError
 from zbus.event import Provenance
 from zbus.headers import encode_headers
-from zbus.mesh.log_service import LogPage, LogService, LogTold, ask_log, ask_page
-from zbus.mesh.request_client import Asked, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
+from zbus.mesh.log_service import LogInfo, LogPage, LogService, ask_log, ask_page
+from zbus.mesh.request_client import RequestFrame, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
 from zbus.ports.log import Row
 from zbus.wire import frames as frames_module
 from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
@@ -60,7 +60,7 @@ def test_anything_else_is_no_beacon(frame: bytes) -> None:
 
 @given(st.integers(0, (1 << 62) - 1), st.binary(max_size=50))
 def test_a_question_is_read_as_it_was_written(number: int, body: bytes) -> None:
-    assert decode_asked(encode_asked(Asked(number, body))) == Asked(number, body)
+    assert decode_asked(encode_asked(RequestFrame(number, body))) == RequestFrame(number, body)
 
 
 @given(st.binary(max_size=60))
@@ -90,7 +90,7 @@ def test_anything_shorter_is_no_reply(data: bytes) -> None:
     if len(data) >= 5:
         assert encode_reply(*_read_reply(data)) == data
     else:
-        with pytest.raises(FabricError, match="a reply that is none"):
+        with pytest.raises(TransportError, match="a reply that is none"):
             _read_reply(data)
 
 
@@ -126,7 +126,7 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
 
     try:
         page = asyncio.run(ask())
-    except FabricError as error:
+    except TransportError as error:
         refused = str(error)
     else:
         refused = ""
@@ -140,12 +140,12 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
 @example(b"\x94\x01\x00\x00\x91\xff")
 @example(b"\x94\x01\x00\xcf" + b"\xff" * 8 + b"\x90")
 def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
-    async def ask() -> LogTold:
+    async def ask() -> LogInfo:
         return await ask_log(answered(body), 1.0)
 
     try:
         told = asyncio.run(ask())
-    except FabricError as error:
+    except TransportError as error:
         refused = str(error)
     else:
         refused = ""

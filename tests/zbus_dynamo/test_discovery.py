@@ -16,18 +16,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from log_support import wait_until
 
-from zbus.errors import EventInvalid, FabricError
+from zbus.errors import EventInvalid, TransportError
 from zbus.keys import check_key
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_dynamo import filestore, records
 from zbus_dynamo.filestore import FileStore, default_root
 from zbus_dynamo.records import Channel, file_name, read, record_key, write
-from zbus_dynamo.registry import Registry
-from zbus_dynamo.scopes import Place
+from zbus_dynamo.registry import DynamoRegistry
+from zbus_dynamo.scopes import Scoped
 
-COMPONENT = Channel(Place(("ns", "c"), "kv-events"), 0x1F, "tcp://10.0.0.1:5555")
-NAMESPACE = Channel(Place(("ns",), "kv.events"), 7, "tcp://host-1:1")
-ENDPOINT = Channel(Place(("ns", "c", "gen"), "t"), 8, "tcp://[::1]:65535")
+COMPONENT = Channel(Scoped(("ns", "c"), "kv-events"), 0x1F, "tcp://10.0.0.1:5555")
+NAMESPACE = Channel(Scoped(("ns",), "kv.events"), 7, "tcp://host-1:1")
+ENDPOINT = Channel(Scoped(("ns", "c", "gen"), "t"), 8, "tcp://[::1]:65535")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_record_of_the_earlier_generation_is_read(component: str, scope: tuple
         "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://10.0.0.1:5555"}},
     }
 
-    assert read(json.dumps(flat, indent=2).encode()) == Channel(Place(scope, "kv-events"), 31, "tcp://10.0.0.1:5555")
+    assert read(json.dumps(flat, indent=2).encode()) == Channel(Scoped(scope, "kv-events"), 31, "tcp://10.0.0.1:5555")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_changes_wait_for_the_lock_of_the_directory_but_not_for_ever(
     held = os.open(store.directory, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
 
-    with pytest.raises(FabricError, match="locked"):
+    with pytest.raises(TransportError, match="locked"):
         store.put("a/b", b"{}")
     os.close(held)
     store.put("a/b", b"{}")
@@ -270,13 +270,13 @@ def test_closing_deletes_our_records_alone(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(FabricError, match="file"):
+    with pytest.raises(TransportError, match="file"):
         FileStore(tmp_path / "file")
 
 
 def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbish(tmp_path: Path) -> None:
-    counts, told = Counts("test"), list[dict[str, Channel]]()
-    registry, far = Registry(FileStore(tmp_path), counts, told.append), FileStore(tmp_path)
+    counts, told = Counters("test"), list[dict[str, Channel]]()
+    registry, far = DynamoRegistry(FileStore(tmp_path), counts, told.append), FileStore(tmp_path)
     try:
         (far.directory / "rubbish").write_bytes(b"\xff\x00")
         (far.directory / "huge").write_bytes(b"x" * (records.RECORD_BYTES_MAX + 1))
@@ -295,7 +295,7 @@ def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbi
 
 def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at_the_end(tmp_path: Path) -> None:
     told, registered = list[dict[str, Channel]](), threading.Event()
-    registry, far = Registry(FileStore(tmp_path), Counts("test"), told.append), FileStore(tmp_path)
+    registry, far = DynamoRegistry(FileStore(tmp_path), Counters("test"), told.append), FileStore(tmp_path)
     try:
         registry.register(COMPONENT, registered.set)
         assert registered.wait(10)
@@ -309,8 +309,8 @@ def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at
 
 
 def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path) -> None:
-    counts, told = Counts("test"), list[dict[str, Channel]]()
-    registry = Registry(FileStore(tmp_path / "kv"), counts, told.append)
+    counts, told = Counters("test"), list[dict[str, Channel]]()
+    registry = DynamoRegistry(FileStore(tmp_path / "kv"), counts, told.append)
     try:
         (tmp_path / "kv").rename(tmp_path / "away")
         registered = threading.Event()

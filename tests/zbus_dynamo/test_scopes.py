@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus.errors import EventInvalid, FabricLacks, KeyInvalid
+from zbus.errors import EventInvalid, KeyInvalid, TransportUnsupported
 from zbus.keys import check_expression, check_key, matches
 from zbus_dynamo.scopes import (
-    Place,
+    Scoped,
     check_expressions,
     encode_segment,
     place_of_key,
@@ -134,11 +134,11 @@ def test_wildcards_become_nats_wildcards_and_double_ones_all_three_depths() -> N
 
 def test_a_namespace_is_not_its_components() -> None:
     assert subjects(["ns/t"]) == ["namespace.ns.t"]
-    assert not matches("ns/t", Place(("ns", "comp"), "t").key)
+    assert not matches("ns/t", Scoped(("ns", "comp"), "t").key)
 
 
 def test_expressions_that_match_nothing_on_this_wire_are_named() -> None:
-    with pytest.raises(FabricLacks, match="a/b/c/d/e") as caught:
+    with pytest.raises(TransportUnsupported, match="a/b/c/d/e") as caught:
         check_expressions("nats", ["ns/**", "a/b/c/d/e"])
     assert "2 to 4 segments" in str(caught.value)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zbus.errors import EventInvalid
 from zbus.event import Event
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.wire import envelope as codec
 from zbus_dynamo import envelope, frames
@@ -61,7 +61,7 @@ def test_times_are_cut_to_the_millisecond() -> None:
 def test_keys_of_a_later_version_are_ignored_and_the_order_of_the_keys_does_not_matter() -> None:
     later = dict(reversed(FIELDS.items())) | {"trace": {"deep": [1, 2]}, "zeta": None}
 
-    assert envelope.decode(pack_any(later)) == envelope.Envelope(1, 2, 3, "t", b"p")
+    assert envelope.decode(pack_any(later)) == envelope.DynamoEnvelope(1, 2, 3, "t", b"p")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_is_packed_is_unpacked_the_same(publisher: int, sequence: int, at: 
 
     _, found = frames.unpack(packed)
 
-    assert found == envelope.Envelope(publisher, sequence, at // 1_000_000, topic, body)
+    assert found == envelope.DynamoEnvelope(publisher, sequence, at // 1_000_000, topic, body)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_no_frames_at_all_crash_the_decoder_of_messages(message: list[bytes]) ->
 
 
 def test_an_event_with_headers_goes_without_them_and_that_is_counted() -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     plain = codec.encode(Event(1, 0, 0, "ns/c/t", b"a", {"content-type": "text/plain"}))
     traced = codec.encode(Event(1, 1, 0, "ns/c/t", b"b", {"traceparent": "00-1"}))
 
@@ -178,7 +178,7 @@ def test_an_event_with_headers_goes_without_them_and_that_is_counted() -> None:
 
 
 def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     given = [(key, codec.encode(Event(1, n, 0, key, b""))) for n, key in enumerate(("a/b/c/d/e", "alone", "ns/t"))]
 
     assert [each.place.key for each in outgoing(given, counts)] == ["ns/t"]
@@ -188,11 +188,11 @@ def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() ->
 def test_a_frame_of_many_events_becomes_as_many_envelopes_in_order() -> None:
     many = codec.join([codec.encode(Event(9, n, 0, "ns/t", b"%d" % n)) for n in range(5)])
 
-    assert [each.sequence for each in outgoing([("ns/t", many)], Counts("test"))] == [0, 1, 2, 3, 4]
+    assert [each.sequence for each in outgoing([("ns/t", many)], Counters("test"))] == [0, 1, 2, 3, 4]
 
 
 def test_a_flood_of_one_kind_is_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
 
     for _ in range(500):
         counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")

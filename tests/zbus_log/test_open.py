@@ -25,7 +25,7 @@ import pytest
 from log_support import append, offsets_of
 
 from zbus import BusConfig
-from zbus.errors import ConfigInvalid, LogDamaged, LogOwned, ZbusError
+from zbus.errors import ConfigInvalid, LogDamaged, LogLocked, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import SqliteLog, open_log
@@ -134,7 +134,7 @@ def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_process_is_told_who_owns_the_log(path: Path, owner: subprocess.Popen[str]) -> None:
-    with pytest.raises(LogOwned) as caught:
+    with pytest.raises(LogLocked) as caught:
         open_log(BusConfig(log=str(path)))
 
     assert caught.value.pid == owner.pid
@@ -143,7 +143,7 @@ def test_a_second_process_is_told_who_owns_the_log(path: Path, owner: subprocess
 
 def test_the_same_process_cannot_own_a_log_twice(path: Path) -> None:
     with opened(path) as log:
-        with pytest.raises(LogOwned) as caught:
+        with pytest.raises(LogLocked) as caught:
             open_log(BusConfig(log=str(path)))
         assert caught.value.pid == os.getpid()
         assert append(log, [row(0)]) == [1]
@@ -484,7 +484,7 @@ def test_nothing_stays_open_after_close(path: Path) -> None:
             reader.watch(lambda head: None)
             log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
             reader.read(EVERYTHING, Span(), 10)
-    with pytest.raises(LogOwned):
+    with pytest.raises(LogLocked):
         with opened(path):
             open_log(BusConfig(log=str(path)))
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 import zbus
 import zbus_log
 from zbus.ports.log import Row
-from zbus_log import OwnerTakesNoErrands, Put, Rules, SqliteLog
+from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
 from zbus_log.proxy.write_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
 
@@ -404,11 +404,11 @@ def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None
         ]
         for call in calls:
             began = time.monotonic()
-            with pytest.raises(zbus.LogOwned, match=f"process {os.getpid()}, which takes no errands") as caught:
+            with pytest.raises(zbus.LogLocked, match=f"process {os.getpid()}, which takes no errands") as caught:
                 call()
             assert 0.3 <= time.monotonic() - began < 5
         again = pickle.loads(pickle.dumps(caught.value))
-        assert (type(again), str(again), again.pid) == (OwnerTakesNoErrands, str(caught.value), os.getpid())
+        assert (type(again), str(again), again.pid) == (OwnerRejectsProxiedWrites, str(caught.value), os.getpid())
         assert log.head() == 1
     assert not folder(log_path).exists()
 
@@ -497,7 +497,7 @@ async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
     folder(log_path).touch()
     async with zbus.open(log_path) as bus:
         assert await (await bus.publisher("a/b")).publish(b"x") == 1
-        with pytest.raises(OwnerTakesNoErrands):
+        with pytest.raises(OwnerRejectsProxiedWrites):
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
     (found,) = [each.zbus for each in caplog.records if "LOG_TAKES_NO_ERRANDS" in each.message]  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from nats_support import Collected, NatsServer, nats_server, wait_for
 from pydantic import SecretStr
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, FabricError
+from zbus.errors import ConfigInvalid, TransportError
 from zbus.ports.fabric import Fabric
 from zbus_nats.fabric import open_fabric
 from zbus_nats.jetstream import open_fabric as open_jetstream
@@ -40,9 +40,9 @@ def works(fabric: Fabric, other: Fabric) -> bool:
     return found
 
 
-def refused(server: NatsServer, login: str = "", told: str = "refused the login", **options: str) -> FabricError:
+def refused(server: NatsServer, login: str = "", told: str = "refused the login", **options: str) -> TransportError:
     start = time.monotonic()
-    with pytest.raises(FabricError, match=told) as caught:
+    with pytest.raises(TransportError, match=told) as caught:
         connect(server, login, **options)
     assert time.monotonic() - start < 8
     return caught.value
@@ -157,7 +157,7 @@ def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
         scheme = {open_fabric: "nats", open_raw: "nats+raw", open_jetstream: "nats+js"}[opening]  # type: ignore[index]
         url = f"{scheme}://{login}127.0.0.1:{server.port}{path}"
         config = BusConfig(options=NO_PATIENCE | options, transport="nats")
-        with pytest.raises(FabricError) as caught:
+        with pytest.raises(TransportError) as caught:
             opening(config, url)  # type: ignore[operator]
     texts = shown(caught.value) + caplog.text + "".join(map(str, capfd.readouterr())) + repr(config)
 

@@ -16,8 +16,8 @@ import pytest
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, FabricError, KeyInvalid
-from zbus.ports.fabric import Fabric, Question
+from zbus.errors import ConfigInvalid, KeyInvalid, TransportError
+from zbus.ports.fabric import Fabric, IncomingRequest
 from zbus_nats.fabric import NatsFabric, open_fabric
 
 Open = Callable[..., NatsFabric]
@@ -237,7 +237,7 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
     here, there = opened(), opened()
     large = bytes(3_000_000)
 
-    def answer(question: Question) -> None:
+    def answer(question: IncomingRequest) -> None:
         def work() -> None:
             question.reply(question.key.encode() + b" " + question.payload)
             question.reply(large)
@@ -256,7 +256,7 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
     assert here.diagnostics()["asking"] == 0
 
 
-def _say_ok(question: Question) -> None:
+def _say_ok(question: IncomingRequest) -> None:
     question.reply(b"ok")
     question.close()
 
@@ -266,7 +266,7 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
     others = [opened() for _ in range(3)]
     asked = Collected()
 
-    def answer(question: Question) -> None:
+    def answer(question: IncomingRequest) -> None:
         asked(question.payload)
         threading.Thread(target=_say_ok, args=(question,)).start()
 
@@ -283,7 +283,7 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
 
 def test_no_end_within_the_time_ends_it(opened: Open) -> None:
     here, there = opened(), opened()
-    questions: list[Question] = []
+    questions: list[IncomingRequest] = []
     there.answer(["silent"], questions.append)
     heard = Collected()
 
@@ -297,7 +297,7 @@ def test_no_end_within_the_time_ends_it(opened: Open) -> None:
 
 def test_one_who_asks_no_longer_hears_no_more(opened: Open) -> None:
     here, there = opened(), opened()
-    questions: list[Question] = []
+    questions: list[IncomingRequest] = []
     there.answer(["held"], questions.append)
     heard = Collected()
     asking = here.ask("held", b"?", heard, 30.0)
@@ -353,7 +353,7 @@ def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         start = time.monotonic()
-        with pytest.raises(FabricError, match="no server answers there"):
+        with pytest.raises(TransportError, match="no server answers there"):
             open_fabric(BusConfig(options={"connect_timeout_s": "0.5"}), f"nats://127.0.0.1:{port}")
         assert time.monotonic() - start < 15
 
@@ -361,7 +361,7 @@ def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:
 def test_one_that_takes_the_connection_and_says_nothing_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         start = time.monotonic()
-        with pytest.raises(FabricError, match="no answer in time"):
+        with pytest.raises(TransportError, match="no answer in time"):
             open_fabric(BusConfig(options={"connect_timeout_s": "0.5"}), f"nats://127.0.0.1:{mute.getsockname()[1]}")
         assert time.monotonic() - start < 15
 
@@ -394,7 +394,7 @@ def test_after_close_every_call_says_so_and_close_again_is_fine(opened: Open) ->
         lambda: fabric.answer(["a"], lambda question: None),
         lambda: fabric.ask("a", b"x", lambda reply: None, 1.0),
     ):
-        with pytest.raises(FabricError):
+        with pytest.raises(TransportError):
             call()
     assert not fabric.ready("a")
     assert fabric.diagnostics()["connected"] is False

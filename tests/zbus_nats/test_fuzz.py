@@ -11,21 +11,21 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
-from zbus.ports.fabric import Question
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
+from zbus.ports.fabric import IncomingRequest
 from zbus_nats.connection import Subscribed
 from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions
-from zbus_nats.publishing import Publishing
-from zbus_nats.requests import Asks
+from zbus_nats.publishing import NatsPublishing
+from zbus_nats.requests import NatsRequests
 
 
 class Wire:
     """A connection that goes nowhere: what is subscribed to can be called, what is sent is kept, or refused."""
 
     def __init__(self) -> None:
-        self.counts, self.max_payload = Counts("test"), 1000
+        self.counts, self.max_payload = Counters("test"), 1000
         self.options = NatsOptions(send_timeout_s=5)
         self.on_lost: list[Callable[[], None]] = []
         self.sinks: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class Wire:
 
     def send(self, commands: Sequence[bytes]) -> None:
         if self.away:
-            raise FabricError("there is no connection")
+            raise TransportError("there is no connection")
         self.sent.extend(commands)
         self.on_send()
 
@@ -75,8 +75,8 @@ REPLIES = st.binary(max_size=20) | st.sampled_from([b"", b"_INBOX.me.1", b"_INBO
 def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
     subject: bytes, reply: bytes, data: bytes, headers: bytes | None, away: bool
 ) -> None:
-    wire, asked = Wire(), list[Question]()
-    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    wire, asked = Wire(), list[IncomingRequest]()
+    asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     asks.answer(["a/b"], asked.append)
     question = wire.sinks["@ask.a.b"]
 
@@ -97,7 +97,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
     replies: list[tuple[bytes, bytes | None]], away: bool
 ) -> None:
     wire = Wire()
-    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     first: list[bytes | None] = []
     asks.ask("a/b", b"?" * 5000, first.append, 5.0)
     (hear,) = (sink for subject, sink in wire.sinks.items() if subject.startswith("_INBOX."))
@@ -139,7 +139,7 @@ def test_whatever_answers_a_publish_it_is_stored_or_an_error_and_the_next_one_is
     answer: bytes, headers: bytes | None
 ) -> None:
     wire = Wire()
-    publishing = Publishing(wire)  # type: ignore[arg-type]
+    publishing = NatsPublishing(wire)  # type: ignore[arg-type]
     message = (b"a.b", b"NATS/1.0\r\n\r\n", b"x")
 
     def answered(data: bytes, headers: bytes | None) -> Callable[[], None]:
@@ -150,7 +150,7 @@ def test_whatever_answers_a_publish_it_is_stored_or_an_error_and_the_next_one_is
     stored = True
     try:
         publishing.send([message])
-    except FabricError:
+    except TransportError:
         stored = False
     assert not stored or ("seq" in json.loads(answer) and "error" not in json.loads(answer))
     wire.on_send = answered(b'{"stream":"S","seq":1}', None)
@@ -171,14 +171,14 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
     try:
         asyncio.run(consumer.look(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
         found = True
-    except FabricError:
+    except TransportError:
         pass
     assert not found, "none of these says when the stream was made"
 
 
 def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
-    wire, asked = Wire(), list[Question]()
-    asks = Asks(wire, 10_000)  # type: ignore[arg-type]
+    wire, asked = Wire(), list[IncomingRequest]()
+    asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     asks.answer(["a/b"], asked.append)
     wire.away = True
 

@@ -14,13 +14,13 @@ import pytest
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
-from zbus.ports.fabric import Fabric, Question
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
+from zbus.ports.fabric import Fabric, IncomingRequest
 from zbus_nats import fabric as nats_fabric
 from zbus_nats.options import NatsOptions
-from zbus_nats.outgoing import Outgoing
-from zbus_nats.reconnect import Upkeep
+from zbus_nats.outgoing import OutgoingMessages
+from zbus_nats.reconnect import Reconnect
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     with caplog.at_level(logging.INFO, "zbus"):
         server.kill()
         wait_for(lambda: not here.ready("a/b") and not there.ready("a/b"))
-        with pytest.raises(FabricError, match="no connection"):
+        with pytest.raises(TransportError, match="no connection"):
             here.send([("a/b", b"lost")])
-        with pytest.raises(FabricError, match="no connection"):
+        with pytest.raises(TransportError, match="no connection"):
             here.ask("q", b"?", heard, 5.0)
         assert here.diagnostics()["disconnected_s"] >= 0
         server.start()
@@ -70,7 +70,7 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     assert names.count("FABRIC_RECONNECTED") == 2
 
 
-def _answer(question: Question) -> None:
+def _answer(question: IncomingRequest) -> None:
     question.reply(b"yes")
     question.close()
 
@@ -96,7 +96,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
                 number += 100
                 # By what came, not by how much: what is sent again comes again.
                 wait_for(partial(came_up_to, number - 2_000), 0.5)
-            except (FabricError, AssertionError):
+            except (TransportError, AssertionError):
                 outages.append(number)
                 wait_for(lambda: here.ready("load") and there.ready("load"))
                 number = max(0, number - 5_000)
@@ -118,7 +118,7 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
 
 def test_a_question_under_way_ends_when_the_server_is_killed(server: NatsServer, pair: tuple[Fabric, Fabric]) -> None:
     here, there = pair
-    questions: list[Question] = []
+    questions: list[IncomingRequest] = []
     there.answer(["held"], questions.append)
     heard = Collected()
     here.ask("held", b"?", heard, 60.0)
@@ -128,7 +128,7 @@ def test_a_question_under_way_ends_when_the_server_is_killed(server: NatsServer,
 
     assert heard.wait(1) == [None]
     wait_for(lambda: not there.ready("held"))
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         questions[0].reply(b"x")
     questions[0].close()
 
@@ -158,7 +158,7 @@ def test_close_ends_in_bounded_time_while_the_server_is_frozen(server: NatsServe
     fabric.listen(["a"], lambda frame, done: None)
     server.freeze()
     if busy:
-        with pytest.raises(FabricError, match="took nothing"):
+        with pytest.raises(TransportError, match="took nothing"):
             for _ in range(1_000):
                 fabric.send([("a", bytes(100_000))])
 
@@ -173,7 +173,7 @@ def test_a_frozen_server_holds_the_sender_back_and_memory_stays_bounded(server: 
     fabric = open_fabric(server, pending_bytes_max="1000000", send_timeout_s="0.5")
     server.freeze()
     sent = 0
-    with pytest.raises(FabricError, match="took nothing"):
+    with pytest.raises(TransportError, match="took nothing"):
         for _ in range(1_000):
             fabric.send([("a", bytes(100_000))])
             sent += 100_000
@@ -217,7 +217,7 @@ def test_half_a_large_frame_cut_off_by_a_kill_is_not_delivered_and_the_next_is(
     there.listen(["a"], came)
     here.send([("a", b"first")])
     came.wait(1)
-    with pytest.raises(FabricError):
+    with pytest.raises(TransportError):
         while True:
             here.send([("a", bytes(50_000_000))])
             server.kill()
@@ -239,7 +239,7 @@ async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_an
 
     async def pauses(attempts: int) -> list[float]:
         options, loop = NatsOptions(), asyncio.get_running_loop()
-        upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options), asyncio.Event())
+        upkeep = Reconnect(options, "nats", Counters("test"), OutgoingMessages(loop, options), asyncio.Event())
         upkeep.opened.set_result(None)  # it was connected once: from then on it never gives up
         found: list[float] = []
 
@@ -266,7 +266,7 @@ async def test_attempts_to_connect_again_wait_longer_and_longer_up_to_a_limit_an
 
 async def test_after_a_connection_that_lasted_the_pauses_begin_small_again(monkeypatch: pytest.MonkeyPatch) -> None:
     options, loop = NatsOptions(), asyncio.get_running_loop()
-    upkeep = Upkeep(options, "nats", Counts("test"), Outgoing(loop, options), asyncio.Event())
+    upkeep = Reconnect(options, "nats", Counters("test"), OutgoingMessages(loop, options), asyncio.Event())
     upkeep.opened.set_result(None)
     monkeypatch.setattr("zbus_nats.reconnect.STEADY_S", 0.0)
     outcomes: list[Exception | None] = [OSError()] * 8 + [None] + [OSError()] * 3

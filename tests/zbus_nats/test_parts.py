@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_nats import parts
 from zbus_nats.parts import HEADERS_ROOM, Assembler, publish
 
@@ -30,8 +30,8 @@ def messages(commands: list[bytes]) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def assembler(bytes_max: int = 100_000) -> tuple[Assembler, Counts]:
-    counts = Counts("nats")
+def assembler(bytes_max: int = 100_000) -> tuple[Assembler, Counters]:
+    counts = Counters("nats")
     return Assembler(bytes_max, counts), counts
 
 

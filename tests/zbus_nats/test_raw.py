@@ -15,16 +15,16 @@ from nats.aio.client import Client
 from nats_support import Collected, NatsServer, nats_server, wait_for
 
 from zbus.config import BusConfig
-from zbus.errors import FabricLacks
+from zbus.errors import TransportUnsupported
 from zbus.event import Event
 from zbus.headers import encode_headers
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.wire.envelope import decode, encode, join, unpack
 from zbus_nats import raw
 from zbus_nats.plain import read_headers, write_headers
-from zbus_nats.raw import Identities, RawFabric, open_fabric
+from zbus_nats.raw import RawIdentities, RawNatsFabric, open_fabric
 
-Open = Callable[[], RawFabric]
+Open = Callable[[], RawNatsFabric]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture
 def opened(server: NatsServer) -> Iterator[Open]:
-    fabrics: list[RawFabric] = []
+    fabrics: list[RawNatsFabric] = []
 
-    def open_one() -> RawFabric:
+    def open_one() -> RawNatsFabric:
         fabric = open_fabric(BusConfig(), server.url.replace("nats://", "nats+raw://"))
-        assert isinstance(fabric, RawFabric)
+        assert isinstance(fabric, RawNatsFabric)
         fabrics.append(fabric)
         return fabric
 
@@ -194,9 +194,9 @@ def test_questions_are_refused_by_name(opened: Open) -> None:
     fabric = opened()
     fabric.answer([], lambda question: None)
 
-    with pytest.raises(FabricLacks, match=r"nats\+raw"):
+    with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
         fabric.ask("a", b"", lambda reply: None, 1.0)
-    with pytest.raises(FabricLacks, match=r"nats\+raw"):
+    with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
         fabric.answer(["a"], lambda question: None)
     assert fabric.events_only
 
@@ -231,7 +231,7 @@ def test_a_subject_forgotten_for_want_of_room_does_not_begin_its_sequences_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raw, "PUBLISHERS_MAX", 2)
-    identities = Identities()
+    identities = RawIdentities()
 
     given = [identities.next(subject) for subject in (b"a", b"a", b"b", b"c", b"a", b"a")]
 
@@ -244,7 +244,7 @@ def test_only_the_subject_known_longest_is_forgotten_and_no_identity_is_used_twi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raw, "PUBLISHERS_MAX", 3)
-    identities = Identities()
+    identities = RawIdentities()
 
     kept = [identities.next(subject) for subject in (b"a", b"b", b"c", b"d", b"b", b"c")]
     given = [identities.next(b"%d" % (number * number % 7)) for number in range(200)]
@@ -255,7 +255,7 @@ def test_only_the_subject_known_longest_is_forgotten_and_no_identity_is_used_twi
 
 @given(block=st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"NATS/1.0\r\n" + rest)))
 def test_any_header_block_gives_headers_that_an_event_may_have(block: bytes) -> None:
-    headers, _ = read_headers(block, Counts("nats+raw"), b"a")
+    headers, _ = read_headers(block, Counters("nats+raw"), b"a")
 
     if headers:
         assert encode_headers(headers, None, None)
@@ -272,7 +272,7 @@ def test_headers_come_back_as_they_were(headers: dict[str, str]) -> None:
     headers = {name: value for name, value in headers.items() if not name.startswith(("nats-", "zbus-event"))}
     event = Event(3, 4, 5, "a", b"", headers)
 
-    found, identity = read_headers(write_headers(event, Counts("nats+raw")), Counts("nats+raw"), b"a")
+    found, identity = read_headers(write_headers(event, Counters("nats+raw")), Counters("nats+raw"), b"a")
 
     assert (dict(found), identity) == (headers, (3, 4, 5))
 

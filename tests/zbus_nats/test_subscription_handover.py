@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus_nats.subscription_handover import Phase, Turn
+from zbus_nats.subscription_handover import HandoverPhase, SubscriptionHandover
 
 Copies = list[tuple[int, bool]]  # which message, and whether by the old subscription
 
@@ -35,11 +35,13 @@ def deliveries(draw: st.DrawFn) -> tuple[Copies, list[int], int]:
 @given(told=deliveries())
 def test_each_message_is_taken_once_and_in_order(told: tuple[Copies, list[int], int]) -> None:
     copies, begins, messages = told
-    turn = Turn()
-    turn.enter(Phase.BOTH_BEGIN)
+    turn = SubscriptionHandover()
+    turn.enter(HandoverPhase.BOTH_BEGIN)
     taken = []
     for at, (message, old) in enumerate(copies):
-        for phase, begin in zip((Phase.BOTH, Phase.BOTH_STILL, Phase.BOTH_END), begins, strict=False):
+        for phase, begin in zip(
+            (HandoverPhase.BOTH, HandoverPhase.BOTH_STILL, HandoverPhase.BOTH_END), begins, strict=False
+        ):
             if begin == at:
                 turn.enter(phase)
         if turn.takes(old, b"a", b"%d" % message, None):
@@ -49,16 +51,16 @@ def test_each_message_is_taken_once_and_in_order(told: tuple[Copies, list[int], 
 
 
 def test_equal_messages_are_several_messages() -> None:
-    turn = Turn()
+    turn = SubscriptionHandover()
     taken = 0
     for phase, ways in [
         (
-            Phase.BOTH_BEGIN,
+            HandoverPhase.BOTH_BEGIN,
             [True] * 5 + [True, False] * 3 + [False],
         ),  # the last one's other copy comes in the next phase
-        (Phase.BOTH, [True] + [True, False] * 4),
-        (Phase.BOTH_STILL, [True, False] * 4),
-        (Phase.BOTH_END, [False, True] * 3 + [False] * 5),
+        (HandoverPhase.BOTH, [True] + [True, False] * 4),
+        (HandoverPhase.BOTH_STILL, [True, False] * 4),
+        (HandoverPhase.BOTH_END, [False, True] * 3 + [False] * 5),
     ]:
         turn.enter(phase)
         taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
@@ -68,13 +70,13 @@ def test_equal_messages_are_several_messages() -> None:
 
 def test_equal_messages_near_the_turn_are_taken_once_each() -> None:
     for last, first in [(True, False), (False, True)]:  # which copy comes before the turn, and which after it
-        turn = Turn()
+        turn = SubscriptionHandover()
         taken = 0
         for phase, ways in [
-            (Phase.BOTH_BEGIN, [True, False]),
-            (Phase.BOTH, [True, False] * 2),
-            (Phase.BOTH_STILL, [True, False] * 2 + [last]),
-            (Phase.BOTH_END, [first] + [False] * 3),
+            (HandoverPhase.BOTH_BEGIN, [True, False]),
+            (HandoverPhase.BOTH, [True, False] * 2),
+            (HandoverPhase.BOTH_STILL, [True, False] * 2 + [last]),
+            (HandoverPhase.BOTH_END, [first] + [False] * 3),
         ]:
             turn.enter(phase)
             taken += sum(turn.takes(old, b"a", b"same", None) for old in ways)
@@ -82,8 +84,8 @@ def test_equal_messages_near_the_turn_are_taken_once_each() -> None:
 
 
 def test_a_message_that_the_server_began_with_before_it_all_is_taken_even_after_the_turn() -> None:
-    turn = Turn()
-    for phase in (Phase.BOTH_BEGIN, Phase.BOTH, Phase.BOTH_STILL, Phase.BOTH_END):
+    turn = SubscriptionHandover()
+    for phase in (HandoverPhase.BOTH_BEGIN, HandoverPhase.BOTH, HandoverPhase.BOTH_STILL, HandoverPhase.BOTH_END):
         turn.enter(phase)
 
     assert turn.takes(True, b"a", b"late, and by the old subscription alone", None)

@@ -18,7 +18,7 @@ from spark_support import spark
 from tier_support import SEGMENT_EVENTS, hot, make_log, rows
 
 from zbus import blocking
-from zbus.errors import ConfigInvalid, FabricError, KeyInvalid, LogError, LogTrimmed
+from zbus.errors import ConfigInvalid, KeyInvalid, LogError, LogTrimmed, TransportError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.log_service import log_key
@@ -198,7 +198,7 @@ def test_a_node_that_stays_away_is_an_error_that_says_after_which_offset(
         pages = log.pages(Span(0, 60_000))
         came = len(next(pages))
         node.kill()
-        with pytest.raises(FabricError) as caught:
+        with pytest.raises(TransportError) as caught:
             while True:
                 came += len(next(pages))
 
@@ -210,7 +210,7 @@ def test_a_node_that_stays_away_is_an_error_that_says_after_which_offset(
 def test_nobody_there_is_an_error_that_names_the_place(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "CONNECT_S", 0.5)
 
-    with pytest.raises(FabricError, match=url), RemoteLog(url, None, TIMEOUT_S):
+    with pytest.raises(TransportError, match=url), RemoteLog(url, None, TIMEOUT_S):
         pass
 
 
@@ -219,10 +219,10 @@ def test_nodes_without_a_log_are_an_error_that_names_the_place(url: str, monkeyp
     listening = {"mode": "peer", "listen": [url.replace("zenoh://", "tcp/")]}
 
     with blocking.open(**listening), RemoteLog(url, None, TIMEOUT_S) as log:
-        with pytest.raises(FabricError, match=f"no node with a log is to be found at {url}"):
+        with pytest.raises(TransportError, match=f"no node with a log is to be found at {url}"):
             log.describe()
     with blocking.open(**listening), RemoteLog(url, 0xABC, TIMEOUT_S) as log:
-        with pytest.raises(FabricError, match=f"the log abc is not served at {url}"):
+        with pytest.raises(TransportError, match=f"the log abc is not served at {url}"):
             log.describe()
 
 
@@ -330,7 +330,7 @@ def test_a_page_that_cannot_be_right_is_an_error(
         page = [*frames, b"\0" + msgspec.msgpack.encode((covered, 100, 0, 0))]
         bus._inner._node.network.answers.serve(log_key(origin), lambda question, link: page)
 
-        with pytest.raises(FabricError, match="the page after offset 10"):
+        with pytest.raises(TransportError, match="the page after offset 10"):
             read(url, Span(10, 100))
 
 

@@ -31,8 +31,8 @@ from websockets.exceptions import InvalidStatus
 
 from zbus.errors import KeyInvalid
 from zbus.keys import check_expression, matches
-from zbus_web.access.authenticator import Grant
-from zbus_web.http.http_errors import Refusal
+from zbus_web.access.authenticator import Permissions
+from zbus_web.http.http_errors import HttpError
 
 ADMIN, SHOP, BLIND = "admin-token-0123456789", "shop-token-0123456789", "blind-token-0123456789"
 TOKENS = [
@@ -47,28 +47,28 @@ OVERVIEWS = ["nodes", "buses", "subscribers", "cursors", "leases", "schemas", "s
 
 
 def test_a_grant_reads_what_one_of_its_expressions_includes() -> None:
-    grant = Grant("shop", read=["shop/**", "audit/*"])
+    grant = Permissions("shop", read=["shop/**", "audit/*"])
 
     grant.check_read(["shop/*/created", "audit/x", "shop"])
 
     for refused in ("**", "shop$*/x", "audit/**", "*/created", "@zbus/record/*"):
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HttpError) as caught:
             grant.check_read(["shop/x", refused])
         assert (caught.value.status, caught.value.code) == (403, "read_refused")
 
 
 def test_a_grant_of_nothing_reads_and_publishes_nothing() -> None:
-    grant = Grant("blind")
+    grant = Permissions("blind")
 
     assert not grant.shows("a")
     for refused in (lambda: grant.check_read(["a"]), lambda: grant.check_publish("a"), grant.check_operate):
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HttpError) as caught:
             refused()
         assert caught.value.status == 403
 
 
 def test_a_key_or_expression_that_is_not_legal_is_told_as_such() -> None:
-    grant = Grant("anonymous", read=None, publish=None)
+    grant = Permissions("anonymous", read=None, publish=None)
 
     with pytest.raises(KeyInvalid):
         grant.check_read(["a//b"])
@@ -81,8 +81,8 @@ def test_a_key_or_expression_that_is_not_legal_is_told_as_such() -> None:
 )
 def test_who_asks_for_sessions_by_name_is_refused_without_their_token(asked: str) -> None:
     for read in (None, ["**"], ["sessions/**"]):
-        with pytest.raises(Refusal) as caught:
-            Grant("any", read=read).check_read([asked])
+        with pytest.raises(HttpError) as caught:
+            Permissions("any", read=read).check_read([asked])
         assert (caught.value.status, caught.value.code) == (403, "session_token_needed")
 
 
@@ -105,11 +105,11 @@ def test_who_asks_for_sessions_by_name_is_refused_without_their_token(asked: str
     ],
 )
 def test_the_grant_of_a_session_reads_that_session_alone(asked: str) -> None:
-    grant = Grant("session:a", read=["sessions/a/**"], session="a")
+    grant = Permissions("session:a", read=["sessions/a/**"], session="a")
 
     grant.check_read(["sessions/a/**", "sessions/a/x", "sessions/a/*/y"])
 
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HttpError) as caught:
         grant.check_read([asked])
     assert caught.value.status == 403
 
@@ -130,13 +130,13 @@ def test_whatever_is_asked_for_only_the_session_itself_is_shown_its_events(asked
         return
     is_of_a = matches("sessions/a/**", key)
     for grant in (
-        Grant("session:a", read=["sessions/a/**"], session="a"),
-        Grant("all", read=None),
-        Grant("some", read=["**"]),
+        Permissions("session:a", read=["sessions/a/**"], session="a"),
+        Permissions("all", read=None),
+        Permissions("some", read=["**"]),
     ):
         try:
             grant.check_read([expression])
-        except Refusal:
+        except HttpError:
             continue
         if matches(expression, key) and grant.shows(key):
             assert is_of_a if grant.session else not key.startswith("sessions/")

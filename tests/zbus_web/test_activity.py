@@ -17,7 +17,7 @@ import zbus.observe.records
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, record
 from zbus.ports.log import Row
 from zbus_web.introspect.activity import NOTED_BYTES_MAX, NOTED_EVENTS_MAX, OVER_S, Activity
-from zbus_web.introspect.log_records import RECORD_BYTES_MAX, RECORDS_MAX, Records
+from zbus_web.introspect.log_records import RECORD_BYTES_MAX, RECORDS_MAX, ProblemRecords
 
 
 class Clock:
@@ -215,7 +215,7 @@ def listeners() -> tuple[object, ...]:
 
 
 def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
-    records = Records()
+    records = ProblemRecords()
     try:
         record(EVENT_GAP, logging.INFO, key="quiet")
         for number in range(RECORDS_MAX + 10):
@@ -236,7 +236,7 @@ def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
 
 def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> None:
     before = listeners()
-    records = Records()
+    records = ProblemRecords()
     record(EVENT_DROPPED, logging.WARNING, key="a")
     assert len(records.after()) == 1
     assert len(listeners()) == len(before) + 1
@@ -247,7 +247,7 @@ def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> No
 
 
 def test_a_record_tells_no_id_of_a_session_and_is_of_bounded_size() -> None:
-    records = Records()
+    records = ProblemRecords()
     try:
         error = ValueError("key 'sessions/alice/x' refused")
         record(

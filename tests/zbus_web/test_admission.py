@@ -30,7 +30,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from zbus.errors import ConfigInvalid
 from zbus_web.access.admission import _place
 from zbus_web.access.origins import Origins
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.rates import Rates
 from zbus_web.http.settings import WebSettings
 
@@ -80,7 +80,7 @@ def test_a_request_names_a_host_that_the_server_goes_by(host: str, may: bool) ->
         if may:
             origins.check(host, None)
             continue
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HttpError) as caught:
             origins.check(host, None)
         assert (caught.value.status, caught.value.code) == (421, "host_refused")
 
@@ -89,7 +89,7 @@ def test_a_request_names_one_host_and_not_the_address_that_stands_for_all() -> N
     origins = Origins(WebSettings(host="0.0.0.0"))
 
     for named in ("", "localhost, evil.example", "localhost, localhost", "0.0.0.0", "0.0.0.0:7480"):
-        with pytest.raises(Refusal):
+        with pytest.raises(HttpError):
             origins.check(named, None)
 
 
@@ -126,7 +126,7 @@ def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: t
         if may:
             origins.check(named[0], named[1])
             continue
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(HttpError) as caught:
             origins.check(named[0], named[1])
         assert (caught.value.status, caught.value.code) == (403, "origin_refused")
 

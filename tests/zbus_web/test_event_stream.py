@@ -430,9 +430,9 @@ def _rules(**rules: int) -> object:
 
 
 def test_frames_are_encoded_once_and_the_cache_is_bounded() -> None:
-    from zbus_web.http.event_json import FRAMES_KEPT, Frames
+    from zbus_web.http.event_json import FRAMES_KEPT, EventFrames
 
-    frames = Frames()
+    frames = EventFrames()
     events = [Event(1, number, 0, "a", b"x", {}, number + 1) for number in range(FRAMES_KEPT * 3)]
     assert frames.frame(events[0]) is frames.frame(events[0])
     for event in events:

@@ -11,7 +11,7 @@ import pytest
 from inside import node_of
 from web_support import DEADLINE_S, Web, refusal, until, web
 
-from zbus_web.http.protocol import Connection
+from zbus_web.http.protocol import HttpConnection
 
 
 async def connect(server: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -130,10 +130,10 @@ async def test_a_feed_is_not_held_to_the_time_of_a_head(log_path: Path) -> None:
             assert connection._late is None
 
 
-def connections() -> list[Connection]:
+def connections() -> list[HttpConnection]:
     """Those of the server, in this process."""
     gc.collect()
-    found = [each for each in gc.get_objects() if isinstance(each, Connection)]
+    found = [each for each in gc.get_objects() if isinstance(each, HttpConnection)]
     return [each for each in found if each in each.connections]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from zmq_support import until
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus_zmq.carry import capacity as capacity_module
 from zbus_zmq.carry.capacity import BYTES_MAX, MESSAGES_MAX, Capacity
 
@@ -28,7 +28,7 @@ def in_thread(step: Callable[[], None]) -> tuple[threading.Thread, list[BaseExce
         try:
             step()
             ended.append(None)
-        except FabricError as error:
+        except TransportError as error:
             ended.append(error)
 
     thread = threading.Thread(target=run)
@@ -42,7 +42,7 @@ def test_a_full_queue_is_an_error_after_a_while_and_nothing_is_taken(taken: tupl
     capacity = Capacity()
     capacity.reserve(*taken)
 
-    with pytest.raises(FabricError, match="full"):
+    with pytest.raises(TransportError, match="full"):
         capacity.reserve(1, 1)
 
     assert (capacity.messages, capacity.bytes) == taken
@@ -77,7 +77,7 @@ def test_without_a_link_a_sender_waits_a_moment_and_fails_with_the_reason() -> N
     capacity.set_linked(False)
     started = time.monotonic()
 
-    with pytest.raises(FabricError, match="no broker is connected at tcp://a:1; nothing was sent"):
+    with pytest.raises(TransportError, match="no broker is connected at tcp://a:1; nothing was sent"):
         capacity.reserve(1, 1)
 
     assert time.monotonic() - started >= 0.1
@@ -110,7 +110,7 @@ def test_closing_lets_senders_fail_at_once_including_those_that_wait() -> None:
     thread.join(5)
 
     assert "closed" in str(ended[0])
-    with pytest.raises(FabricError, match="closed"):
+    with pytest.raises(TransportError, match="closed"):
         capacity.reserve(1, 1)
 
 

@@ -18,7 +18,7 @@ from zmq_support import Collector, Replies, broker_process, raw_socket, until
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_zmq.fabric import open_fabric
 from zbus_zmq.io.curve import Keys, make_keys
 
@@ -168,7 +168,7 @@ def test_the_command_makes_keys_that_only_the_user_can_read(tmp_path: Path) -> N
 def test_secrets_are_in_no_repr_no_error_and_no_pickle(yard: Yard) -> None:
     secret = yard.keys("one")
     held = next(line for line in secret.read_text().splitlines() if "secret-key" in line).split('"')[1]
-    keys = Keys(secret, yard.allow, Counts("test"))
+    keys = Keys(secret, yard.allow, Counters("test"))
     with opened(yard.url(secret)) as (one,):
         shown = repr(one.diagnostics()) + repr(keys) + repr(one.__dict__)
     with pytest.raises(TypeError):

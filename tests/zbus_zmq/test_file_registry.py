@@ -19,9 +19,9 @@ from zmq_support import children, until
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_zmq.address.options import read_options
-from zbus_zmq.find.discovery import Node, Nodes
+from zbus_zmq.find.discovery import NodeRecord, Nodes
 from zbus_zmq.find.file_registry import FileRegistry
 from zbus_zmq.find.lease import decode_lease, encode_lease, take_lease
 
@@ -29,15 +29,15 @@ from zbus_zmq.find.lease import decode_lease, encode_lease, take_lease
 @contextmanager
 def registry(folder: Path, **options: Any) -> Iterator[FileRegistry]:
     query = "".join(f"&{name}={value}" for name, value in options.items())
-    made = FileRegistry(read_options(BusConfig(), f"zmq://?registry={folder}{query}"), Counts("test"))
+    made = FileRegistry(read_options(BusConfig(), f"zmq://?registry={folder}{query}"), Counters("test"))
     try:
         yield made
     finally:
         made.close()
 
 
-def node(name: str, *answers: str) -> Node:
-    return Node(node=name, publish=f"tcp://127.0.0.1:{len(name)}", requests="tcp://127.0.0.1:2", serves=answers)
+def node(name: str, *answers: str) -> NodeRecord:
+    return NodeRecord(node=name, publish=f"tcp://127.0.0.1:{len(name)}", requests="tcp://127.0.0.1:2", serves=answers)
 
 
 class Watch:
@@ -225,12 +225,12 @@ def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None
     tmp_path.chmod(0o777)
 
     with pytest.raises(ConfigInvalid, match="everybody"):
-        FileRegistry(read_options(BusConfig(), f"zmq://?registry={tmp_path}"), Counts("test"))
+        FileRegistry(read_options(BusConfig(), f"zmq://?registry={tmp_path}"), Counters("test"))
 
 
 def test_the_default_folder_is_private_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    made = FileRegistry(read_options(BusConfig(), "zmq://"), Counts("test"))
+    made = FileRegistry(read_options(BusConfig(), "zmq://"), Counters("test"))
     made.close()
 
     assert made.folder == tmp_path / "zbus-zmq"
@@ -241,7 +241,7 @@ def test_files_that_are_no_leases_are_counted_and_passed_over(tmp_path: Path) ->
     (tmp_path / "bad.json").write_bytes(b"{")
     (tmp_path / "list.json").write_bytes(b"[]")
     (tmp_path / "folder.json").mkdir()
-    counts = Counts("test")
+    counts = Counters("test")
     made = FileRegistry(read_options(BusConfig(), f"zmq://?registry={tmp_path}"), counts)
     try:
         made.announce(node("aa"))

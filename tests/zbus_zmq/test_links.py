@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq_support import until
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
 
@@ -129,7 +129,7 @@ class Clock:
 def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_grow_to_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, counts = Clock(), Counts("test")
+    clock, counts = Clock(), Counters("test")
     monkeypatch.setattr("zbus_zmq.io.links.time", clock)
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         links = Links(clock, socket, None, counts)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
 
 
 def test_links_know_which_endpoints_are_connected_and_report_the_first_and_the_last(tmp_path: Path) -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     io, linked = IoThread("test", counts), list[bool]()
     with zmq.Context() as context, context.socket(zmq.PUB) as one, context.socket(zmq.PUB) as two:
         one_at = f"tcp://127.0.0.1:{one.bind_to_random_port('tcp://127.0.0.1')}"
@@ -178,7 +178,7 @@ def test_links_know_which_endpoints_are_connected_and_report_the_first_and_the_l
 
 
 def test_an_endpoint_of_another_scheme_is_refused() -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         links = Links(Clock(), socket, None, counts)  # type: ignore[arg-type]
 

@@ -15,10 +15,10 @@ from zmq_support import Collector, Replies, children, until
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_zmq.address.options import read_options
 from zbus_zmq.fabric import open_fabric
-from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.find.liveliness import LivelinessDiscovery
 
 
@@ -130,10 +130,10 @@ def test_a_session_that_cannot_be_opened_is_tried_again_after_pauses_that_grow(
 
     monkeypatch.setattr("zbus_zmq.find.liveliness.zenoh.open", refuse)
     options = read_options(BusConfig(), f"zmq://?discovery=zenoh&zenoh_connect=tcp/127.0.0.1:{port}")
-    discovery = LivelinessDiscovery(options, Counts("test"), None)
+    discovery = LivelinessDiscovery(options, Counters("test"), None)
     try:
         assert until(lambda: len(tried) >= 5)
-        discovery.announce(Node(node="aa"))  # what wakes the thread does not shorten the pause
+        discovery.announce(NodeRecord(node="aa"))  # what wakes the thread does not shorten the pause
         assert until(lambda: len(tried) >= 6)
     finally:
         before = time.monotonic()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zmq_support import Collector, fabrics, raw_socket, until
 
 from zbus_zmq.address.topics import topic_of
-from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.find.lease import encode_lease, take_lease
 
 GOOD = topic_of("a/b")
@@ -46,7 +46,7 @@ def rogue_publisher(rogues: Rogues, folder: Path, name: str = "cd" * 8) -> Any:
     socket = rogues.socket(zmq.XPUB)
     socket.bind("tcp://127.0.0.1:*")
     endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-    node = Node(node=name, publish=endpoint, requests="tcp://127.0.0.1:1")
+    node = NodeRecord(node=name, publish=endpoint, requests="tcp://127.0.0.1:1")
     (folder / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
     while True:
         assert socket.poll(10_000)
@@ -178,7 +178,7 @@ def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Ro
 def test_an_announcement_with_an_endpoint_that_is_none_is_counted_and_tried_again(tmp_path: Path) -> None:
     collector = Collector()
     for number, endpoint in enumerate(["nonsense", "ipc:///tmp/x", "tcp://", "tcp://127.0.0.1:99999", ""]):
-        node = Node(node=f"{number:016x}", publish=endpoint, requests=endpoint, serves=("svc/a",))
+        node = NodeRecord(node=f"{number:016x}", publish=endpoint, requests=endpoint, serves=("svc/a",))
         (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
     from zbus.config import BusConfig
     from zbus_zmq.fabric import open_fabric

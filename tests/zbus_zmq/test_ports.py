@@ -12,7 +12,7 @@ from free_ports import free_ports
 from zmq_support import Collector, children, fabrics, until
 
 from zbus.config import BusConfig
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus_zmq.fabric import open_fabric
 
 
@@ -43,7 +43,7 @@ def test_two_processes_share_a_range_and_a_third_is_told_that_it_is_full(
         for child in (start("hold", url), start("hold", url)):
             child.wait_for("diagnostics")
 
-        with pytest.raises(FabricError, match=f"{ports[0]} to {ports[1]}"):
+        with pytest.raises(TransportError, match=f"{ports[0]} to {ports[1]}"):
             open_fabric(BusConfig(), url)
 
 
@@ -71,7 +71,7 @@ def test_a_port_that_is_named_is_the_one_for_events(tmp_path: Path, ports: tuple
     fabric = open_fabric(BusConfig(), url)
     try:
         assert port_of(fabric.diagnostics()["publish"]) == ports[0]
-        with pytest.raises(FabricError, match="in use"):
+        with pytest.raises(TransportError, match="in use"):
             open_fabric(BusConfig(), url)
     finally:
         fabric.close()
@@ -109,7 +109,7 @@ def test_ports_come_from_the_port_server_where_there_is_one(
 def test_a_port_server_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "nobody"))
 
-    with pytest.raises(FabricError, match="port server"):
+    with pytest.raises(TransportError, match="port server"):
         open_fabric(BusConfig(), f"zmq://?registry={tmp_path}")
 
 

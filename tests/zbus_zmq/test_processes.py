@@ -144,7 +144,7 @@ def test_a_slow_subscriber_slows_the_publisher_and_misses_nothing(tmp_path: Path
 def test_sending_waits_while_the_queue_is_full_and_closing_ends_the_wait(tmp_path: Path) -> None:
     import threading
 
-    from zbus.errors import FabricError
+    from zbus.errors import TransportError
 
     url = f"zmq://?registry={tmp_path}&hwm=10&stall_s=60&linger_s=0.2"
     outcome: list[Exception] = []
@@ -160,7 +160,7 @@ def test_sending_waits_while_the_queue_is_full_and_closing_ends_the_wait(tmp_pat
                 while True:
                     here.send([("a/b", b"x" * 100_000)] * 10)
                     sent[0] += 10
-            except FabricError as error:
+            except TransportError as error:
                 outcome.append(error)
 
         thread = threading.Thread(target=pour)

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from zmq_support import Replies, children, fabrics, raw_socket, until
 
 from zbus.config import BusConfig
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
-from zbus_zmq.carry.request_client import PendingRequest, RequestClient
-from zbus_zmq.carry.request_server import BURST, RequestServer
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
+from zbus_zmq.carry.request_client import ZmqPendingRequest, ZmqRequestClient
+from zbus_zmq.carry.request_server import BURST, ZmqRequestServer
 from zbus_zmq.fabric import open_fabric
-from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.find.lease import encode_lease, take_lease
 
 
@@ -130,7 +130,7 @@ def test_a_request_that_takes_too_long_ends_and_its_server_is_notified(url: str)
         def refused() -> bool:
             try:
                 requests[0].reply(b"late")
-            except FabricError:
+            except TransportError:
                 return True
             return False
 
@@ -152,7 +152,7 @@ def test_a_client_that_no_longer_listens_is_noticed_by_the_server(url: str) -> N
             while time.monotonic() < deadline:
                 requests[0].reply(b"x" * 1000)
 
-        with pytest.raises(FabricError, match="not sent"):
+        with pytest.raises(TransportError, match="not sent"):
             pour()
         assert replies.ends == 0
 
@@ -178,15 +178,15 @@ class ClientSocket:
 
 
 def pending_request(
-    counts: Counts,
-) -> tuple[RequestClient, PendingRequest, ClientSocket, list[Callable[[], None]], Replies]:
+    counts: Counters,
+) -> tuple[ZmqRequestClient, ZmqPendingRequest, ClientSocket, list[Callable[[], None]], Replies]:
     """A request that was sent to another node, without a network; what is posted to the I/O thread is collected."""
     socket, posted, replies = ClientSocket(), list[Callable[[], None]](), Replies()
     io = SimpleNamespace(post=posted.append, later=lambda *timer: None)
     links = SimpleNamespace(connect=lambda *endpoint: True)
-    client = RequestClient(io, socket, links, "own", counts)  # type: ignore[arg-type]
-    client.set_nodes({"ab": Node(node="ab", requests="tcp://127.0.0.1:1", serves=("svc/a",))})
-    request = PendingRequest("svc/a", b"q", replies, time.monotonic() + 60, b"12345678")
+    client = ZmqRequestClient(io, socket, links, "own", counts)  # type: ignore[arg-type]
+    client.set_nodes({"ab": NodeRecord(node="ab", requests="tcp://127.0.0.1:1", serves=("svc/a",))})
+    request = ZmqPendingRequest("svc/a", b"q", replies, time.monotonic() + 60, b"12345678")
     client.send(request)
     return client, request, socket, posted, replies
 
@@ -196,7 +196,7 @@ def reply(number: int) -> list[bytes]:
 
 
 def test_replies_between_close_and_the_cancellation_do_not_prevent_it() -> None:
-    counts = Counts("test")
+    counts = Counters("test")
     client, request, socket, posted, replies = pending_request(counts)
 
     request.close()
@@ -211,7 +211,7 @@ def test_replies_between_close_and_the_cancellation_do_not_prevent_it() -> None:
 
 
 def test_a_request_is_cancelled_if_a_reply_is_out_of_order() -> None:
-    client, _, socket, _, replies = pending_request(Counts("test"))
+    client, _, socket, _, replies = pending_request(Counters("test"))
 
     socket.arrived.append(reply(1))
     client.on_readable()
@@ -231,7 +231,7 @@ def test_a_handler_that_replies_faster_than_the_socket_sends_leaves_the_thread_t
             requests[0].reply(b"more")  # there is always one more
 
     socket = SimpleNamespace(set=lambda *option: None, send_multipart=send)
-    server = RequestServer(SimpleNamespace(post=posted.append), socket, Counts("test"))  # type: ignore[arg-type]
+    server = ZmqRequestServer(SimpleNamespace(post=posted.append), socket, Counters("test"))  # type: ignore[arg-type]
     server.serve(["svc/a"], requests.append)
     server._take(zmq.Frame(), b"client", b"12345678", b"svc/a", b"")
     requests[0].reply(b"first")
@@ -242,7 +242,7 @@ def test_a_handler_that_replies_faster_than_the_socket_sends_leaves_the_thread_t
     assert len(sent) <= BURST
     assert len(posted) == 2, "it continues later, and was not woken for each reply"
     server.end((b"client", b"12345678"))
-    with pytest.raises(FabricError, match="no longer listens"):
+    with pytest.raises(TransportError, match="no longer listens"):
         requests[0].reply(b"x")
 
 
@@ -273,7 +273,7 @@ def test_a_request_ends_when_its_connection_breaks_and_is_not_sent_to_another(tm
     server = raw_socket(context, zmq.ROUTER)
     server.bind("tcp://127.0.0.1:*")
     endpoint = server.get_string(zmq.LAST_ENDPOINT)
-    node = Node(node="ab" * 8, requests=endpoint, serves=("svc/a",))
+    node = NodeRecord(node="ab" * 8, requests=endpoint, serves=("svc/a",))
     try:
         with fabrics(url) as (one, other):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
@@ -298,7 +298,7 @@ def test_a_reply_that_is_missing_ends_the_request_and_is_counted(tmp_path: Path,
     context: zmq.Context[Any] = zmq.Context()
     server = raw_socket(context, zmq.ROUTER)
     server.bind("tcp://127.0.0.1:*")
-    node = Node(node="ab" * 8, requests=server.get_string(zmq.LAST_ENDPOINT), serves=("svc/a",))
+    node = NodeRecord(node="ab" * 8, requests=server.get_string(zmq.LAST_ENDPOINT), serves=("svc/a",))
     try:
         with fabrics(url, 1) as (one,):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
@@ -318,7 +318,7 @@ def test_a_reply_that_is_missing_ends_the_request_and_is_counted(tmp_path: Path,
 
 
 def test_a_dead_server_is_skipped_for_a_live_one(tmp_path: Path, url: str) -> None:
-    ghost = Node(node="ab" * 8, requests="tcp://127.0.0.1:1", serves=("svc/a",))
+    ghost = NodeRecord(node="ab" * 8, requests="tcp://127.0.0.1:1", serves=("svc/a",))
     with fabrics(url) as (one, other):
         other.answer(["svc/a"], answering(b"alive"))
         (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))
@@ -360,7 +360,7 @@ def test_requests_in_flight_end_when_a_fabric_closes(url: str) -> None:
         one.close()
         assert replies.wait(5) == []
         other.close()
-        with pytest.raises(FabricError):
+        with pytest.raises(TransportError):
             requests[0].reply(b"late")
 
 
@@ -398,7 +398,7 @@ def test_whatever_a_server_replies_the_request_ends_and_the_next_one_gets_its_ow
     context: zmq.Context[Any] = zmq.Context()
     rogue = raw_socket(context, zmq.ROUTER, RCVTIMEO=20_000)
     rogue.bind("tcp://127.0.0.1:*")
-    mine = Node(node="cd" * 8, requests=rogue.get_string(zmq.LAST_ENDPOINT), serves=("svc/rogue",))
+    mine = NodeRecord(node="cd" * 8, requests=rogue.get_string(zmq.LAST_ENDPOINT), serves=("svc/rogue",))
     (tmp_path / f"{mine.node}.json").write_bytes(encode_lease(take_lease("default", mine, 3600)))
     part = st.sampled_from([b"", b"R", b"E", b"N", b"C", b"id", bytes(8), (1).to_bytes(8), b"12345678"]) | st.binary(
         max_size=10

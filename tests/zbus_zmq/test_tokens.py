@@ -9,16 +9,16 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbus_zmq.find.discovery import Node
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.find.tokens import assemble, tails_of
 
-NODE = Node(node="ab" * 8, publish="tcp://127.0.0.1:1", requests="tcp://127.0.0.1:2", serves=("svc/a", "svc/ü"))
+NODE = NodeRecord(node="ab" * 8, publish="tcp://127.0.0.1:1", requests="tcp://127.0.0.1:2", serves=("svc/a", "svc/ü"))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.dictionaries(st.sampled_from([*Node.__struct_encode_fields__, "more"]), JSON, max_size=6)
+FIELDS = st.dictionaries(st.sampled_from([*NodeRecord.__struct_encode_fields__, "more"]), JSON, max_size=6)
 
 
 def packed(data: bytes) -> str:
@@ -42,7 +42,7 @@ TAILS = OTHER_TAILS | st.one_of(
 )
 
 
-def without_name(node: Node) -> set[str]:
+def without_name(node: NodeRecord) -> set[str]:
     return {tail.removeprefix(f"{node.node}/") for tail in tails_of(node)}
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus.event import Provenance
 from zbus.introspection import snapshot
 from zbus.keys import KeySet
@@ -207,7 +207,7 @@ class _Sides:
             if log is not None and not self._left_noted:
                 await self._note_left(log)
             await self._node.link(url)
-        except FabricError as error:
+        except TransportError as error:
             if log is None:
                 raise
             record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
@@ -242,7 +242,7 @@ class _Sides:
                 await self._node.link(url)
                 record(BRIDGE_LINKED, transport=self._names[url])
                 return
-            except FabricError as error:
+            except TransportError as error:
                 pause = pauses.next()
                 record(
                     BRIDGE_AWAY,

@@ -57,14 +57,14 @@ class Commands(Group):
             raise _not_installed(ctx.invoked_subcommand, error) from error
 
 
-class Records(StrEnum):
+class LoggingFormat(StrEnum):
     """How records are written."""
 
     text = "text"
     json = "json"
 
 
-class Level(StrEnum):
+class LoggingLevel(StrEnum):
     """How much is written."""
 
     debug = "debug"
@@ -92,15 +92,15 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
     records: Annotated[
-        Records | None, typer.Option(help="Write records of what happens to stderr, as text or as JSON lines.")
+        LoggingFormat | None, typer.Option(help="Write records of what happens to stderr, as text or as JSON lines.")
     ] = None,
     records_level: Annotated[
-        Level, typer.Option(help="From which level on: debug also tells of events, once per burst.")
-    ] = Level.info,
+        LoggingLevel, typer.Option(help="From which level on: debug also tells of events, once per burst.")
+    ] = LoggingLevel.info,
 ) -> None:
     """What comes before a command."""
     if records is not None:
-        zbus.write_records(records.value, level=records_level.value)
+        zbus.configure_logging(records.value, level=records_level.value)
 
 
 def main() -> NoReturn:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from zbus.errors import ConfigInvalid, EventInvalid, LogMissing, SchemaConflict, SchemaError, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogRequired, SchemaConflict, SchemaError, ZbusError
 
 ERROR, USAGE = 1, 2
 
@@ -21,7 +21,7 @@ def describe(error: Exception) -> tuple[str, int]:
         return _usage(error), getattr(error, "exit_code", USAGE)
     if isinstance(error, ZbusError):
         notes = getattr(error, "__notes__", [])
-        usage = isinstance(error, ConfigInvalid | EventInvalid | LogMissing | SchemaError)
+        usage = isinstance(error, ConfigInvalid | EventInvalid | LogRequired | SchemaError)
         code = USAGE if usage and not isinstance(error, SchemaConflict) else ERROR
         return _one_line("; ".join([str(error), *notes])), code
     if isinstance(error, OSError):

@@ -16,7 +16,7 @@ STORE_S = 0.02
 Run = Callable[..., "asyncio.Future[Any]"]
 
 
-class Durable:
+class Acknowledgements:
     """Positions only rise. Those that nobody awaits are stored together, some milliseconds later."""
 
     def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from zbus.ports.cache import Target
 from zbus.ports.log import Row
 from zbus.util.runtime import Runtime
 
-from .key_trie import Router
+from .key_trie import KeyTrie
 
 RECENT_EVENTS = 8192
 RECENT_BYTES = 16 * 1024 * 1024
@@ -33,7 +33,7 @@ RECENT_BYTES = 16 * 1024 * 1024
 Watcher = Callable[[Sequence[Row], int], None]
 
 
-class Interest(Protocol):
+class RemoteInterest(Protocol):
     """Asks other nodes for events: the network."""
 
     def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
@@ -43,7 +43,7 @@ class Interest(Protocol):
         """Undo one `want`."""
 
 
-class Subscription(Target, Protocol):
+class LocalSubscription(Target, Protocol):
     """A target that users read from."""
 
     durable: str | None
@@ -66,10 +66,10 @@ class Dispatcher:
 
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime, taken: Histogram | None = None) -> None:
         self.count, self._time_ns, self._taken = count, runtime.time_ns, taken
-        self.interest: Interest | None = None  # set while the node has a network
-        self.subscriptions: dict[Subscription, None] = {}  # those that are open, in the order of their opening
+        self.interest: RemoteInterest | None = None  # set while the node has a network
+        self.subscriptions: dict[LocalSubscription, None] = {}  # those that are open, in the order of their opening
         self.crowded = False  # some queue is half full: a publisher that never waits should let subscribers run
-        self.router: Router[Target] = Router()
+        self.router: KeyTrie[Target] = KeyTrie()
         self.deliveries = 0  # events that went to live subscriptions, each as often as it did
         self.delivered = 0  # every stored event up to here went to the live subscriptions
         self.watchers: tuple[Watcher, ...] = ()
@@ -78,12 +78,12 @@ class Dispatcher:
         self._recent_events = self._recent_bytes = 0
         self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
 
-    def attach(self, subscription: Subscription) -> asyncio.Future[Any] | None:
+    def attach(self, subscription: LocalSubscription) -> asyncio.Future[Any] | None:
         """Deliver to a new subscription; the future completes when other nodes are asked for its events."""
         self.subscriptions[subscription] = None
         return self.route(subscription, keep=subscription.durable is not None)
 
-    def detach(self, subscription: Subscription) -> None:
+    def detach(self, subscription: LocalSubscription) -> None:
         """Deliver to a subscription no longer."""
         if subscription in self.subscriptions:
             del self.subscriptions[subscription]
@@ -92,7 +92,7 @@ class Dispatcher:
     def route(self, target: Target, *local: str, keep: bool = False) -> asyncio.Future[Any] | None:
         """Deliver to a target; the future completes when other nodes are asked for its events.
 
-        `local` expressions are delivered from this node only. `keep` is passed on to `Interest.want`.
+        `local` expressions are delivered from this node only. `keep` is passed on to `RemoteInterest.want`.
         """
         for expression in (*target.key_exprs, *local):
             self.router.add(expression, target)

@@ -64,7 +64,7 @@ def _ends(segment: str) -> tuple[tuple[int, int], tuple[str, str]]:
     return (len(first), len(last)), (first, last)
 
 
-class Router(Generic[T]):
+class KeyTrie(Generic[T]):
     """Maps keys to the values (subscriptions) whose expressions match.
 
     >>> router = Router[str]()

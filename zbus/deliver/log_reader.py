@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from zbus.errors import LogMissing
+from zbus.errors import LogRequired
 from zbus.ports.log import Log
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class LogReader(NamedTuple):
         return self.log is not None and self.log.read_only
 
     def required(self, doing: str) -> Log:
-        """Return the log. Raises `LogMissing` if this bus has none; `doing` says what it was needed for."""
+        """Return the log. Raises `LogRequired` if this bus has none; `doing` says what it was needed for."""
         if self.log is None:
-            raise LogMissing(doing)
+            raise LogRequired(doing)
         return self.log

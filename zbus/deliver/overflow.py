@@ -25,7 +25,7 @@ QUEUE_FULL = "queue_full", "a subscription's queue is full"
 BACKLOG_FULL = "backlog_full", "a subscription is not read, and the backlog beside its queue is full"
 
 
-class Subscription(Protocol):
+class OverflowTarget(Protocol):
     """The subscription of a policy, as the policy sees it. The object itself is a reason for backpressure."""
 
     @property
@@ -44,7 +44,7 @@ class Policy:
     needs_log = False  # reads from the log, so events of other nodes are stored there
     follows_reads = False  # from now on, call `taken` for each event that is taken from the queue
 
-    def __init__(self, subscription: Subscription, queue: Buffer, host: Host) -> None:
+    def __init__(self, subscription: OverflowTarget, queue: Buffer, host: Host) -> None:
         self._subscription, self._queue = subscription, queue
         self._count, self._throttle = host.dispatcher.count, Throttle(REPORT_EVERY_S, host.runtime.monotonic)
         self.dropped = 0
@@ -154,7 +154,7 @@ class Block(Policy):
 
     name = "block"
 
-    def __init__(self, subscription: Subscription, queue: Buffer, host: Host) -> None:
+    def __init__(self, subscription: OverflowTarget, queue: Buffer, host: Host) -> None:
         super().__init__(subscription, queue, host)
         self._backpressure = host.backpressure
         self._backlog = Backlog(BACKLOG_BYTES_MAX)

@@ -15,14 +15,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from zbus.errors import ConfigInvalid, LogError, LogMissing, SubscriberLagged, ZbusError
-from zbus.event import Event, Receipt
+from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
+from zbus.event import DeliveryHandle, Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record
 from zbus.ports.log import Span
 from zbus.scope import Scope
 
-from .acknowledgements import Durable
+from .acknowledgements import Acknowledgements
 from .buffer import Backlog, Buffer
 from .host import Host
 from .log_reader import STALE_S, LogReader
@@ -71,12 +71,12 @@ class EventSubscriber:
         self._closed = self._reading = self._nudged = False
         self._position = self._dispatcher.delivered  # everything up to here is queued, handed over, or not asked for
         self._handed = self._position
-        self._durable: Durable | None = None
+        self._durable: Acknowledgements | None = None
         if durable is not None:
-            self._durable = Durable(
+            self._durable = Acknowledgements(
                 self._reader.required("a durable name").cursors, self._reader.run, durable, keys.expressions
             )
-        self._receipt = Receipt(schema, self._durable.acknowledge if self._durable is not None else None)
+        self._receipt = DeliveryHandle(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and durable is None
         self._live = self._resolved and not self._reader.read_only
         # Whether events of other nodes are stored in the log of this node, and delivered from there.
@@ -442,9 +442,9 @@ def check_options(
     if not isinstance(queue_events, int) or queue_events < 1:
         raise ConfigInvalid("queue_events", "a queue holds at least one event")
     if reader.log is None and (durable is not None or policy.needs_log):
-        raise LogMissing("a durable name" if durable is not None else f"overflow={name!r}")
+        raise LogRequired("a durable name" if durable is not None else f"overflow={name!r}")
     if start != "new" and reader.log is None:
-        raise LogMissing("a start in the past")
+        raise LogRequired("a start in the past")
     if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
         raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")
     return name  # type: ignore[return-value]

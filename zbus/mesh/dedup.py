@@ -16,7 +16,7 @@ SKIPPED_AT_ONCE_MAX = 4096
 WINDOW_S = 120.0
 
 
-class Seen:
+class Dedup:
     """Lives on one thread. `first_time` is the whole of it.
 
     >>> seen = Seen(Runtime())

@@ -14,15 +14,15 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
 from zbus.wire.envelope import Envelope
 
-from .interest import NEVER, Wants
+from .interest import NEVER, Interest
 
 KEYS_MAX = PUBLISHERS_MAX = 10_000
 
 
-class Teller(Protocol):
+class GapReporter(Protocol):
     """What tells of holes."""
 
-    wants: Wants
+    wants: Interest
 
     def gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
         """What was not seen of a publisher before this sequence is missing for good; whether that is anything.
@@ -37,10 +37,10 @@ class Teller(Protocol):
         """Add to a counter."""
 
 
-class Holes:
+class GapLedger:
     """Lives on the loop, like the origin whose holes these are."""
 
-    def __init__(self, origin: int, teller: Teller, runtime: Runtime) -> None:
+    def __init__(self, origin: int, teller: GapReporter, runtime: Runtime) -> None:
         self._origin, self._teller, self._monotonic = origin, teller, runtime.monotonic
         self._named: dict[str, tuple[float, Newest]] = {}  # by beacons, and when
         self._told: dict[str, Newest] = {}  # up to which event of a key its holes were told
@@ -100,10 +100,10 @@ class Holes:
         self._told.clear()
 
 
-class Trimmed:
+class TrimmedRanges:
     """What retention removed at a node before we had it: told at the next event of each of its publishers."""
 
-    def __init__(self, origin: int, low_water: int, teller: Teller, runtime: Runtime) -> None:
+    def __init__(self, origin: int, low_water: int, teller: GapReporter, runtime: Runtime) -> None:
         self._origin, self._low_water, self._teller = origin, low_water, teller
         self._at_ns = runtime.time_ns()
         self._told: set[int] = set()

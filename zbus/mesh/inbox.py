@@ -1,7 +1,7 @@
 """The inbox: frames from other nodes, off the fabrics' threads and onto the loop, once per burst.
 
 What is new goes to the subscriptions; what this node records goes to its log first, and reaches them
-from there. Whoever sent it is an `Origin`, which knows what is missing.
+from there. Whoever sent it is an `Peer`, which knows what is missing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
 
-from .dedup import Seen
+from .dedup import Dedup
 from .host import Host, Receives
-from .interest import NOTHING, Wants
+from .interest import NOTHING, Interest
 from .log_service import LogPage
-from .peer import Origin
-from .sequence_marks import Heard
+from .peer import Peer
+from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
@@ -47,7 +47,7 @@ class Inbox:
         host: Host,
         network: Receives,
         own: int,
-        wants: Wants,
+        wants: Interest,
         payload_bytes_max: int,
         forwards: bool,
         runtime: Runtime,
@@ -62,15 +62,15 @@ class Inbox:
         )
         self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # while nothing is taken in
-        self._seen = Seen(runtime)
+        self._seen = Dedup(runtime)
         self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
-        self._origins: dict[int, Origin] = {}
+        self._origins: dict[int, Peer] = {}
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._runtime = runtime
         self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
         self.stored_events = 0  # of other nodes, in our log
         self.received: dict[str, int] = {}  # events by link, duplicates among them
-        self.heard = Heard(runtime)
+        self.heard = SequenceMarks(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
     def receiver(self, link: str, dense: bool) -> Receive:
@@ -203,14 +203,14 @@ class Inbox:
         if done:
             stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
 
-    def _origin(self, id_: int) -> Origin:
+    def _origin(self, id_: int) -> Peer:
         origin = self._origins.get(id_)
         if origin is None:
             if len(self._origins) >= ORIGINS_MAX:
                 oldest = min(self._origins.values(), key=lambda each: each.heard_at)
                 oldest.close()
                 del self._origins[oldest.id]
-            origin = self._origins[id_] = Origin(id_, self, self.positions.get(id_), self._runtime)
+            origin = self._origins[id_] = Peer(id_, self, self.positions.get(id_), self._runtime)
         return origin
 
     def _watch(self, envelopes: Sequence[Envelope]) -> None:

@@ -13,7 +13,7 @@ KEYS_KEPT_MAX = 10_000
 NEVER = 1 << 63
 
 
-class Wanted(NamedTuple):
+class KeyInterest(NamedTuple):
     """Of one key: since when it is wanted at all, since when by readers that are live only, and whether it is recorded.
 
     In ns; `NEVER` where nobody wants it.
@@ -24,15 +24,15 @@ class Wanted(NamedTuple):
     recorded: bool
 
 
-NOTHING = Wanted(NEVER, NEVER, False)
+NOTHING = KeyInterest(NEVER, NEVER, False)
 
 
-class Wants:
+class Interest:
     """Expressions with how many use them, since when, and whether they are to be recorded."""
 
     def __init__(self) -> None:
         self._users: Counter[tuple[str, int, bool]] = Counter()
-        self._known = Memo[str, Wanted](KEYS_KEPT_MAX, self._match)
+        self._known = Memo[str, KeyInterest](KEYS_KEPT_MAX, self._match)
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Wants:
         self._users += Counter()  # drop what nobody uses
         self._known.clear()
 
-    def of(self, key: str) -> Wanted:
+    def of(self, key: str) -> KeyInterest:
         """What is wanted of `key`.
 
         >>> wants = Wants()
@@ -70,11 +70,11 @@ class Wants:
         """
         return self._known[key]
 
-    def _match(self, key: str) -> Wanted:
+    def _match(self, key: str) -> KeyInterest:
         since = live_since = NEVER
         recorded = False
         for expression, moment, record in self._users:
             if matches(expression, key):
                 since, recorded = min(since, moment), recorded or record
                 live_since = live_since if record else min(live_since, moment)
-        return Wanted(since, live_since, recorded)
+        return KeyInterest(since, live_since, recorded)

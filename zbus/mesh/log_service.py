@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from zbus.errors import EventInvalid, FabricError, KeyInvalid
+from zbus.errors import EventInvalid, KeyInvalid, TransportError
 from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
@@ -33,7 +33,7 @@ _encode = msgspec.msgpack.Encoder().encode
 Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
 
 
-class _Wanted(msgspec.Struct, array_like=True, frozen=True):
+class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     """A question for a page. Fields are added at the end alone, with what stands for their absence."""
 
     keys: tuple[str, ...]  # none: every key, also those that no wildcard matches
@@ -52,7 +52,7 @@ class _Covered(msgspec.Struct, array_like=True, frozen=True):
     skipped: _Number = 0  # corrupt events that were left out
 
 
-class LogTold(msgspec.Struct, array_like=True, frozen=True):
+class LogInfo(msgspec.Struct, array_like=True, frozen=True):
     """What a node says of its log, and the logs of other nodes that it has heard of since it runs."""
 
     origin: _Number
@@ -61,9 +61,9 @@ class LogTold(msgspec.Struct, array_like=True, frozen=True):
     heard: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=HEARD_MAX)]
 
 
-_decode_wanted = msgspec.msgpack.Decoder(_Wanted).decode
+_decode_wanted = msgspec.msgpack.Decoder(_PageRequest).decode
 _decode_covered = msgspec.msgpack.Decoder(_Covered).decode
-_decode_told = msgspec.msgpack.Decoder(LogTold).decode
+_decode_told = msgspec.msgpack.Decoder(LogInfo).decode
 
 
 def log_key(origin: int) -> str:
@@ -85,7 +85,7 @@ class LogService:
 
     def tell(self, question: bytes, link: str = "") -> Iterator[bytes]:
         """Which log this is, and how far it reaches."""
-        yield _encode(LogTold(self._origin, self._log.head(), self._log.low_water(), self._heard()))
+        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._heard()))
 
     def page(self, question: bytes, link: str = "") -> Iterator[bytes]:
         """Frames of events, then how far they reach."""
@@ -166,31 +166,31 @@ async def ask_page(
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    question = _encode(_Wanted(keys, after, from_ns, own, until, to_ns, events))
+    question = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
     async for body in ask(log_key(origin), question, timeout_s):
         if body[:1] == b"\0":
             try:
                 covered = _decode_covered(memoryview(body)[1:])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
+                raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
         else:
             try:
                 envelopes += open_frame(body)
             except EventInvalid as error:
-                raise FabricError(f"the log {origin:x} answered nonsense: {error}") from error
+                raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
     if covered is None:
-        raise FabricError(f"the log {origin:x} did not say how far its page reaches; ask again")
+        raise TransportError(f"the log {origin:x} did not say how far its page reaches; ask again")
     return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
 
 
-async def ask_log(ask: Ask, timeout_s: float) -> LogTold:
+async def ask_log(ask: Ask, timeout_s: float) -> LogInfo:
     """What one of the nodes that keep a log says of it: where there are several, any of them may answer."""
-    told: LogTold | None = None
+    told: LogInfo | None = None
     async for body in ask(LOGS, b"", timeout_s):
         try:
             told = _decode_told(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FabricError(f"a node answered nonsense for {LOGS!r}: {error}") from error
+            raise TransportError(f"a node answered nonsense for {LOGS!r}: {error}") from error
     if told is None:
-        raise FabricError(f"a node answered nothing for {LOGS!r}; ask again")
+        raise TransportError(f"a node answered nothing for {LOGS!r}; ask again")
     return told

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import FabricError, FabricLacks, NobodyAnswers
+from zbus.errors import NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.records import FABRIC_ERROR, record
 from zbus.ports.fabric import Fabric
@@ -28,14 +28,14 @@ from zbus.wire.provenance import Forward
 
 from .host import Host
 from .inbox import Inbox
-from .interest import Wants
+from .interest import Interest
 from .link import Link, label, link_names
 from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
-from .node_registry import Registry
-from .request_client import CANCELS, Asker
-from .request_server import Answers
+from .node_registry import NodeRegistry
+from .request_client import CANCELS, RequestClient
+from .request_server import RequestServer
 from .send_queue import SendQueue
-from .transit import Waiting
+from .transit import Transit
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
@@ -65,10 +65,10 @@ class Network:
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
-        self.wants = Wants()
-        self.answers = Answers(host.count, runtime)
+        self.wants = Interest()
+        self.answers = RequestServer(host.count, runtime)
         self.forward = forward  # a bridge sends on what others published, over each of its links by name
-        self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)  # and has these to send, by where they came
+        self.waiting: defaultdict[str, Transit] = defaultdict(Transit)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._position = 0  # without a log, the number of the last event
@@ -77,8 +77,8 @@ class Network:
         self._unstored: dict[str, int] = {}  # what beacons told
         self._since: dict[str, int] = {}
         self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None, runtime)
-        self.asker = Asker(lambda: [link.fabric for link in self.links], host.run, runtime)
-        self.registry = Registry(config, self, published_keys, host.log is not None, host.count, runtime)
+        self.asker = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
+        self.registry = NodeRegistry(config, self, published_keys, host.log is not None, host.count, runtime)
         self._declaring = runtime.executor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
@@ -289,10 +289,12 @@ class Network:
         self._declare()
 
     def check_answering(self, links: Sequence[Link] | None = None) -> None:
-        """Raise `FabricLacks` where none of the links (or of these) can carry a question."""
+        """Raise `TransportUnsupported` where none of the links (or of these) can carry a question."""
         links = self.links if links is None else links
         if links and all(link.fabric.events_only for link in links):
-            raise FabricLacks(", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does")
+            raise TransportUnsupported(
+                ", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does"
+            )
 
     def answering(self) -> asyncio.Future[Any]:
         """Tell the fabrics for which keys this node answers."""
@@ -306,7 +308,7 @@ class Network:
         heard_on = next((each.fabric for each in self.links if each.label == link), None)
         ask = partial(self.asker.ask, first=heard_on, stream=True)
         if not self.links:
-            raise NobodyAnswers(log_key(origin))
+            raise NoResponders(log_key(origin))
         return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
     # What the inbox and the node registry call.
@@ -382,13 +384,13 @@ class Network:
         expressions, keys = self.wants.expressions, self.answers.keys
 
         def declare() -> None:
-            lacking: FabricLacks | None = None
+            lacking: TransportUnsupported | None = None
             for link in links:
                 try:
                     self._listen_on(link, expressions, keys)
-                except FabricLacks as error:
+                except TransportUnsupported as error:
                     lacking = error  # for whoever asked for it, once the others know
-                except FabricError as error:
+                except TransportError as error:
                     record(FABRIC_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
             if lacking is not None:
                 raise lacking
@@ -445,5 +447,5 @@ def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
 def _try(close: Callable[[], None]) -> None:
     try:
         close()
-    except FabricError as error:
+    except TransportError as error:
         record(FABRIC_ERROR, logging.WARNING, reason=str(error), doing="close")

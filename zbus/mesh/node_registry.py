@@ -57,7 +57,7 @@ class NodeInfo(NamedTuple):
         return (*self.publishes, *self.subscribes)
 
 
-class _Heard:
+class _KnownNode:
     """What is known of another node."""
 
     __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
@@ -70,7 +70,7 @@ class _Heard:
         self.at, self.seen_ns = runtime.monotonic(), runtime.time_ns()
 
 
-class Registry:
+class NodeRegistry:
     """Lives on the loop."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Registry:
         self._has_log, self._count, self._runtime = has_log, count, runtime
         self._run, self._started_at = runtime.token_hex(8), runtime.time_ns()
         self._ttl_s = config.node_ttl_s
-        self._heard: dict[int, _Heard] = {}
+        self._heard: dict[int, _KnownNode] = {}
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._tell_now_and_then())
 
@@ -101,7 +101,7 @@ class Registry:
                 return
             if len(self._heard) >= NODES_MAX:
                 self._forget_one()
-            known = self._heard[told.origin] = _Heard()
+            known = self._heard[told.origin] = _KnownNode()
             known.update(told, link, trust, self._runtime)
             self.tell_soon()
             _tell(NODE_JOINED, told, link)

@@ -32,7 +32,7 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
 from zbus.wire.envelope import Envelope
 
-from .gap_ledger import Holes, Teller, Trimmed
+from .gap_ledger import GapLedger, GapReporter, TrimmedRanges
 from .interest import NEVER
 from .log_service import LogPage
 
@@ -43,7 +43,7 @@ GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 
 
-class Reception(Teller, Protocol):
+class PeerContext(GapReporter, Protocol):
     """What an origin needs of the node that hears it."""
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
@@ -61,13 +61,13 @@ class Reception(Teller, Protocol):
         """Nothing of `origin` up to `offset` is missing."""
 
 
-class Origin:
+class Peer:
     """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
 
     def __init__(
         self,
         id: int,  # noqa: A002
-        reception: Reception,
+        reception: PeerContext,
         covered: int | None,
         runtime: Runtime,
     ) -> None:
@@ -91,9 +91,9 @@ class Origin:
         self._again: int | None = None
         self._past: list[tuple[str, ...]] = []
         self._unsure = 0  # beacons until a key heard for the first time tells of a hole
-        self._holes = Holes(id, reception, runtime)
+        self._holes = GapLedger(id, reception, runtime)
         self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
-        self._trimmed: Trimmed | None = None
+        self._trimmed: TrimmedRanges | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Those that are new and follow what came before; the rest is left out, or held until it does."""
@@ -312,7 +312,7 @@ class Origin:
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
         if trimmed:
-            self._trimmed = Trimmed(self.id, page.low_water, self._reception, self._runtime)
+            self._trimmed = TrimmedRanges(self.id, page.low_water, self._reception, self._runtime)
         told = self._trimmed is not None and self._trimmed.tell(new)
         if trimmed and not told and self._trimmed is not None:
             self._trimmed.count()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from zbus.errors import EventInvalid, FabricError, FabricLacks, HandlerFailed, NobodyAnswers, RequestTimeout
+from zbus.errors import EventInvalid, HandlerFailed, NoResponders, RequestTimeout, TransportError, TransportUnsupported
 from zbus.ports.fabric import Fabric
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
@@ -27,22 +27,22 @@ _failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Asked(msgspec.Struct, array_like=True, frozen=True):
+class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
     """A question as it travels: who asks, by what number, and what."""
 
     id: int
     body: bytes
 
 
-_decode_asked = msgspec.msgpack.Decoder(Asked).decode
+_decode_asked = msgspec.msgpack.Decoder(RequestFrame).decode
 
 
-def encode_asked(asked: Asked) -> bytes:
+def encode_asked(asked: RequestFrame) -> bytes:
     """The payload of a question."""
     return _encode(asked)
 
 
-def decode_asked(payload: bytes) -> Asked:
+def decode_asked(payload: bytes) -> RequestFrame:
     """Read a question; raise `EventInvalid` for anything that is none."""
     try:
         return _decode_asked(payload)
@@ -60,7 +60,7 @@ def encode_failure(error: BaseException) -> bytes:
     return _encode((type(error).__name__, str(error)))
 
 
-class _Answer:
+class PendingRequest:
     """The replies to one question, from the fabric's threads to the loop."""
 
     def __init__(self, key: str) -> None:
@@ -88,8 +88,8 @@ class _Answer:
             if data is None:
                 self.ended = True
                 if not self._accepted and not count:
-                    raise NobodyAnswers(self.key)
-                raise FabricError(f"the answer for {self.key!r} ended early, after {count} replies; ask again")
+                    raise NoResponders(self.key)
+                raise TransportError(f"the answer for {self.key!r} ended early, after {count} replies; ask again")
             kind, number, body = _read_reply(data)
             if kind == ACCEPTED:
                 self._accepted = True
@@ -103,14 +103,14 @@ class _Answer:
                 self.ended = True
                 raise HandlerFailed(self.key, *_read_failure(body))
             else:
-                raise FabricError(f"replies for {self.key!r} are missing: {count} came before number {number}")
+                raise TransportError(f"replies for {self.key!r} are missing: {count} came before number {number}")
 
 
 def _read_reply(data: bytes) -> tuple[int, int, bytes]:
     try:
         kind, number = _head.unpack_from(data)
     except struct.error:
-        raise FabricError("a reply that is none; ask again") from None
+        raise TransportError("a reply that is none; ask again") from None
     return kind, number, data[_head.size :]
 
 
@@ -121,11 +121,11 @@ def _read_failure(body: bytes) -> tuple[str, str]:
         return "Error", "its reason could not be read"
 
 
-class _NotAsked(FabricError):
+class _NotSent(TransportError):
     """The question never left: this fabric has no connection now. Another one may have."""
 
 
-class Asker:
+class RequestClient:
     """Asks over the fabrics of a node. Lives on the loop."""
 
     def __init__(
@@ -142,14 +142,14 @@ class Asker:
         """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
 
         `timeout_s` is for all of it, or, for a `stream`, for each reply.
-        Raises `NobodyAnswers`, `RequestTimeout`, `HandlerFailed`, or `FabricError` where replies are missing. Left
+        Raises `NoResponders`, `RequestTimeout`, `HandlerFailed`, or `TransportError` where replies are missing. Left
         before its end, or cancelled, the one who answers is told.
         """
         fabrics = [fabric for fabric in self._fabrics() if not fabric.events_only]
         fabrics.sort(key=lambda fabric: fabric is not first)
         if not fabrics:
             names = ", ".join(fabric.name for fabric in self._fabrics()) or "zenoh (embedded)"
-            raise FabricLacks(names, "asking other nodes")
+            raise TransportUnsupported(names, "asking other nodes")
         for fabric in fabrics:
             last = fabric is fabrics[-1]
             replies = self._ask(fabric, key, body, timeout_s, stream)
@@ -157,23 +157,23 @@ class Asker:
                 async for reply in replies:
                     yield reply
                 return
-            except (NobodyAnswers, _NotAsked):
+            except (NoResponders, _NotSent):
                 if last:
                     raise
             finally:
                 await replies.aclose()  # type: ignore[attr-defined]
 
     async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
-        answer = _Answer(key)
-        asked = Asked(self._randbits(62), body)
+        answer = PendingRequest(key)
+        asked = RequestFrame(self._randbits(62), body)
         asking = None
         try:
             total_s = STREAM_S if stream else timeout_s
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
                     asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, total_s + 1.0)
-                except FabricError as error:
-                    raise _NotAsked(str(error)) from error
+                except TransportError as error:
+                    raise _NotSent(str(error)) from error
                 async for reply in answer.bodies():
                     yield reply
                     if stream:
@@ -190,5 +190,5 @@ class Asker:
 def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:
     try:
         fabric.send([(key, frame)])
-    except FabricError:
+    except TransportError:
         pass  # it learns of it when its own time is over

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from zbus.errors import EventInvalid, FabricError, ZbusError
-from zbus.observe.counters import Counts
+from zbus.errors import EventInvalid, TransportError, ZbusError
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_INVALID, record
-from zbus.ports.fabric import Question
+from zbus.ports.fabric import IncomingRequest
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
 from zbus.util.window import Window
@@ -29,7 +29,7 @@ Handler = Callable[[Any], Awaitable[bytes]]
 Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link over which it came
 
 
-class _Served(NamedTuple):
+class _Handler(NamedTuple):
     handler: Handler
     read: Callable[[bytes], Any]  # the question, for the handler; raises `EventInvalid` for what is none
 
@@ -37,20 +37,20 @@ class _Served(NamedTuple):
         return self.handler(self.read(question))
 
 
-class Answers:
+class RequestServer:
     """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
 
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime) -> None:
         self._count = count
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
-        self._handlers: dict[str, _Served] = {}
+        self._handlers: dict[str, _Handler] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._cancelled = Window[int](CANCELLED_KEPT)
         self._threads = runtime.executor(THREADS, "zbus-answer")
         self._asked_at = 0.0  # on the loop's clock
-        self._refused = Counts("questions", runtime)
+        self._refused = Counters("questions", runtime)
 
     @property
     def keys(self) -> list[str]:
@@ -64,7 +64,7 @@ class Answers:
 
     def handle(self, key: str, handler: Handler, read: Callable[[bytes], Any] = bytes) -> None:
         """Let a coroutine answer, with one reply, what `read` makes of a question or refuses with `EventInvalid`."""
-        self._handlers[key] = _Served(handler, read)
+        self._handlers[key] = _Handler(handler, read)
 
     def serve(self, key: str, source: Source) -> None:
         """Let a function answer, with any number of replies, on a thread."""
@@ -75,7 +75,7 @@ class Answers:
         served = self._handlers.get(key)
         return served.answer if served is not None else None
 
-    def asked(self, question: Question, link: str = "") -> None:
+    def asked(self, question: IncomingRequest, link: str = "") -> None:
         """On the fabric's thread: hand over and return."""
         if question.key not in self._sources:
             self._calls.soon(self._begin, question, link)
@@ -112,7 +112,7 @@ class Answers:
             task.cancel()
         return tasks
 
-    def _answer_from(self, question: Question, source: Source, link: str) -> None:
+    def _answer_from(self, question: IncomingRequest, source: Source, link: str) -> None:
         try:
             asked = decode_asked(question.payload)
             question.reply(encode_reply(ACCEPTED, 0))
@@ -121,7 +121,7 @@ class Answers:
                 question.reply(encode_reply(DATA, number, body))
                 number += 1
             question.reply(encode_reply(END, number))
-        except FabricError as error:
+        except TransportError as error:
             record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
         except EventInvalid as error:
             self._calls.soon(self._invalid, question.key, link, error)
@@ -140,13 +140,13 @@ class Answers:
         self._count("invalid_question", 1)
         self._refused.tell(EVENT_INVALID, "invalid_question", link, key=key, detail=str(error)[:500])
 
-    def _refuse(self, question: Question, error: BaseException) -> None:
+    def _refuse(self, question: IncomingRequest, error: BaseException) -> None:
         try:
             question.reply(encode_reply(FAILED, 0, encode_failure(error)))
-        except FabricError as failed:
+        except TransportError as failed:
             record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(failed))
 
-    def _begin(self, question: Question, link: str) -> None:
+    def _begin(self, question: IncomingRequest, link: str) -> None:
         served = self._handlers.get(question.key)
         asked, body = None, None
         try:
@@ -164,7 +164,7 @@ class Answers:
         self._tasks[asked.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(asked.id, None))
 
-    async def _answer(self, question: Question, body: Any, handler: Handler) -> None:
+    async def _answer(self, question: IncomingRequest, body: Any, handler: Handler) -> None:
         replies: list[bytes] = []
         await self._send(question, [encode_reply(ACCEPTED, 0)], last=False)
         try:
@@ -178,7 +178,7 @@ class Answers:
             replies = [encode_reply(FAILED, 0, encode_failure(error))]
         await self._send(question, replies, last=True)
 
-    def _leave(self, question: Question, error: EventInvalid | None = None) -> None:
+    def _leave(self, question: IncomingRequest, error: EventInvalid | None = None) -> None:
         """End a question with no reply, or with why not; once the threads have ended, the fabric has ended it."""
 
         def leave() -> None:
@@ -191,12 +191,12 @@ class Answers:
         with suppress(RuntimeError):
             self._threads.submit(leave)
 
-    async def _send(self, question: Question, replies: list[bytes], last: bool) -> None:
+    async def _send(self, question: IncomingRequest, replies: list[bytes], last: bool) -> None:
         def send() -> None:
             try:
                 for reply in replies:
                     question.reply(reply)
-            except FabricError as error:
+            except TransportError as error:
                 record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
             finally:
                 if last:

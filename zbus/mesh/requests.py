@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from zbus.errors import BusClosed, ConfigInvalid, HandlerFailed, NobodyAnswers, RequestTimeout
+from zbus.errors import BusClosed, ConfigInvalid, HandlerFailed, NoResponders, RequestTimeout
 from zbus.event import Event
 from zbus.headers import decode_headers, encode_headers
 from zbus.keys import check_key
@@ -42,14 +42,14 @@ class Requests:
         if own is not None:
             return decode(await _ask_here(key, own, question, timeout_s))
         if not self._network.links:
-            raise NobodyAnswers(key)
+            raise NoResponders(key)
         replies = self._network.asker.ask(key, question, timeout_s)
         try:
             async for reply in replies:
                 return decode(reply)
         finally:
             await replies.aclose()  # type: ignore[attr-defined]
-        raise NobodyAnswers(key)
+        raise NoResponders(key)
 
     def serve(self, key: str, handler: Handler) -> asyncio.Future[Any]:
         """Answer for `key` from soon on; the future tells when the fabrics know."""

@@ -10,13 +10,13 @@ from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
 
-from .interest import Wants
+from .interest import Interest
 
 PUBLISHERS_MAX = 100_000
 BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
 
 
-class Heard:
+class SequenceMarks:
     """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
 
     >>> heard = Heard(Runtime())
@@ -34,7 +34,7 @@ class Heard:
         self.remember(publisher_id, number)
         self._changed.pop(publisher_id, None)
 
-    def hear(self, beacon: Beacon, wants: Wants) -> None:
+    def hear(self, beacon: Beacon, wants: Interest) -> None:
         """Note the newest event of each key that our log records, and did already when that event was sent."""
         if not wants.records:
             return

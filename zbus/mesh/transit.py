@@ -11,7 +11,7 @@ from collections import deque
 RUNS_MAX = 4096
 
 
-class Waiting:
+class Transit:
     """Of one direction. Lives on the loop.
 
     >>> waiting = Waiting()

@@ -19,7 +19,7 @@ from .throttle import Throttle
 SOURCE_CHARACTERS_MAX = 200
 
 
-class Counts:
+class Counters:
     """Counters of one fabric. Any thread."""
 
     def __init__(self, fabric: str, runtime: Runtime = REAL) -> None:

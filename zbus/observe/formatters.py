@@ -17,12 +17,12 @@ from .records import RUN_ID, logger
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A formatter for any handler: one JSON object a line, with `time`, `level`, `record`, `correlation_id` and the
     fields of the record.
 
     >>> line = logging.makeLogRecord({"levelname": "INFO", "zbus": {"record": "BUS_STARTED", "correlation_id": "7"}})
-    >>> JsonLines().format(line)[35:]
+    >>> JsonFormatter().format(line)[35:]
     '"level":"INFO","record":"BUS_STARTED","correlation_id":"7"}'
     """
 
@@ -45,19 +45,21 @@ def as_json(fields: dict[str, Any]) -> bytes:
         return _encode({str(name): repr(value) for name, value in fields.items()})
 
 
-def write_records(
+def configure_logging(
     form: Literal["text", "json"] = "text", *, level: str | int = "INFO", stream: IO[str] | None = None
 ) -> logging.Handler:
     """Write the records of this process to a stream (stderr), from `level` on; for programs that set up no logging.
 
-        zbus.write_records("json", level="DEBUG")
+        zbus.configure_logging("json", level="DEBUG")
 
     Returns the handler, which `logging.getLogger("zbus").removeHandler` takes away again.
     """
     if form not in ("text", "json"):
         raise ConfigInvalid("form", f"{form!r} is neither 'text' nor 'json'")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
     try:
         handler.setLevel(level if isinstance(level, int) else level.upper())
     except ValueError as error:

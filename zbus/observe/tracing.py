@@ -23,7 +23,15 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from zbus.event import Event
-from zbus.headers import BAGGAGE, CORRELATION_ID, HEADERS_BYTES_MAX, TRACEPARENT, TRACESTATE, Traced, encode_headers
+from zbus.headers import (
+    BAGGAGE,
+    CORRELATION_ID,
+    HEADERS_BYTES_MAX,
+    TRACEPARENT,
+    TRACESTATE,
+    SpanHeaders,
+    encode_headers,
+)
 
 from .records import record
 
@@ -51,10 +59,10 @@ class Sending:
             _baggage.inject(self.context, where)
         self.headers = self.onto(headers)
 
-    def onto(self, headers: Mapping[str, str] | None) -> Traced:
+    def onto(self, headers: Mapping[str, str] | None) -> SpanHeaders:
         """Headers with the context; without it where they have one already, or no room for it."""
         given = headers and (TRACEPARENT in headers or not _fits(headers, self.context))
-        return Traced({} if given else self.context, headers)
+        return SpanHeaders({} if given else self.context, headers)
 
     def __enter__(self) -> Sending:
         return self

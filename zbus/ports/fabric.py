@@ -16,7 +16,7 @@ Receive = Callable[[bytes, Callable[[], None] | None], None]
 Heard = Callable[[bytes | None], None]
 
 
-class Question(Protocol):
+class IncomingRequest(Protocol):
     """A question that another node asked. Replies go to that node alone, in order."""
 
     key: str
@@ -39,7 +39,7 @@ class Asking(Protocol):
 class Fabric(Protocol):
     """What carries frames between nodes. Frames are opaque bytes: it neither changes nor splits what arrives.
 
-    All methods may block but none for ever, and none is called on the event loop. Errors are `FabricError`.
+    All methods may block but none for ever, and none is called on the event loop. Errors are `TransportError`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Fabric(Protocol):
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` for a legal key that this fabric cannot carry all the same. Never blocks."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[Question], None]) -> None:
+    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
         """Answer questions for these concrete keys; replaces the earlier ones. `asked` only appends and wakes."""
 
     def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:

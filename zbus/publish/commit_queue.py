@@ -43,7 +43,7 @@ class Burst(msgspec.Struct, gc=False):
     single: bool  # each future waits for one row
 
 
-class Commits:
+class CommitQueue:
     """Lives on one event loop; the log's thread only posts into its mailbox."""
 
     def __init__(

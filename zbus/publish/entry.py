@@ -21,7 +21,7 @@ from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
 
 from .backpressure import Backpressure
-from .commit_queue import Commits
+from .commit_queue import CommitQueue
 from .host import Access, Host, Validators
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Entry:
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
         self.tracing: Tracing | None = None
-        self.commits: Commits | None = None  # None if no log stores events
+        self.commits: CommitQueue | None = None  # None if no log stores events
         self.published_events = 0
         self.published_keys: dict[str, None] = {}  # for other nodes to know; the first ones, if there are many
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from zbus.errors import ZbusError
 from zbus.event import Offset
-from zbus.headers import Traced
+from zbus.headers import SpanHeaders
 from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
 from zbus.util.identities import first_identity
@@ -74,7 +74,7 @@ class EventPublisher:
         Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
         """
         entry = self._entry
-        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
         if self._generation != entry.generation:
@@ -94,7 +94,7 @@ class EventPublisher:
         sequence = self._sequence
         self._sequence = sequence + 1
         row = Row(self.publisher_id, sequence, entry.time_ns(), self.key, body, encoded)
-        if encoded is not None and type(headers) is Traced:
+        if encoded is not None and type(headers) is SpanHeaders:
             headers.sent = (self.publisher_id, sequence, len(body))
         if entry.commits is not None:
             return await entry.commits.add(row)
@@ -117,7 +117,7 @@ class EventPublisher:
         this call were stored before. Cancelled, a beginning of `payloads` may be stored.
         """
         entry = self._entry
-        if (tracing := entry.tracing) is not None and type(headers) is not Traced:
+        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 offsets = await self.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
                 span.note("messaging.batch.message_count", len(offsets))

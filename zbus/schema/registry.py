@@ -21,7 +21,7 @@ from zbus.util.runtime import Runtime
 
 from .compatibility import differences
 from .json_schema import Validate, canonical, compile_model, compile_schema, hash_of, to_json_schema
-from .validators import PERMISSIVE, REMOVED, STRICT, Check, Checks, in_force
+from .validators import PERMISSIVE, REMOVED, STRICT, Validator, Validators, in_force
 
 T = TypeVar("T")
 Mode = Literal["strict", "permissive"]
@@ -60,7 +60,7 @@ class Host(Protocol):
     def count(self) -> Callable[[str, int], None]:
         """Add to a counter."""
 
-    def validate_with(self, validators: Checks | None) -> None:
+    def validate_with(self, validators: Validators | None) -> None:
         """Validate events against these schemas from now on."""
 
 
@@ -183,8 +183,8 @@ class Schemas:
         """Let these be in force, at once and together."""
         self._in_force, self._ready = schemas, ready
         if self._host.validates:
-            checks = [Check(each, ready[expression, each.hash]) for expression, each in schemas.items()]
-            self._host.validate_with(Checks(checks, self._host.count, self._throttle) if checks else None)
+            checks = [Validator(each, ready[expression, each.hash]) for expression, each in schemas.items()]
+            self._host.validate_with(Validators(checks, self._host.count, self._throttle) if checks else None)
 
     def _check_open(self) -> None:
         if not self._host.is_open:

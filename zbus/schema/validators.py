@@ -30,17 +30,17 @@ PAYLOAD_SHOWN_BYTES = 200
 Count = Callable[[str, int], None]
 
 
-class Check(NamedTuple):
+class Validator(NamedTuple):
     """One schema in force, ready to check payloads."""
 
     schema: Schema
     validate: Validate
 
 
-class Checks(Memo[str, tuple[Check, ...]]):
+class Validators(Memo[str, tuple[Validator, ...]]):
     """Looked up by key: every check that its payloads must pass, the strict ones first."""
 
-    def __init__(self, checks: Iterable[Check], count: Count, throttle: Throttle) -> None:
+    def __init__(self, checks: Iterable[Validator], count: Count, throttle: Throttle) -> None:
         super().__init__(KEYS_KEPT_MAX, self._match)
         self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
         self._count, self._throttle = count, throttle
@@ -72,10 +72,10 @@ class Checks(Memo[str, tuple[Check, ...]]):
                 return check.schema, reason_of(error)
         return None
 
-    def _match(self, key: str) -> tuple[Check, ...]:
+    def _match(self, key: str) -> tuple[Validator, ...]:
         return tuple(check for check in self._checks if matches(check.schema.expression, key))
 
-    def _violated(self, check: Check, key: str, body: bytes, error: Exception, event: Event | None) -> None:
+    def _violated(self, check: Validator, key: str, body: bytes, error: Exception, event: Event | None) -> None:
         schema, reason = check.schema, reason_of(error)
         if event is None and schema.mode == STRICT:  # whoever publishes is told, and there is no event to speak of
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash) from error
@@ -86,13 +86,13 @@ class Checks(Memo[str, tuple[Check, ...]]):
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
 
 
-def make_checks(schemas: Iterable[Schema], count: Count) -> Checks | None:
+def make_checks(schemas: Iterable[Schema], count: Count) -> Validators | None:
     """The checks of the newest of some versions, None where none is in force: for a log without a bus.
 
     Raises `ConfigInvalid` where the library that checks is not installed.
     """
-    checks = [Check(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
-    return Checks(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
+    checks = [Validator(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
+    return Validators(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
 
 
 def in_force(versions: Iterable[Schema]) -> dict[str, Schema]:

@@ -42,10 +42,12 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-def sign_session(secret: bytes, session_id: str, ttl_s: float, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
+def sign_session_token(
+    secret: bytes, session_id: str, ttl_s: float, *, time_ns: Callable[[], int] = REAL.time_ns
+) -> str:
     """A token that opens the events of one session for `ttl_s` seconds.
 
-    >>> read_session(b"0123456789abcdef", sign_session(b"0123456789abcdef", "alice", 60))
+    >>> verify_session_token(b"0123456789abcdef", sign_session_token(b"0123456789abcdef", "alice", 60))
     'alice'
     """
     _check_secret(secret)
@@ -57,7 +59,7 @@ def sign_session(secret: bytes, session_id: str, ttl_s: float, *, time_ns: Calla
     return f"{signed}.{_signature(secret, signed)}"
 
 
-def read_session(secret: bytes, token: str, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
+def verify_session_token(secret: bytes, token: str, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
     """The id of the session that a token opens.
 
     Raises `SessionTokenInvalid`: it is no token, was changed, is of another secret, or has expired.
@@ -75,7 +77,7 @@ def read_session(secret: bytes, token: str, *, time_ns: Callable[[], int] = REAL
 
 
 def expires_at(token: str) -> float:
-    """When a token ends that `read_session` has accepted, in Unix seconds."""
+    """When a token ends that `verify_session_token` has accepted, in Unix seconds."""
     return int(token.split(".")[1]) / 1000
 
 

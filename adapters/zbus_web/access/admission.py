@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.rates import Rates
 
 from .origins import Origins
-from .permissions import Grant
+from .permissions import Permissions
 
 if TYPE_CHECKING:
     from zbus_web.http.settings import WebSettings
 
-    from .authenticator import Access
+    from .authenticator import Authenticator
 
 TOO_LARGE, TOO_OFTEN = 1009, 1008  # codes with which a WebSocket is closed
 # Of a body that was refused so much is still read: who is cut off while sending does not get to read why.
@@ -33,10 +33,10 @@ DRAIN_BYTES, DRAIN_S = 32 * 1024 * 1024, 5.0
 _LOOKED_AT = frozenset((b"host", b"origin", b"content-length", b"transfer-encoding"))
 
 
-class Guard:
+class Admission:
     """ASGI middleware. A client is who a token names, or else an address."""
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, access: Access) -> None:
+    def __init__(self, app: ASGIApp, settings: WebSettings, access: Authenticator) -> None:
         self._app, self._access, self._settings = app, access, settings
         self._origins = Origins(settings)
         self._rates = Rates(settings.requests_per_s, settings.requests_burst)
@@ -50,7 +50,7 @@ class Guard:
             return
         try:
             client, measured = self._admit(scope)
-        except Refusal as refusal:
+        except HttpError as refusal:
             await send_refusal(scope, send, refusal, receive if refusal.status == 413 else None)
             return
         self._places[client] += 1
@@ -69,7 +69,7 @@ class Guard:
                 del self._places[client]
 
     def _admit(self, scope: Scope) -> tuple[str, bool]:
-        """The client, and whether its body has to be measured; raises `Refusal`."""
+        """The client, and whether its body has to be measured; raises `HttpError`."""
         found: dict[bytes, str] = {}
         for name, value in scope["headers"]:
             if name in _LOOKED_AT:  # two of a name are no browser's doing: as one text they are nobody's host or origin
@@ -91,7 +91,7 @@ class Guard:
 
     def _client(self, scope: Scope) -> str:
         found = self._access.found(scope)  # whoever needs a grant will refuse; who guesses tokens counts by address
-        if isinstance(found, Grant) and found.name != "anonymous":
+        if isinstance(found, Permissions) and found.name != "anonymous":
             return f"token {found.name}"
         address = scope.get("client")
         return _place(address[0]) if address else "unknown"
@@ -145,13 +145,13 @@ class Guard:
 
         return paced
 
-    def _too_large(self) -> Refusal:
+    def _too_large(self) -> HttpError:
         limit = self._settings.body_bytes_max
         reason, now = f"the body is over the limit of {limit:,} bytes", "Nothing was stored. Send less at a time"
-        return Refusal(413, "body_too_large", reason, now, {"Connection": "close"})
+        return HttpError(413, "body_too_large", reason, now, {"Connection": "close"})
 
 
-async def send_refusal(scope: Scope, send: Send, refusal: Refusal, drain: Receive | None = None) -> None:
+async def send_refusal(scope: Scope, send: Send, refusal: HttpError, drain: Receive | None = None) -> None:
     """Answer a request, or what would have become a WebSocket, with a refusal, and count it.
 
     With `drain` the rest of the body is read, within bounds, before the connection is closed.
@@ -191,9 +191,9 @@ def count_refusal(scope: Scope, code: str) -> None:
         figures.refused[code] += 1
 
 
-def _busy(status: int, code: str, reason: str, wait_s: float) -> Refusal:
+def _busy(status: int, code: str, reason: str, wait_s: float) -> HttpError:
     after = str(max(1, math.ceil(wait_s)))
-    return Refusal(status, code, reason, f"Nothing was done. Try again in {after} s", {"Retry-After": after})
+    return HttpError(status, code, reason, f"Nothing was done. Try again in {after} s", {"Retry-After": after})
 
 
 @lru_cache(maxsize=10_000)

@@ -17,16 +17,16 @@ from starlette.types import Scope
 
 from zbus.errors import ZbusError
 from zbus.keys import check_key
-from zbus.util.session_token import expires_at, read_session
-from zbus_web.http.http_errors import Refusal
+from zbus.util.session_token import expires_at, verify_session_token
+from zbus_web.http.http_errors import HttpError
 
 from .origins import Origins
-from .permissions import NOTHING_DONE, SESSIONS, Grant
+from .permissions import NOTHING_DONE, SESSIONS, Permissions
 
 if TYPE_CHECKING:
     from zbus_web.http.settings import WebSettings
 
-__all__ = ["Access", "Grant"]
+__all__ = ["Authenticator", "Permissions"]
 
 COOKIE = "zbus_token"
 QUERY = "access_token"
@@ -36,10 +36,10 @@ _FOUND = "zbus.grant"
 
 class _Known(NamedTuple):
     digest: bytes
-    grant: Grant
+    grant: Permissions
 
 
-class Access:
+class Authenticator:
     """Finds the grant of a request: by `Authorization: Bearer`, the cookie `zbus_token`, or `?access_token=`."""
 
     def __init__(self, settings: WebSettings, session_secret: bytes | None) -> None:
@@ -48,31 +48,31 @@ class Access:
         self._tokens = [
             _Known(
                 _digest(each.secret()),
-                Grant(each.name, read=each.read, publish=each.publish, operate=each.operate),
+                Permissions(each.name, read=each.read, publish=each.publish, operate=each.operate),
             )
             for each in settings.tokens
         ]
-        self._anonymous = None if self._tokens else Grant("anonymous", read=None, publish=None, operate=True)
+        self._anonymous = None if self._tokens else Permissions("anonymous", read=None, publish=None, operate=True)
 
-    def grant(self, connection: HTTPConnection) -> Grant:
-        """What this request may do; raises `Refusal` (401) where it is nobody's. Found out once for each request."""
+    def grant(self, connection: HTTPConnection) -> Permissions:
+        """What this request may do; raises `HttpError` (401) where it is nobody's. Found out once for each request."""
         found = self.found(connection.scope)
-        if isinstance(found, Refusal):
+        if isinstance(found, HttpError):
             raise found
         return found
 
-    def found(self, scope: Scope) -> Grant | Refusal:
+    def found(self, scope: Scope) -> Permissions | HttpError:
         """The same, with the refusal as a value."""
-        found: Grant | Refusal | None = scope.get(_FOUND)
+        found: Permissions | HttpError | None = scope.get(_FOUND)
         if found is None:
             try:
                 found = self._find(scope)
-            except Refusal as refusal:
+            except HttpError as refusal:
                 found = refusal
             scope[_FOUND] = found
         return found
 
-    def _find(self, scope: Scope) -> Grant:
+    def _find(self, scope: Scope) -> Permissions:
         token, by_cookie = _credential(scope)
         if token is None:
             if self._anonymous is None:
@@ -82,7 +82,7 @@ class Access:
             # A browser sends a cookie along with whatever any page asks for: without an origin nobody knows which.
             headers = Headers(scope=scope)
             if "origin" not in headers:
-                raise Refusal(
+                raise HttpError(
                     403,
                     "origin_needed",
                     "a request with a cookie that changes something names its Origin",
@@ -91,7 +91,7 @@ class Access:
             self._origins.check(", ".join(headers.getlist("host")), ", ".join(headers.getlist("origin")))
         return self._by_token(token)
 
-    def _by_token(self, token: str) -> Grant:
+    def _by_token(self, token: str) -> Permissions:
         given, found = _digest(token), None
         for known in self._tokens:  # all of them, so that the time it takes tells nothing
             if hmac.compare_digest(known.digest, given):
@@ -100,11 +100,11 @@ class Access:
             return found
         if self._secret is not None:
             try:
-                session = read_session(self._secret, token)
+                session = verify_session_token(self._secret, token)
                 if "/" in session:
                     raise ZbusError("the id of a session is one segment of a key")
                 check_key(SESSIONS + session)
-                return Grant(
+                return Permissions(
                     f"session:{session}", read=[f"{SESSIONS}{session}/**"], session=session, until=expires_at(token)
                 )
             except ZbusError as error:
@@ -130,9 +130,9 @@ def _credential(scope: Scope) -> tuple[str | None, bool]:
     return None, False
 
 
-def _unknown(code: str, reason: str, more: str) -> Refusal:
+def _unknown(code: str, reason: str, more: str) -> HttpError:
     headers = {"WWW-Authenticate": f'Bearer realm="zbus"{more}'}
-    return Refusal(401, code, reason, f"{NOTHING_DONE}. Send 'Authorization: Bearer TOKEN'", headers)
+    return HttpError(401, code, reason, f"{NOTHING_DONE}. Send 'Authorization: Bearer TOKEN'", headers)
 
 
 def _digest(token: str) -> bytes:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from zbus.errors import ConfigInvalid
 from zbus.util.memo import Memo
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 
 if TYPE_CHECKING:
     from zbus_web.http.settings import WebSettings
@@ -35,14 +35,14 @@ class Origins:
         self._allowed = Memo[tuple[str, str | None], None](KEPT_MAX, self._check)
 
     def check(self, host: str, origin: str | None) -> None:
-        """Raise a `Refusal` unless the Host is ours, and the Origin (if there is one) may come here."""
+        """Raise a `HttpError` unless the Host is ours, and the Origin (if there is one) may come here."""
         self._allowed[host, origin]
 
     def _check(self, asked: tuple[str, str | None]) -> None:
         host, origin = asked
         self._check_host(host)
         if origin is not None and not self._may_come(origin, host):
-            raise Refusal(
+            raise HttpError(
                 403,
                 "origin_refused",
                 f"pages of {origin[:200]!r} may not use this server",
@@ -52,7 +52,7 @@ class Origins:
     def _check_host(self, host: str) -> None:
         found = _authority(host)
         if found is None or not (found in self._hosts or (found[0], None) in self._hosts):
-            raise Refusal(
+            raise HttpError(
                 421,
                 "host_refused",
                 f"this server does not go by the name {host[:200]!r}",

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from time import time
 
 from zbus.keys import KeySet, check_expression, check_key, includes
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 
 SESSIONS = "sessions/"
 NOTHING_DONE = "Nothing was read or changed"
@@ -33,7 +33,7 @@ class _Allowed:
         return self.all or any(includes(each, expression) for each in self.expressions)
 
 
-class Grant:
+class Permissions:
     """What the caller of a request may do. `read` and `publish`: None stands for all keys."""
 
     __slots__ = ("_publish", "_read", "_until", "name", "operate", "session")
@@ -67,32 +67,32 @@ class Grant:
         return self._read.all or "**" in self._read.expressions
 
     def check_read(self, expressions: Sequence[str]) -> None:
-        """Raise `Refusal` unless each of the expressions may be read; `KeyInvalid` for one that is not legal."""
+        """Raise `HttpError` unless each of the expressions may be read; `KeyInvalid` for one that is not legal."""
         for expression in map(check_expression, expressions):
             if self.session is None and expression.startswith(SESSIONS):
-                raise Refusal(
+                raise HttpError(
                     403, "session_token_needed", f"{expression!r} is read with the token of that session", NOTHING_DONE
                 )
             if not self.covers(expression):
-                raise Refusal(
+                raise HttpError(
                     403, "read_refused", f"{self.name} may not read {expression!r}", f"{NOTHING_DONE}. {self._may()}"
                 )
 
     def check_publish(self, key: str) -> None:
-        """Raise `Refusal` unless events may be published to this key; `KeyInvalid` where nobody could."""
+        """Raise `HttpError` unless events may be published to this key; `KeyInvalid` where nobody could."""
         check_key(key)
         if key not in self._publish:
-            raise Refusal(403, "publish_refused", f"{self.name} may not publish to {key!r}", "Nothing was stored")
+            raise HttpError(403, "publish_refused", f"{self.name} may not publish to {key!r}", "Nothing was stored")
 
     def check_operate(self) -> None:
-        """Raise `Refusal` unless cursors and the like may be changed."""
+        """Raise `HttpError` unless cursors and the like may be changed."""
         if not self.operate:
-            raise Refusal(403, "operate_refused", f"{self.name} may look, but not change this", "Nothing was changed")
+            raise HttpError(403, "operate_refused", f"{self.name} may look, but not change this", "Nothing was changed")
 
     def check_overview(self) -> None:
-        """Raise `Refusal` for the token of a session, which is shown its own events and nothing of the bus."""
+        """Raise `HttpError` for the token of a session, which is shown its own events and nothing of the bus."""
         if self.session is not None:
-            raise Refusal(403, "session_scope", f"{self.name} reads events of its session alone", NOTHING_DONE)
+            raise HttpError(403, "session_scope", f"{self.name} reads events of its session alone", NOTHING_DONE)
 
     def shows(self, key: str) -> bool:
         """Whether an event of this very key may be shown."""

@@ -20,9 +20,9 @@ from zbus.deliver.start_position import OFFSET_MAX, read_start
 from zbus.deliver.subscriber import EventSubscriber, Start
 from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
 from zbus.introspection import of
-from zbus_web.access.authenticator import Access, Grant
-from zbus_web.http.event_json import Frames
-from zbus_web.http.http_errors import Refusal
+from zbus_web.access.authenticator import Authenticator, Permissions
+from zbus_web.http.event_json import EventFrames
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import StreamResponse, Streams
 
@@ -30,15 +30,15 @@ CHUNK_EVENTS = 256
 CHUNK_BYTES = 64 * 1024  # then it is sent, and waits for the client to read
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
     """The route of feeds."""
-    frames = Frames()
+    frames = EventFrames()
 
     async def events(request: Request) -> Response:
         grant = access.grant(request)
         keys = read_keys(request, settings)
         grant.check_read(keys)
-        feed = Feed(bus, settings, frames, grant, keys)
+        feed = EventStream(bus, settings, frames, grant, keys)
         await feed.open(await _start(bus, request))
         streams: Streams = request.app.state.streams
         return StreamResponse(feed, streams)
@@ -50,7 +50,9 @@ def read_keys(request: Request, settings: WebSettings) -> list[str]:
     """The key expressions of a request; everything where it names none. Which of them are legal the bus says."""
     keys = request.query_params.getlist("key") or ["**"]
     if len(keys) > settings.feed_keys_max:
-        raise Refusal(400, "keys_too_many", f"{len(keys)} key expressions; at most {settings.feed_keys_max} are taken")
+        raise HttpError(
+            400, "keys_too_many", f"{len(keys)} key expressions; at most {settings.feed_keys_max} are taken"
+        )
     return keys
 
 
@@ -59,20 +61,20 @@ async def _start(bus: zbus.Bus, request: Request) -> Start:
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     if last is not None and last != "":
         if not (last.isascii() and last.isdigit()) or len(last) > 19 or int(last) >= OFFSET_MAX:
-            raise Refusal(400, "last_event_id_invalid", f"Last-Event-ID {last[:40]!r} is not the id of an event here")
+            raise HttpError(400, "last_event_id_invalid", f"Last-Event-ID {last[:40]!r} is not the id of an event here")
         if int(last) > of(bus).head and int(last) > (head := await bus.head()):
             reason = (
                 f"the client has seen position {last}, and this log ends at {head}: it is another log, or lost its end"
             )
-            raise Refusal(409, "position_unknown", reason, "Nothing was changed. Connect again without Last-Event-ID")
+            raise HttpError(409, "position_unknown", reason, "Nothing was changed. Connect again without Last-Event-ID")
         return int(last) + 1
     try:
         return read_start(request.query_params.get("from") or "new")
     except ValueError as error:
-        raise Refusal(400, "from_invalid", f"from: {error}") from None
+        raise HttpError(400, "from_invalid", f"from: {error}") from None
 
 
-class Feed:
+class EventStream:
     """One client's stream: a subscription that spills, turned into frames."""
 
     __slots__ = (
@@ -90,7 +92,9 @@ class Feed:
         "_told",
     )
 
-    def __init__(self, bus: zbus.Bus, settings: WebSettings, frames: Frames, grant: Grant, keys: Sequence[str]) -> None:
+    def __init__(
+        self, bus: zbus.Bus, settings: WebSettings, frames: EventFrames, grant: Permissions, keys: Sequence[str]
+    ) -> None:
         self._bus, self._settings, self._frames, self._grant, self._keys = bus, settings, frames, grant, keys
         self._sub: EventSubscriber | None = None
         self._gap: bytes = b""

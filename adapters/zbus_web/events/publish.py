@@ -26,8 +26,8 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.publish.publisher import EventPublisher
 from zbus.util.memo import Memo
-from zbus_web.access.authenticator import Access
-from zbus_web.http.http_errors import NOTHING_STORED, Refusal
+from zbus_web.access.authenticator import Authenticator
+from zbus_web.http.http_errors import NOTHING_STORED, HttpError
 from zbus_web.http.settings import WebSettings
 
 PUBLISHERS_MAX = 1024  # one for each key that is in use; who was not used for longest gets a new identity later
@@ -38,9 +38,9 @@ _PLAIN = {f"{kind}{rest}": kind for kind in (JSON, TEXT) for rest in ("; charset
 _encode = msgspec.json.Encoder().encode
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
     """The route that publishes."""
-    return [Route("/events/{key:path}", Publishing(bus, settings, access), methods=["POST"])]
+    return [Route("/events/{key:path}", HttpPublishing(bus, settings, access), methods=["POST"])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class _Given:
     idempotency_key: str | None
 
 
-class Publishing:
+class HttpPublishing:
     """An ASGI application rather than a function of a request: it is called for every event, and does half as much."""
 
-    def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Access) -> None:
+    def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> None:
         self._bus, self._settings, self._access = bus, settings, access
         self._publishers = Memo[str, EventPublisher](PUBLISHERS_MAX)
-        self._once = Once(bus)
+        self._once = IdempotentPublisher(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, store the event, and answer."""
@@ -92,7 +92,7 @@ class Publishing:
         return {"offset": int(offset), "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 
-class Once:
+class IdempotentPublisher:
     """Puts an event once for each idempotency key, whoever repeats it and when."""
 
     def __init__(self, bus: zbus.Bus) -> None:
@@ -100,9 +100,9 @@ class Once:
         self._under_way: dict[int, asyncio.Task[tuple[Event, bool]]] = {}
 
     async def put(self, given: _Given) -> tuple[dict[str, Any], bool]:
-        """The answer, and whether this was the first time. Raises a `Refusal` where the first had another body."""
+        """The answer, and whether this was the first time. Raises a `HttpError` where the first had another body."""
         if of(self._bus).reader.log is None:
-            raise zbus.LogMissing("an Idempotency-Key")
+            raise zbus.LogRequired("an Idempotency-Key")
         identity = _identity(given)
         while (others := self._under_way.get(identity)) is not None:
             await asyncio.wait((others,))  # it is stored then, or failed: look again
@@ -117,7 +117,7 @@ class Once:
         ):
             reason = f"this Idempotency-Key was used for another event on {given.key!r}, at offset {event.offset}"
             now = "Nothing was stored; the first event is safe. Use another Idempotency-Key for another event"
-            raise Refusal(422, "idempotency_mismatch", reason, now)
+            raise HttpError(422, "idempotency_mismatch", reason, now)
         return {"offset": event.offset, "publisher_id": str(identity), "sequence": 0}, first
 
     async def _store(self, given: _Given, identity: int) -> tuple[Event, bool]:
@@ -132,7 +132,7 @@ class Once:
         if error is not None:
             raise error
         if not events:
-            raise Refusal(
+            raise HttpError(
                 409, "idempotency_expired", f"it was stored at offset {offset}, which retention removed", _KEPT
             )
         return events[0], False
@@ -168,7 +168,7 @@ def _read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str] | None
                 headers[CONTENT_TYPE] = _PLAIN.get(kind.lower(), kind)
         elif name == b"content-encoding" and value != b"identity":
             reason = "a body is stored as it is sent: send it without Content-Encoding"
-            raise Refusal(415, "encoding_unsupported", reason, NOTHING_STORED)
+            raise HttpError(415, "encoding_unsupported", reason, NOTHING_STORED)
         elif name == b"content-length":
             length = int(value)
         elif name == b"idempotency-key":
@@ -182,7 +182,7 @@ def _checked(value: bytes) -> str:
     text = _text(b"idempotency-key", value)
     if not 0 < len(text) <= IDEMPOTENCY_KEY_MAX:
         reason = f"Idempotency-Key has {len(text)} characters; 1 to {IDEMPOTENCY_KEY_MAX} are taken"
-        raise Refusal(400, "idempotency_key_invalid", reason, NOTHING_STORED)
+        raise HttpError(400, "idempotency_key_invalid", reason, NOTHING_STORED)
     return text
 
 
@@ -190,7 +190,7 @@ def _text(name: bytes, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Refusal(400, "header_invalid", f"{name.decode('latin-1')} is not UTF-8", NOTHING_STORED) from None
+        raise HttpError(400, "header_invalid", f"{name.decode('latin-1')} is not UTF-8", NOTHING_STORED) from None
 
 
 async def _read_body(receive: Receive, length: int, limit: int) -> bytes | None:
@@ -213,6 +213,6 @@ async def _read_body(receive: Receive, length: int, limit: int) -> bytes | None:
     return b"".join(parts) if message["type"] == "http.request" else None
 
 
-def _too_large(size: int, limit: int) -> Refusal:
+def _too_large(size: int, limit: int) -> HttpError:
     reason = f"a body of {size:,} bytes or more is over the limit of {limit:,}"
-    return Refusal(413, "body_too_large", reason, NOTHING_STORED, {"connection": "close"})
+    return HttpError(413, "body_too_large", reason, NOTHING_STORED, {"connection": "close"})

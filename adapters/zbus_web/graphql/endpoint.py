@@ -23,10 +23,10 @@ from strawberry.types.graphql import OperationType
 
 import zbus
 from zbus_web.access.admission import send_refusal
-from zbus_web.access.authenticator import Access
-from zbus_web.http.http_errors import Refusal
+from zbus_web.access.authenticator import Authenticator
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
-from zbus_web.introspect.live import Live
+from zbus_web.introspect.live import LiveStatistics
 
 from .schema import Context, GraphSchema, is_bug, make_schema
 
@@ -37,7 +37,7 @@ BY_POST = frozenset((OperationType.QUERY, OperationType.MUTATION))
 _encode = msgspec.json.Encoder().encode
 
 
-class _Asked(msgspec.Struct):
+class _GraphRequest(msgspec.Struct):
     """The body of a POST, as GraphQL over HTTP has it."""
 
     query: str
@@ -45,7 +45,7 @@ class _Asked(msgspec.Struct):
     operationName: str | None = None  # noqa: N815 - its name on the wire
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access, live: Live) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: LiveStatistics) -> list[BaseRoute]:
     """The path, for both ways to come."""
     schema = make_schema()
 
@@ -99,27 +99,29 @@ class _Sockets:
             self._context(HTTPConnection(scope))
             if GRAPHQL_TRANSPORT_WS_PROTOCOL not in scope["subprotocols"]:
                 reason = f"the subprotocol is {GRAPHQL_TRANSPORT_WS_PROTOCOL}"
-                raise Refusal(400, "subprotocol_invalid", reason, "Nothing was subscribed")
-        except Refusal as refusal:
+                raise HttpError(400, "subprotocol_invalid", reason, "Nothing was subscribed")
+        except HttpError as refusal:
             await send_refusal(scope, send, refusal)
             return
         await self._view(scope, receive, send)
 
 
-async def _read(request: Request) -> _Asked:
+async def _read(request: Request) -> _GraphRequest:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(415, "content_type_invalid", f"a question is application/json, not {kind[:80]!r}")
+        raise HttpError(415, "content_type_invalid", f"a question is application/json, not {kind[:80]!r}")
     body = await request.body()
     if body.lstrip()[:1] == b"[":
-        raise Refusal(400, "batch_refused", "one question a request: send several requests")
+        raise HttpError(400, "batch_refused", "one question a request: send several requests")
     try:
-        return msgspec.json.decode(body, type=_Asked)
+        return msgspec.json.decode(body, type=_GraphRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Refusal(400, "body_invalid", f'the body is like {{"query": "{{ nodes {{ name }} }}"}}: {error}') from None
+        raise HttpError(
+            400, "body_invalid", f'the body is like {{"query": "{{ nodes {{ name }} }}"}}: {error}'
+        ) from None
 
 
-async def _execute(schema: GraphSchema, asked: _Asked, context: Context) -> Response:
+async def _execute(schema: GraphSchema, asked: _GraphRequest, context: Context) -> Response:
     try:
         result = await schema.execute(
             asked.query,
@@ -129,10 +131,10 @@ async def _execute(schema: GraphSchema, asked: _Asked, context: Context) -> Resp
             allowed_operation_types=BY_POST,
         )
     except MissingQueryError:
-        raise Refusal(400, "document_invalid", "the document is empty") from None
+        raise HttpError(400, "document_invalid", "the document is empty") from None
     except (CannotGetOperationTypeError, InvalidOperationTypeError) as error:
         reason = str(error) or "subscriptions come over WebSocket, and a document with several operations names one"
-        raise Refusal(400, "operation_invalid", reason) from None
+        raise HttpError(400, "operation_invalid", reason) from None
     answer: dict[str, Any] = {"data": result.data}
     status = 200
     if result.errors:

@@ -17,11 +17,11 @@ from strawberry.types.execution import ExecutionContext
 import zbus
 from zbus.deliver.start_position import read_start
 from zbus.errors import SchemaInvalid
-from zbus_web.access.permissions import Grant
+from zbus_web.access.permissions import Permissions
 from zbus_web.events.cursors import delete_cursor, reset_cursor
-from zbus_web.http.http_errors import Refusal, refusal_of
+from zbus_web.http.http_errors import HttpError, refusal_of
 from zbus_web.http.settings import WebSettings
-from zbus_web.introspect.live import Live
+from zbus_web.introspect.live import LiveStatistics
 from zbus_web.introspect.views import Views
 
 from . import types as types
@@ -38,8 +38,8 @@ class Context:
     bus: zbus.Bus
     settings: WebSettings
     views: Views
-    live: Live
-    grant: Grant
+    live: LiveStatistics
+    grant: Permissions
 
 
 Asked = Info[Context, None]
@@ -60,7 +60,7 @@ def _told() -> Iterator[None]:
 
 def _limited(limit: int) -> int:
     if not 1 <= limit <= LIST_MAX:
-        raise Refusal(400, "limit_invalid", f"limit: {limit} is not a number from 1 to {LIST_MAX}")
+        raise HttpError(400, "limit_invalid", f"limit: {limit} is not a number from 1 to {LIST_MAX}")
     return limit
 
 
@@ -167,12 +167,12 @@ async def _live_events(
     with _told():
         if not 0 < len(keys) <= context.settings.feed_keys_max:
             limit = context.settings.feed_keys_max
-            raise Refusal(400, "keys_invalid", f"{len(keys)} key expressions; 1 to {limit} are taken")
+            raise HttpError(400, "keys_invalid", f"{len(keys)} key expressions; 1 to {limit} are taken")
         context.grant.check_read(keys)
         try:
             start = read_start(from_)
         except ValueError as error:
-            raise Refusal(400, "from_invalid", f"from: {error}") from None
+            raise HttpError(400, "from_invalid", f"from: {error}") from None
         shows, queue = context.grant.shows, context.settings.feed_queue_events
         async with context.bus.subscribe(*keys, start=start, overflow="spill", queue_events=queue) as sub:
             while True:
@@ -183,7 +183,7 @@ async def _live_events(
                 if event is None:
                     return
                 if context.grant.is_over:
-                    raise Refusal(401, "token_expired", "the token has expired", "Nothing was shown since")
+                    raise HttpError(401, "token_expired", "the token has expired", "Nothing was shown since")
                 if shows(event.key):
                     yield types.to_event(event)
 

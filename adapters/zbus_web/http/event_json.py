@@ -72,7 +72,7 @@ def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-class Frames:
+class EventFrames:
     """Events as the frames of a feed, each encoded once for all who are sent it. Of one log: offsets tell them apart.
 
     >>> Frames().frame(Event(7, 0, 0, "a", b"x", {}, 3))[:14]

@@ -34,14 +34,14 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
     (zbus_errors.EventInvalid, 400, "event_invalid", NOTHING_STORED),
     (zbus_errors.SchemaError, 409, "schema_refused", "Nothing was changed. The schema in force before still is"),
     (zbus_errors.LogReadOnly, 409, "log_read_only", "Nothing was stored. Publish in the process that owns the log"),
-    (zbus_errors.LogMissing, 409, "log_missing", "This bus keeps no log. Start it with one"),
+    (zbus_errors.LogRequired, 409, "log_missing", "This bus keeps no log. Start it with one"),
     (
         zbus_errors.LogFull,
         507,
         "log_full",
         "Not stored; what was stored before is safe. Free space, then send it again",
     ),
-    (zbus_errors.LogStopped, 503, "log_stopped", "The outcome is unknown. Restart the server, then send it again"),
+    (zbus_errors.LogWriterFailed, 503, "log_stopped", "The outcome is unknown. Restart the server, then send it again"),
     (zbus_errors.LogTrimmed, 410, "log_trimmed", "What is left can be read. Start after `low_water`"),
     (zbus_errors.EventCorrupt, 500, "event_corrupt", "The events around it can be read. Go on after its offset"),
     (zbus_errors.LogError, 503, "outcome_unknown", "It may or may not be stored. Repeat it with its Idempotency-Key"),
@@ -49,7 +49,7 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
     (zbus_errors.SessionTokenInvalid, 401, "token_refused", "Nothing was read or changed. Ask for another token"),
     (zbus_errors.ConfigInvalid, 400, "value_invalid", NOTHING_CHANGED),
     (zbus_errors.BusClosed, 503, "bus_closed", "Nothing was stored by this request. The server is stopping"),
-    (zbus_errors.FabricError, 502, "transport_failed", "What was stored is safe, and is sent again"),
+    (zbus_errors.TransportError, 502, "transport_failed", "What was stored is safe, and is sent again"),
     (ZbusError, 500, "failed", "What was acknowledged before is safe"),
 )
 _BY_STATUS = {
@@ -58,7 +58,7 @@ _BY_STATUS = {
 }
 
 
-class Refusal(Exception):
+class HttpError(Exception):
     """An answer that is not a success: an HTTP status, a code for programs, and words for people.
 
     >>> Refusal(400, "from_invalid", "x is no time", "Nothing was changed").body()
@@ -77,19 +77,19 @@ class Refusal(Exception):
         return _encode({"error": {"code": self.code, "reason": self.reason, "now": self.now}})
 
 
-def refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception) -> HttpError:
     """The refusal that an error becomes. What is unexpected is logged, and not told to the caller."""
-    if isinstance(error, Refusal):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, ZbusError):
         status, code, now = next((status, code, now) for kind, status, code, now in _KNOWN if isinstance(error, kind))
-        return Refusal(status, code, str(error), now)
+        return HttpError(status, code, str(error), now)
     if isinstance(error, HTTPException):
         code, now = _BY_STATUS.get(error.status_code, ("refused", NOTHING_CHANGED))
-        return Refusal(error.status_code, code, error.detail, now, error.headers)
+        return HttpError(error.status_code, code, error.detail, now, error.headers)
     logger.error("a request failed", exc_info=error)
     reason = "this is a bug of zbus; the server's log has its trace"
-    return Refusal(500, "internal_error", reason, "The outcome is unknown. What was acknowledged before is safe")
+    return HttpError(500, "internal_error", reason, "The outcome is unknown. What was acknowledged before is safe")
 
 
 async def answer(connection: HTTPConnection, error: Exception) -> Response:
@@ -101,4 +101,4 @@ async def answer(connection: HTTPConnection, error: Exception) -> Response:
     return Response(refusal.body(), refusal.status, refusal.headers, "application/json")
 
 
-HANDLERS: Mapping[Any, Any] = dict.fromkeys((Refusal, ZbusError, HTTPException, Exception), answer)
+HANDLERS: Mapping[Any, Any] = dict.fromkeys((HttpError, ZbusError, HTTPException, Exception), answer)

@@ -11,14 +11,14 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .http_errors import NOTHING_CHANGED, Refusal
+from .http_errors import NOTHING_CHANGED, HttpError
 from .settings import WebSettings
 
 HEAD_BYTES_MAX = 64 * 1024
 SPARE = 64  # connections over those that may ask: for their answers that there are too many
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. `limited` makes the class for some settings."""
 
     _connections_max: int
@@ -87,16 +87,16 @@ class Connection(HttpToolsProtocol):
             self._late = None
 
     def _refuse(self, status: int, code: str, reason: str) -> None:
-        body = Refusal(status, code, reason, NOTHING_CHANGED).body()
+        body = HttpError(status, code, reason, NOTHING_CHANGED).body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(b"".join([STATUS_LINE[status], head, body]))
         self.transport.close()
 
 
-def limited(settings: WebSettings) -> type[Connection]:
+def limited(settings: WebSettings) -> type[HttpConnection]:
     """The class of connections for these settings, as uvicorn takes it."""
 
-    class Limited(Connection):
+    class Limited(HttpConnection):
         _connections_max = settings.connections_max
         _head_timeout_s = settings.head_timeout_s
 

@@ -21,7 +21,7 @@ from zbus.keys import KeySet
 from zbus.ports.log import Row, Span, row_of
 
 from .bounded_counters import OVER_S, Count, Table, gather
-from .log_records import Records
+from .log_records import ProblemRecords
 
 if TYPE_CHECKING:
     import zbus
@@ -36,7 +36,7 @@ FOLLOW_PAGES = 5  # read in one look at a log of another process
 T = TypeVar("T")
 
 
-class Topic(NamedTuple):
+class KeyActivity(NamedTuple):
     """What is known of a key."""
 
     key: str
@@ -46,7 +46,7 @@ class Topic(NamedTuple):
     last_at_ns: int
 
 
-class Source(NamedTuple):
+class PublisherActivity(NamedTuple):
     """What is known of a publisher on a key."""
 
     key: str
@@ -77,7 +77,7 @@ class Activity:
         self._noted: list[tuple[float, Sequence[Row], int]] = []
         self._noted_events = self._noted_bytes = 0
         self._followed, self._following = of(bus).head, asyncio.Lock()
-        self.records = Records()
+        self.records = ProblemRecords()
         self._unwatch = of(bus).watch(self.note)
 
     def close(self) -> None:
@@ -128,12 +128,12 @@ class Activity:
                 self._followed = page.covered
             self._followed = max(self._followed, head)
 
-    def topics(self, shown: Callable[[str], bool], limit: int | None = None) -> list[Topic]:
+    def topics(self, shown: Callable[[str], bool], limit: int | None = None) -> list[KeyActivity]:
         """The keys that are shown, busiest first."""
         self._count()
         now = self._clock()
         found = [
-            Topic(key, each.events, each.bytes, round(_rate(each, now), 3), each.last_ns)
+            KeyActivity(key, each.events, each.bytes, round(_rate(each, now), 3), each.last_ns)
             for key, each in self._keys.counts.items()
             if shown(key)
         ]
@@ -145,11 +145,11 @@ class Activity:
         self._count()
         return self._keys.others, self._keys.other.events, self._keys.other.bytes
 
-    def publishers(self, shown: Callable[[str], bool], limit: int | None = None) -> list[Source]:
+    def publishers(self, shown: Callable[[str], bool], limit: int | None = None) -> list[PublisherActivity]:
         """The publishers on keys that are shown, the last to publish first."""
         self._count()
         found = [
-            Source(key, publisher_id, each.sequence, each.events, each.last_ns)
+            PublisherActivity(key, publisher_id, each.sequence, each.events, each.last_ns)
             for (publisher_id, key), each in self._publishers.counts.items()
             if shown(key)
         ]

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from zbus.errors import ZbusError
-from zbus.introspection import Position, of
+from zbus.introspection import CursorPosition, of
 from zbus.observe.histogram import Histogram
-from zbus_web.access.permissions import Grant
+from zbus_web.access.permissions import Permissions
 
 from .views import Views, shown_cursors
 
@@ -24,15 +24,15 @@ WAITING_MAX = 10  # moments that wait for one listener; who reads more slowly th
 _encode = msgspec.json.Encoder().encode
 
 
-class Moment:
+class StatsSnapshot:
     """The state of the bus at one time, and what happened since the moment before."""
 
     def __init__(
         self,
         views: Views,
         stats: dict[str, Any],
-        cursors: Sequence[Position],
-        before: Moment | None,
+        cursors: Sequence[CursorPosition],
+        before: StatsSnapshot | None,
     ) -> None:
         self._views, self._cursors, self._frames = views, cursors, dict[Hashable, bytes]()
         self.stats, self.at, self.clock_s = stats, datetime.now(UTC), monotonic()
@@ -52,7 +52,7 @@ class Moment:
         self._records = kept.after(seen)
         self.record: int = self._records[-1]["id"] if self._records else seen
 
-    def shown(self, grant: Grant) -> dict[str, Any]:
+    def shown(self, grant: Permissions) -> dict[str, Any]:
         """What a grant may see of it."""
         return {
             "at": self.at.isoformat(timespec="milliseconds"),
@@ -66,7 +66,7 @@ class Moment:
             "records": self._records if grant.sees_all else [],
         }
 
-    def frame(self, grant: Grant) -> bytes:
+    def frame(self, grant: Permissions) -> bytes:
         """The same as a server-sent event, encoded once for all who see the same."""
         frame = self._frames.get(grant.view)
         if frame is None:
@@ -74,20 +74,20 @@ class Moment:
         return frame
 
 
-class Live:
+class LiveStatistics:
     """Moments for those who listen; one task makes them, and it runs only while there is a listener."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
-        self._listeners: set[Listener] = set()
-        self._last: Moment | None = None
+        self._listeners: set[LiveListener] = set()
+        self._last: StatsSnapshot | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    def listen(self) -> Listener:
+    def listen(self) -> LiveListener:
         """Moments from now on: `async with live.listen() as moments: async for moment in moments: …`."""
-        return Listener(self)
+        return LiveListener(self)
 
-    def join(self, listener: Listener) -> None:
+    def join(self, listener: LiveListener) -> None:
         """One more listens."""
         if self._last is not None:
             listener.offer(self._last)
@@ -95,7 +95,7 @@ class Live:
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="zbus-web-live")
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: LiveListener) -> None:
         """One less."""
         self._listeners.discard(listener)
         if not self._listeners and self._ticking is not None:
@@ -108,7 +108,7 @@ class Live:
                 due = monotonic() + TICK_S
                 await self.views.activity.follow()
                 cursors = await of(self.views.bus).positions()
-                self._last = Moment(self.views, self.views.bus.stats(), cursors, self._last)
+                self._last = StatsSnapshot(self.views, self.views.bus.stats(), cursors, self._last)
                 for listener in self._listeners:
                     listener.offer(self._last)
                 await asyncio.sleep(max(0.0, due - monotonic()))
@@ -117,26 +117,26 @@ class Live:
                 listener.end()
 
 
-class Listener:
+class LiveListener:
     """One who looks. Only the last few moments wait for it."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveStatistics) -> None:
         self._live = live
-        self._waiting: deque[Moment] = deque(maxlen=WAITING_MAX)
+        self._waiting: deque[StatsSnapshot] = deque(maxlen=WAITING_MAX)
         self._wake = asyncio.Event()
         self._ended = False
 
-    async def __aenter__(self) -> Listener:
+    async def __aenter__(self) -> LiveListener:
         self._live.join(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._live.leave(self)
 
-    def __aiter__(self) -> Listener:
+    def __aiter__(self) -> LiveListener:
         return self
 
-    async def __anext__(self) -> Moment:
+    async def __anext__(self) -> StatsSnapshot:
         while not self._waiting:
             if self._ended:
                 raise StopAsyncIteration
@@ -144,7 +144,7 @@ class Listener:
             await self._wake.wait()
         return self._waiting.popleft()
 
-    def offer(self, moment: Moment) -> None:
+    def offer(self, moment: StatsSnapshot) -> None:
         """Let it have one more."""
         self._waiting.append(moment)
         self._wake.set()
@@ -158,7 +158,7 @@ class Listener:
 class LiveStream:
     """Moments as a stream of server-sent events, for one client."""
 
-    def __init__(self, live: Live, grant: Grant, retry_ms: int) -> None:
+    def __init__(self, live: LiveStatistics, grant: Permissions, retry_ms: int) -> None:
         self._listener, self._grant, self._retry_ms = live.listen(), grant, retry_ms
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:

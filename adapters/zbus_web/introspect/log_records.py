@@ -24,7 +24,7 @@ RECORD_BYTES_MAX = 16 * 1024
 _SESSION = re.compile(rf'\b{SESSIONS}(?:[^/\s"\\]|\\.)+')
 
 
-class Records:
+class ProblemRecords:
     """Hears every record of level WARNING and above of this process, on any thread, until it is closed.
 
     Each has an `id` that rises, so that whoever looks again knows what is new. Of keys of sessions it tells no id.

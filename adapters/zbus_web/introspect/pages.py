@@ -21,10 +21,10 @@ from zbus.event import Event
 from zbus.introspection import of
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
-from zbus_web.access.authenticator import Access
+from zbus_web.access.authenticator import Authenticator
 from zbus_web.events.event_stream import read_keys
 from zbus_web.http.event_json import event_json
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
 
 LIMIT, LIMIT_MAX = 100, 1000
@@ -35,7 +35,7 @@ WINDOW_MIN, WINDOW_MAX = 1000, 1 << 20  # offsets read at once, backwards
 
 
 @dataclass(slots=True)
-class Query:
+class PageQuery:
     """What a request asks for."""
 
     keys: KeySet
@@ -57,7 +57,7 @@ class Query:
         return self.shows(event.key)
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
     """The route of pages."""
 
     async def pages(request: Request) -> Response:
@@ -72,7 +72,7 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access) -> list[BaseRou
     return [Route("/log", pages, methods=["GET"])]
 
 
-def answer(log: Log, query: Query) -> bytes:
+def answer(log: Log, query: PageQuery) -> bytes:
     """The JSON of one page. It blocks: on a thread of the bus."""
     while True:
         head, low_water = log.head(), log.low_water()
@@ -93,7 +93,7 @@ def answer(log: Log, query: Query) -> bytes:
 class _Gathered:
     """Encoded events until the answer is full."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: PageQuery) -> None:
         self.query = query
         self.events: list[bytes] = []
         self.last = 0
@@ -120,7 +120,7 @@ class _Gathered:
         return False
 
 
-def _forwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | None]:
+def _forwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int | None]:
     assert span.until is not None
     gathered, after = _Gathered(query), span.after
     while after < span.until:
@@ -137,7 +137,7 @@ def _forwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | No
     return gathered.events, after if after < span.until else None
 
 
-def _backwards(log: Log, query: Query, span: Span) -> tuple[list[bytes], int | None]:
+def _backwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int | None]:
     """Windows from the end, each read forwards and turned round: they grow where little is found, and shrink again."""
     assert span.until is not None
     gathered, end, window = _Gathered(query), span.until, WINDOW_MIN
@@ -177,11 +177,11 @@ def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
     return found
 
 
-def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) -> Query:
+def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) -> PageQuery:
     given = request.query_params
     order = given.get("order") or "asc"
     if order not in ("asc", "desc"):
-        raise Refusal(400, "order_invalid", f"order: {order[:40]!r} is neither 'asc' nor 'desc'")
+        raise HttpError(400, "order_invalid", f"order: {order[:40]!r} is neither 'asc' nor 'desc'")
     limit = _number(request, "limit", 1, LIMIT_MAX)
     after = _number(request, "after", 0, OFFSET_MAX)
     span = _read_span(request)
@@ -191,7 +191,7 @@ def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) ->
         span = span._replace(until=max(0, after - 1) if span.until is None else min(span.until, max(0, after - 1)))
     tags = [(name.lower(), value if colon else None) for name, colon, value in map(_parted, given.getlist("tag"))]
     publisher = _number(request, "publisher", 0, OFFSET_MAX)
-    return Query(keys, span, LIMIT if limit is None else limit, order == "asc", publisher, tags, shows)
+    return PageQuery(keys, span, LIMIT if limit is None else limit, order == "asc", publisher, tags, shows)
 
 
 def _read_span(request: Request) -> Span:
@@ -204,7 +204,7 @@ def _read_span(request: Request) -> Span:
         try:
             position = read_position(text)
         except ValueError as error:
-            raise Refusal(400, f"{name}_invalid", f"{name}: {error}") from None
+            raise HttpError(400, f"{name}_invalid", f"{name}: {error}") from None
         if isinstance(position, datetime):
             span = span._replace(**{f"{name}_ns": to_ns(position)})
         elif name == "from":
@@ -217,7 +217,7 @@ def _read_span(request: Request) -> Span:
 def _parted(tag: str) -> tuple[str, str, str]:
     name, colon, value = tag.partition(":")
     if not name:
-        raise Refusal(400, "tag_invalid", "tag: it is written like NAME or NAME:VALUE")
+        raise HttpError(400, "tag_invalid", "tag: it is written like NAME or NAME:VALUE")
     return name, colon, value
 
 
@@ -226,5 +226,5 @@ def _number(request: Request, name: str, least: int, most: int) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 19 or not least <= int(text) <= most:
-        raise Refusal(400, f"{name}_invalid", f"{name}: {text[:40]!r} is not a number from {least} to {most}")
+        raise HttpError(400, f"{name}_invalid", f"{name}: {text[:40]!r} is not a number from {least} to {most}")
     return int(text)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import KeyInvalid
-from zbus.introspection import Position, of
+from zbus.introspection import CursorPosition, of
 from zbus.keys import check_expression
 from zbus.schema.asyncapi import asyncapi
 from zbus_web.http.event_json import iso_time
 
 if TYPE_CHECKING:
     import zbus
-    from zbus_web.access.permissions import Grant
+    from zbus_web.access.permissions import Permissions
 
     from .activity import Activity
 
@@ -30,7 +30,7 @@ class Views:
     def __init__(self, bus: zbus.Bus, activity: Activity) -> None:
         self.bus, self.activity = bus, activity
 
-    def nodes(self, grant: Grant) -> list[dict[str, Any]]:
+    def nodes(self, grant: Permissions) -> list[dict[str, Any]]:
         """Who is there, this node first."""
         grant.check_overview()
         found = []
@@ -43,7 +43,7 @@ class Views:
             found.append(told)
         return found
 
-    def buses(self, grant: Grant) -> list[dict[str, Any]]:
+    def buses(self, grant: Permissions) -> list[dict[str, Any]]:
         """The buses that nodes belong to, and which nodes those are."""
         members: dict[str, list[dict[str, Any]]] = {}
         for node in self.nodes(grant):
@@ -54,7 +54,7 @@ class Views:
             for bus, nodes in sorted(members.items())
         ]
 
-    def topics(self, grant: Grant, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
+    def topics(self, grant: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
         """Keys with events since this server began, busiest first."""
         return [
             {
@@ -67,12 +67,12 @@ class Views:
             for each in self.activity.topics(grant.shows, limit)
         ]
 
-    def other(self, grant: Grant) -> dict[str, int]:
+    def other(self, grant: Permissions) -> dict[str, int]:
         """Of keys that are not listed any more, as there were too many: how many, their events and bytes."""
         keys, events, size = self.activity.other if grant.sees_all else (0, 0, 0)
         return {"keys": keys, "events": events, "bytes": size}
 
-    def publishers(self, grant: Grant, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
+    def publishers(self, grant: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
         """Who published since this server began, the last first. Ids are text: they have up to 64 bits."""
         return [
             {
@@ -85,7 +85,7 @@ class Views:
             for each in self.activity.publishers(grant.shows, limit)
         ]
 
-    def subscribers(self, grant: Grant) -> list[dict[str, Any]]:
+    def subscribers(self, grant: Permissions) -> list[dict[str, Any]]:
         """Subscriptions that are open in this process, furthest behind first."""
         grant.check_overview()
         return [
@@ -94,17 +94,17 @@ class Views:
             if _covers_all(grant, each.key_exprs)
         ]
 
-    async def cursors(self, grant: Grant) -> list[dict[str, Any]]:
+    async def cursors(self, grant: Permissions) -> list[dict[str, Any]]:
         """Durable names, those of other processes too."""
         grant.check_overview()
         return shown_cursors(grant, await of(self.bus).positions())
 
-    async def leases(self, grant: Grant) -> list[dict[str, Any]]:
+    async def leases(self, grant: Permissions) -> list[dict[str, Any]]:
         """By which transports know who is there."""
         grant.check_overview()
         return await of(self.bus).leases()
 
-    def schemas(self, grant: Grant) -> list[dict[str, Any]]:
+    def schemas(self, grant: Permissions) -> list[dict[str, Any]]:
         """The schemas in force."""
         grant.check_overview()
         return [
@@ -120,7 +120,7 @@ class Views:
             if grant.covers(each.expression)
         ]
 
-    def asyncapi(self, grant: Grant) -> dict[str, Any]:
+    def asyncapi(self, grant: Permissions) -> dict[str, Any]:
         """Keys and schemas as an AsyncAPI document."""
         grant.check_overview()
         keys = {each["key"] for each in self.topics(grant)}
@@ -128,18 +128,18 @@ class Views:
         schemas = [each for each in self.bus.schemas.list() if grant.covers(each.expression)]
         return asyncapi(self.bus.config.bus, sorted(keys), schemas)
 
-    def stats(self, grant: Grant) -> dict[str, Any]:
+    def stats(self, grant: Permissions) -> dict[str, Any]:
         """What `bus.stats()` tells."""
         grant.check_overview()
         return self.bus.stats()
 
-    def records(self, grant: Grant, after: int = 0) -> list[dict[str, Any]]:
+    def records(self, grant: Permissions, after: int = 0) -> list[dict[str, Any]]:
         """What went wrong, for those who read all keys: it may be about any."""
         grant.check_overview()
         return self.activity.records.after(after) if grant.sees_all else []
 
 
-def shown_cursors(grant: Grant, found: Sequence[Position]) -> list[dict[str, Any]]:
+def shown_cursors(grant: Permissions, found: Sequence[CursorPosition]) -> list[dict[str, Any]]:
     """Cursors whose keys may be seen."""
     return [
         {
@@ -155,11 +155,11 @@ def shown_cursors(grant: Grant, found: Sequence[Position]) -> list[dict[str, Any
     ]
 
 
-def _covered(grant: Grant, expressions: Iterable[str]) -> list[str]:
+def _covered(grant: Permissions, expressions: Iterable[str]) -> list[str]:
     return [each for each in expressions if _covers_all(grant, (each,))]
 
 
-def _covers_all(grant: Grant, expressions: Iterable[str]) -> bool:
+def _covers_all(grant: Permissions, expressions: Iterable[str]) -> bool:
     try:
         return all(grant.covers(check_expression(each)) for each in expressions)
     except KeyInvalid:

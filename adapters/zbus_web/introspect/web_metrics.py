@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROUTES = frozenset(("events", "log", "metrics", "healthz", "api", "graphql", "console"))
 
 
-class Figures(Collector):
+class WebMetrics(Collector):
     """Counted on the loop. Labels are few: the first part of our own paths, statuses, and codes of refusals."""
 
     def __init__(self, streams: Streams) -> None:
@@ -46,7 +46,7 @@ class Figures(Collector):
 class Counting:
     """ASGI middleware: counts each answer when it begins."""
 
-    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+    def __init__(self, app: ASGIApp, figures: WebMetrics) -> None:
         self._app, self._requests = app, figures.requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,25 +11,25 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import zbus
-from zbus_web.access.authenticator import Access, Grant
+from zbus_web.access.authenticator import Authenticator, Permissions
 from zbus_web.events.cursors import delete_cursor, reset_cursor
-from zbus_web.http.http_errors import Refusal
+from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import StreamResponse
-from zbus_web.introspect.live import Live, LiveStream
+from zbus_web.introspect.live import LiveStatistics, LiveStream
 from zbus_web.introspect.views import TOPICS_MAX, Views
 
 LIMIT = 1000
 _encode = msgspec.json.Encoder().encode
 
-Shown = Callable[[Grant, Request], Awaitable[dict[str, Any]]]
+Shown = Callable[[Permissions, Request], Awaitable[dict[str, Any]]]
 
 
 class _Reset(msgspec.Struct, forbid_unknown_fields=True):
     offset: int
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access, live: Live) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: LiveStatistics) -> list[BaseRoute]:
     """Every route under /api."""
     views = live.views
 
@@ -66,25 +66,25 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Access, live: Live) -> 
 def _shown(views: Views) -> dict[str, Shown]:
     """What each path shows."""
 
-    async def topics(grant: Grant, request: Request) -> dict[str, Any]:
+    async def topics(grant: Permissions, request: Request) -> dict[str, Any]:
         await views.activity.follow()
         return {"topics": views.topics(grant, _limit(request)), "other": views.other(grant)}
 
-    async def publishers(grant: Grant, request: Request) -> dict[str, Any]:
+    async def publishers(grant: Permissions, request: Request) -> dict[str, Any]:
         await views.activity.follow()
         return {"publishers": views.publishers(grant, _limit(request))}
 
-    async def cursors(grant: Grant, request: Request) -> dict[str, Any]:
+    async def cursors(grant: Permissions, request: Request) -> dict[str, Any]:
         return {"cursors": await views.cursors(grant)}
 
-    async def leases(grant: Grant, request: Request) -> dict[str, Any]:
+    async def leases(grant: Permissions, request: Request) -> dict[str, Any]:
         return {"leases": await views.leases(grant)}
 
-    async def asyncapi(grant: Grant, request: Request) -> dict[str, Any]:
+    async def asyncapi(grant: Permissions, request: Request) -> dict[str, Any]:
         return views.asyncapi(grant)
 
-    def plain(name: str, show: Callable[[Grant], Any]) -> Shown:
-        async def found(grant: Grant, request: Request) -> dict[str, Any]:
+    def plain(name: str, show: Callable[[Permissions], Any]) -> Shown:
+        async def found(grant: Permissions, request: Request) -> dict[str, Any]:
             return {name: show(grant)}
 
         return found
@@ -107,7 +107,7 @@ def _json(value: Any) -> Response:
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit") or str(LIMIT)
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or not 1 <= int(text) <= TOPICS_MAX:
-        raise Refusal(400, "limit_invalid", f"limit: {text[:40]!r} is not a number from 1 to {TOPICS_MAX}")
+        raise HttpError(400, "limit_invalid", f"limit: {text[:40]!r} is not a number from 1 to {TOPICS_MAX}")
     return int(text)
 
 
@@ -115,4 +115,4 @@ async def _offset(request: Request) -> int:
     try:
         return msgspec.json.decode(await request.body(), type=_Reset).offset
     except msgspec.MsgspecError as error:
-        raise Refusal(400, "body_invalid", f'the body is like {{"offset": 42}}: {error}') from None
+        raise HttpError(400, "body_invalid", f'the body is like {{"offset": 42}}: {error}') from None

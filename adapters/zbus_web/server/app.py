@@ -6,8 +6,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 import zbus
-from zbus_web.access.admission import Guard
-from zbus_web.access.authenticator import Access
+from zbus_web.access.admission import Admission
+from zbus_web.access.authenticator import Authenticator
 from zbus_web.events import event_stream as feed
 from zbus_web.events import publish
 from zbus_web.graphql import endpoint as graph
@@ -17,9 +17,9 @@ from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import Streams
 from zbus_web.introspect import pages
 from zbus_web.introspect.activity import Activity
-from zbus_web.introspect.live import Live
+from zbus_web.introspect.live import LiveStatistics
 from zbus_web.introspect.views import Views
-from zbus_web.introspect.web_metrics import Counting, Figures
+from zbus_web.introspect.web_metrics import Counting, WebMetrics
 
 from . import api, health
 
@@ -32,11 +32,11 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
     """
     settings = settings or WebSettings()
     secret = bus.config.session_secret
-    access = Access(settings, secret.get_secret_value().encode() if secret is not None else None)
+    access = Authenticator(settings, secret.get_secret_value().encode() if secret is not None else None)
     activity = Activity(bus)
-    live = Live(Views(bus, activity))
+    live = LiveStatistics(Views(bus, activity))
     streams = Streams(settings.keepalive_s)
-    figures = Figures(streams)
+    figures = WebMetrics(streams)
     app = Starlette(
         routes=[
             *publish.routes(bus, settings, access),  # the first is found first
@@ -47,7 +47,7 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
             *graph.routes(bus, settings, access, live),
             *assets.routes(),
         ],
-        middleware=[Middleware(Counting, figures), Middleware(Guard, settings=settings, access=access)],
+        middleware=[Middleware(Counting, figures), Middleware(Admission, settings=settings, access=access)],
         exception_handlers=dict(HANDLERS),
     )
     app.state.streams, app.state.figures, app.state.access, app.state.live = streams, figures, access, live

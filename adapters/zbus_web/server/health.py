@@ -12,12 +12,12 @@ from starlette.routing import BaseRoute, Route
 import zbus
 import zbus.metrics
 from zbus.introspection import of
-from zbus_web.access.authenticator import Access
+from zbus_web.access.authenticator import Authenticator
 from zbus_web.http.settings import WebSettings
-from zbus_web.introspect.web_metrics import Figures
+from zbus_web.introspect.web_metrics import WebMetrics
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Access, figures: Figures) -> list[BaseRoute]:
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, figures: WebMetrics) -> list[BaseRoute]:
     """Both routes."""
     registry = CollectorRegistry()
     registry.register(zbus.metrics.collector(bus))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 MESSAGES_MAX = 8192
 BYTES_MAX = 64 << 20
@@ -24,23 +24,23 @@ class Capacity:
         self._changed = threading.Condition()
 
     def reserve(self, messages: int, size: int) -> None:
-        """Wait for capacity and take it. Raises `FabricError` if there is none in time; nothing is taken then."""
+        """Wait for capacity and take it. Raises `TransportError` if there is none in time; nothing is taken then."""
         deadline, link_deadline = time.monotonic() + FULL_S, time.monotonic() + LINK_S
         with self._changed:
             while True:
                 now = time.monotonic()
                 if self._closed:
-                    raise FabricError("the fabric is closed; nothing was sent")
+                    raise TransportError("the fabric is closed; nothing was sent")
                 if not self.linked:
                     if now >= link_deadline:
-                        raise FabricError(f"{self._unlinked}; nothing was sent")
+                        raise TransportError(f"{self._unlinked}; nothing was sent")
                     self._changed.wait(link_deadline - now)
                     continue
                 fits = self.messages + messages <= MESSAGES_MAX and self.bytes + size <= BYTES_MAX
                 if (fits or not self.messages) and self.settled:
                     break
                 if now >= deadline:
-                    raise FabricError(f"the queue has been full for {FULL_S:g} s; nothing was sent")
+                    raise TransportError(f"the queue has been full for {FULL_S:g} s; nothing was sent")
                 self._changed.wait(deadline - now)
             self.messages += messages
             self.bytes += size

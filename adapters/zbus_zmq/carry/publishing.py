@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
 from zbus.util.memo import Memo
 from zbus_zmq.address.options import ZmqOptions
@@ -39,7 +39,7 @@ def stamped(node: str) -> Shape:
     return lambda topic, frame: (topic, stamp(), frame)
 
 
-class Publishing:
+class ZmqPublishing:
     """The way out. `send`, `queue`, `wants` and `diagnostics` on any thread, the rest on the I/O thread."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Publishing:
         socket: zmq.Socket[bytes],
         node: str,
         options: ZmqOptions,
-        counts: Counts,
+        counts: Counters,
         *,
         topic_of: Callable[[str], bytes] = topic_of,
         shape: Shape | None = None,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import zmq
 
 from zbus.keys import KeySet
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
@@ -32,10 +32,10 @@ PARTS_MAX = 64  # of a message that is not ours: the rest is swallowed unread
 NOTES: tuple[list[bytes], ...] = ([], [PROBE])  # what may follow the sender in a message on our mark
 
 
-class Receiving:
+class ZmqReceiving:
     """The way in. `listen` and `acknowledged` on any thread, the rest on the I/O thread."""
 
-    def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counts, *, brokers: int) -> None:
+    def __init__(self, io: IoThread, socket: zmq.Socket[bytes], node: str, counts: Counters, *, brokers: int) -> None:
         """`brokers`: from how many of them messages come; 0 for none in between."""
         self._io, self._socket, self._node, self._counts = io, socket, node, counts
         self._recv: Recv = socket.recv  # type: ignore[assignment]  # copy=False

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import zmq
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
 from zbus.ports.fabric import Heard
-from zbus_zmq.find.discovery import Node, Nodes
+from zbus_zmq.find.discovery import NodeRecord, Nodes
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
 from zbus_zmq.io.receive import received
@@ -35,7 +35,7 @@ UNREACHABLE = (
 Socket = zmq.Socket[bytes]
 
 
-class PendingRequest:
+class ZmqPendingRequest:
     """One request in flight."""
 
     def __init__(self, key: str, payload: bytes, on_reply: Heard, deadline: float, ident: bytes) -> None:
@@ -43,7 +43,7 @@ class PendingRequest:
         self._on_reply = on_reply
         self._lock = threading.Lock()
         self._over = False
-        self.node: Node | None = None  # that it was sent to
+        self.node: NodeRecord | None = None  # that it was sent to
         self.route = b""  # to that node
         self.tried: set[str] = set()
         self.replies = 0
@@ -70,12 +70,12 @@ class PendingRequest:
             self.cancel()
 
 
-class RequestClient:
+class ZmqRequestClient:
     """Sends requests and receives their replies, on the I/O thread."""
 
-    def __init__(self, io: IoThread, socket: Socket, links: Links, own: str, counts: Counts) -> None:
+    def __init__(self, io: IoThread, socket: Socket, links: Links, own: str, counts: Counters) -> None:
         self._io, self._socket, self._links, self._own, self._counts = io, socket, links, own, counts
-        self._pending: dict[bytes, PendingRequest] = {}
+        self._pending: dict[bytes, ZmqPendingRequest] = {}
         self._nodes: Nodes = {}
         self._connected: dict[str, str] = {}  # endpoint -> node
         self._routes: dict[str, bytes] = {}  # endpoint -> the socket's name for it
@@ -92,7 +92,7 @@ class RequestClient:
         for endpoint in [endpoint for endpoint, node in self._connected.items() if node not in nodes]:
             self._disconnect(endpoint)
 
-    def send(self, request: PendingRequest) -> None:
+    def send(self, request: ZmqPendingRequest) -> None:
         """Send a request to one of the nodes that serve its key, or end it immediately."""
         if len(self._pending) >= PENDING_MAX:
             self._counts.tell(EVENT_DROPPED, "too_many_requests", request.key)
@@ -144,10 +144,10 @@ class RequestClient:
         for request in list(self._pending.values()):
             self._end(request)
 
-    def _sent_to(self, node: str) -> list[PendingRequest]:
+    def _sent_to(self, node: str) -> list[ZmqPendingRequest]:
         return [each for each in self._pending.values() if each.node is not None and each.node.node == node]
 
-    def _try_next(self, request: PendingRequest) -> None:
+    def _try_next(self, request: ZmqPendingRequest) -> None:
         serving = [node for node in self._nodes.values() if request.key in node.serves]
         found = [node for node in serving if node.node not in request.tried]
         others = [node for node in found if node.node != self._own]
@@ -157,7 +157,7 @@ class RequestClient:
                 return
         self._end(request)
 
-    def _send_to(self, request: PendingRequest, node: Node) -> bool:
+    def _send_to(self, request: ZmqPendingRequest, node: NodeRecord) -> bool:
         if self._connected.get(node.requests) != node.node:
             self._disconnect(node.requests)  # another node had that port before
             # A new name each time: a connection that was dropped lives on for a moment, and libzmq aborts the process
@@ -176,14 +176,14 @@ class RequestClient:
         request.node, request.route = node, route
         return True
 
-    def _cancel(self, request: PendingRequest) -> None:
+    def _cancel(self, request: ZmqPendingRequest) -> None:
         if self._pending.pop(request.ident, None) is not None and request.node is not None:
             try:
                 self._socket.send_multipart([request.route, b"C", request.ident], zmq.NOBLOCK)
             except zmq.ZMQError:  # the server notices when it replies
                 self._counts.note("cancel_dropped")
 
-    def _end(self, request: PendingRequest) -> None:
+    def _end(self, request: ZmqPendingRequest) -> None:
         self._pending.pop(request.ident, None)
         request.end()
 

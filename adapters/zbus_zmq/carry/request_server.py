@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Question
+from zbus.ports.fabric import IncomingRequest
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
@@ -33,18 +33,18 @@ RETRY_S = 0.005
 OPEN_MAX = 10_000
 ID_BYTES = 8
 
-OnRequest = Callable[[Question], None]
+OnRequest = Callable[[IncomingRequest], None]
 Socket = zmq.Socket[bytes]
 
 
-class RequestServer:
+class ZmqRequestServer:
     """Receives requests and sends replies. `serve` may be called on any thread, the rest on the I/O thread."""
 
-    def __init__(self, io: IoThread, socket: Socket, counts: Counts) -> None:
+    def __init__(self, io: IoThread, socket: Socket, counts: Counters) -> None:
         self._io, self._socket, self._counts = io, socket, counts
         self._keys: frozenset[str] = frozenset()
         self._on_request: OnRequest | None = None
-        self._open: dict[tuple[bytes, bytes], IncomingRequest] = {}  # by client and id
+        self._open: dict[tuple[bytes, bytes], ZmqIncomingRequest] = {}  # by client and id
         self._waiting: set[tuple[bytes, bytes]] = set()
         self._retrying = False
         socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -122,7 +122,7 @@ class RequestServer:
         if self._on_request is None or key not in self._keys or name in self._open or len(self._open) >= OPEN_MAX:
             self._reject(route, ident)
             return
-        request = IncomingRequest(key, payload, ident, lambda: self._io.post(lambda: self.flush(name)))
+        request = ZmqIncomingRequest(key, payload, ident, lambda: self._io.post(lambda: self.flush(name)))
         self._open[name] = request
         self._on_request(request)
 
@@ -134,7 +134,7 @@ class RequestServer:
             self._counts.note("rejection_dropped")
 
 
-class IncomingRequest:
+class ZmqIncomingRequest:
     """One request of another node. Replies are queued, up to a bound, and sent by the I/O thread."""
 
     def __init__(self, key: str, payload: bytes, ident: bytes, wake: Callable[[], None]) -> None:
@@ -154,10 +154,12 @@ class IncomingRequest:
             while not self._gone and (len(self._queue) >= QUEUE_REPLIES_MAX or self._bytes >= QUEUE_BYTES_MAX):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise FabricError(f"the client has received nothing for {BLOCKED_S:g} s; this reply was not sent")
+                    raise TransportError(
+                        f"the client has received nothing for {BLOCKED_S:g} s; this reply was not sent"
+                    )
                 self._room.wait(left)
             if self._gone or self._closed:
-                raise FabricError(f"this reply was not sent: {self._gone or 'the request is closed'}")
+                raise TransportError(f"this reply was not sent: {self._gone or 'the request is closed'}")
             self._queue.append(data)
             self._bytes += len(data)
             woken, self._woken = self._woken, True
@@ -199,7 +201,7 @@ class IncomingRequest:
         return self._ended
 
     def give_up(self, reason: str) -> None:
-        """Drop the queued replies; later ones raise `FabricError` with this reason."""
+        """Drop the queued replies; later ones raise `TransportError` with this reason."""
         with self._room:
             self._gone = reason
             self._queue.clear()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus_zmq.address.topics import MARK, mark_of, node_of
 from zbus_zmq.io.receive import received
@@ -23,7 +23,7 @@ KEPT_MAX = 100_000
 class Subscribers:
     """On the I/O thread; `wants` on any. Without a name of our own, marks are nothing special."""
 
-    def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counts) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counters) -> None:
         self._socket, self._node, self._counts = socket, node, counts
         self._prefixes: set[bytes] = set()
         self._turns: dict[str, set[int]] = {}  # by node, the marks that it has

@@ -16,7 +16,7 @@ NODE_ID_BYTES = 8
 
 
 # The names on the wire are those of the first version.
-class Node(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "questions", "serves": "answers"}):
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "questions", "serves": "answers"}):
     """The announcement of a node: all that other nodes need to connect to it."""
 
     node: str  # 16 hexadecimal digits, new for each incarnation
@@ -26,14 +26,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "quest
     curve_key: str | None = None  # its public key, in Z85; None for a node that does not encrypt
 
 
-Nodes = Mapping[str, Node]  # by node id
+Nodes = Mapping[str, NodeRecord]  # by node id
 Changed = Callable[[Nodes], None]
 
 
 class Discovery(Protocol):
     """A way to find nodes."""
 
-    def announce(self, node: Node) -> None:
+    def announce(self, node: NodeRecord) -> None:
         """Say this of our node, in place of what was said before. Others can see it when this returns."""
 
     def watch(self, changed: Changed) -> None:

@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import ConfigInvalid, FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import ConfigInvalid, TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
-from .discovery import Changed, Discovery, Node, Nodes
-from .lease import LEASE_BYTES_MAX, Lease, decode_lease, encode_lease, take_lease
+from .discovery import Changed, Discovery, NodeRecord, Nodes
+from .lease import LEASE_BYTES_MAX, RegistryLease, decode_lease, encode_lease, take_lease
 
 FULL_SCAN_S = 0.5  # leases run out without a trace in the folder's time stamp
 THOROUGH_S = 0.25  # how often processes are looked for
@@ -35,14 +35,14 @@ DRAFT_S = 60.0
 class FileRegistry:
     """A folder of leases. One thread keeps our own alive and watches those of others."""
 
-    def __init__(self, options: ZmqOptions, counts: Counts) -> None:
+    def __init__(self, options: ZmqOptions, counts: Counters) -> None:
         self.folder = _private_folder(options.registry)
         self._realm, self._lease_s, self._poll_s, self._counts = options.realm, options.lease_s, options.poll_s, counts
         self._lock = threading.RLock()
         self._wake = threading.Event()
-        self._own: Lease | None = None
+        self._own: RegistryLease | None = None
         self._beat_due = self._thorough_at = 0.0
-        self._known: dict[str, tuple[tuple[int, int, int], Lease | None]] = {}  # by file name
+        self._known: dict[str, tuple[tuple[int, int, int], RegistryLease | None]] = {}  # by file name
         self._told: Nodes | None = None
         self._changed: Changed | None = None
         self._problem = ""
@@ -50,14 +50,14 @@ class FileRegistry:
         self._thread = threading.Thread(target=self._run, name="zbus-zmq-registry", daemon=True)
         self._thread.start()
 
-    def announce(self, node: Node) -> None:
+    def announce(self, node: NodeRecord) -> None:
         """Write our file now."""
         with self._lock:
             self._own = take_lease(self._realm, node, self._lease_s) if self._own is None else self._own.renewed(node)
             try:
                 self._write(self._own)
             except OSError as error:
-                raise FabricError(f"the registry {self.folder} cannot be written: {error.strerror}") from error
+                raise TransportError(f"the registry {self.folder} cannot be written: {error.strerror}") from error
 
     def watch(self, changed: Changed) -> None:
         """Tell `changed` of the nodes now, and then of every change."""
@@ -70,9 +70,9 @@ class FileRegistry:
         try:
             return {lease.node.node: lease.node for lease in self.leases()}
         except OSError as error:
-            raise FabricError(f"the registry {self.folder} cannot be read: {error.strerror}") from error
+            raise TransportError(f"the registry {self.folder} cannot be read: {error.strerror}") from error
 
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[RegistryLease]:
         """Every live lease of our realm; removes those that are long over."""
         with self._lock:
             found, seen = [], set()
@@ -154,7 +154,7 @@ class FileRegistry:
                 self._told = nodes
                 self._changed(nodes)
 
-    def _read(self, entry: os.DirEntry[str]) -> Lease | None:
+    def _read(self, entry: os.DirEntry[str]) -> RegistryLease | None:
         if not entry.name.endswith((SUFFIX, DRAFT)):
             return None
         try:
@@ -180,7 +180,7 @@ class FileRegistry:
         (self.folder / name).unlink(missing_ok=True)
         self._counts.note("registry_reaped")
 
-    def _write(self, lease: Lease) -> None:
+    def _write(self, lease: RegistryLease) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(lease)
         draft = path.with_suffix(DRAFT)
@@ -190,7 +190,7 @@ class FileRegistry:
         draft.replace(path)
         self._beat_due = time.monotonic() + self._lease_s / 3
 
-    def _path(self, lease: Lease) -> Path:
+    def _path(self, lease: RegistryLease) -> Path:
         return self.folder / f"{lease.node.node}{SUFFIX}"
 
 

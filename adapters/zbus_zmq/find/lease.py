@@ -17,17 +17,17 @@ from typing import Any
 
 import msgspec
 
-from .discovery import Node
+from .discovery import NodeRecord
 
 LEASE_BYTES_MAX = 16 << 20
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class RegistryLease(msgspec.Struct, frozen=True, kw_only=True):
     """One file of the registry."""
 
     version: int = 1
     realm: str
-    node: Node
+    node: NodeRecord
     lease_s: float
     allocated_by: str  # user, host and process
     allocated_at: str
@@ -37,7 +37,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     pid_space: str  # in which the process has that id: a container has its own
 
-    def renewed(self, node: Node) -> Lease:
+    def renewed(self, node: NodeRecord) -> RegistryLease:
         """The same lease, from now on."""
         return msgspec.structs.replace(self, node=node, last_heartbeat_at=_now(), beat_s=time.monotonic())
 
@@ -52,10 +52,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return self.pid_space == _pid_space(os.getpid()) and not _is_running(self.pid)
 
 
-def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
+def take_lease(realm: str, node: NodeRecord, lease_s: float) -> RegistryLease:
     """A new lease of this process."""
     now = _now()
-    return Lease(
+    return RegistryLease(
         realm=realm,
         node=node,
         lease_s=lease_s,
@@ -69,7 +69,7 @@ def take_lease(realm: str, node: Node, lease_s: float) -> Lease:
     )
 
 
-def told_lease(lease: Lease) -> dict[str, Any]:
+def told_lease(lease: RegistryLease) -> dict[str, Any]:
     """Return a lease for people: its owner, its start, and how long it lasts without another heartbeat."""
     node = lease.node
     return {
@@ -86,15 +86,15 @@ def told_lease(lease: Lease) -> dict[str, Any]:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Lease).decode
+_decode = msgspec.json.Decoder(RegistryLease).decode
 
 
-def encode_lease(lease: Lease) -> bytes:
+def encode_lease(lease: RegistryLease) -> bytes:
     """A lease as the content of its file."""
     return _encode(lease)
 
 
-def decode_lease(data: bytes) -> Lease | None:
+def decode_lease(data: bytes) -> RegistryLease | None:
     """The lease of a file; None for anything else."""
     try:
         lease = _decode(data)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import zenoh
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
-from .discovery import Changed, Discovery, Node, Nodes
+from .discovery import Changed, Discovery, NodeRecord, Nodes
 from .tokens import assemble, session_config, tails_of
 
 ROOT = "zbus-zmq"
@@ -33,7 +33,7 @@ NODES_MAX = 100_000
 class LivelinessDiscovery:
     """Tokens in a Zenoh session. One thread opens the session and reports changes."""
 
-    def __init__(self, options: ZmqOptions, counts: Counts, session: zenoh.Session | None) -> None:
+    def __init__(self, options: ZmqOptions, counts: Counters, session: zenoh.Session | None) -> None:
         self._options, self._counts = options, counts
         self._root = f"{ROOT}/{options.realm}"
         self._session, self._owned = session, session is None
@@ -41,7 +41,7 @@ class LivelinessDiscovery:
         self._lock = threading.RLock()
         self._wake, self._pause = threading.Event(), threading.Event()
         self._subscriber: Any = None
-        self._node: Node | None = None
+        self._node: NodeRecord | None = None
         self._tokens: dict[str, Any] = {}
         self._seen: defaultdict[str, set[str]] = defaultdict(set)  # node id -> the tails of its tokens
         self._samples: deque[tuple[str, bool]] = deque()
@@ -53,7 +53,7 @@ class LivelinessDiscovery:
         self._thread = threading.Thread(target=self._run, name="zbus-zmq-liveliness", daemon=True)
         self._thread.start()
 
-    def announce(self, node: Node) -> None:
+    def announce(self, node: NodeRecord) -> None:
         """Declare the tokens that are new, then undeclare those that no longer hold."""
         with self._lock:
             self._node = node
@@ -85,7 +85,7 @@ class LivelinessDiscovery:
             handler = zenoh.handlers.Callback(replied, done.set, indirect=False)
             session.liveliness().get(f"{self._root}/**", handler, timeout=LOOK_S)
         except zenoh.ZError as error:
-            raise FabricError(f"zenoh could not look for ZMQ nodes: {error}") from error
+            raise TransportError(f"zenoh could not look for ZMQ nodes: {error}") from error
         done.wait(2 * LOOK_S)
         return self._nodes()
 

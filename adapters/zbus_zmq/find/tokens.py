@@ -13,19 +13,19 @@ import zenoh
 from zbus.errors import ConfigInvalid
 from zbus_zmq.address.options import ZmqOptions
 
-from .discovery import Node
+from .discovery import NodeRecord
 
-_decode_node = msgspec.json.Decoder(Node).decode
+_decode_node = msgspec.json.Decoder(NodeRecord).decode
 
 
-def tails_of(node: Node) -> set[str]:
+def tails_of(node: NodeRecord) -> set[str]:
     """Return the keys of a node's tokens without their root: one for the node, and one for each key it serves."""
     bare = msgspec.structs.replace(node, serves=())
     answers = {f"{node.node}/answers/{_pack(key.encode())}" for key in node.serves}
     return {f"{node.node}/node/{_pack(msgspec.json.encode(bare))}", *answers}
 
 
-def assemble(name: str, tails: Iterable[str]) -> tuple[Node | None, int]:
+def assemble(name: str, tails: Iterable[str]) -> tuple[NodeRecord | None, int]:
     """The node that its tokens (without its name) describe, if they do, and how many of them are not valid."""
     node, answers, invalid = None, [], 0
     for tail in sorted(tails):

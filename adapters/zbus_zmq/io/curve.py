@@ -16,7 +16,7 @@ from zmq.auth import create_certificates, load_certificate
 from zmq.utils.z85 import decode, encode
 
 from zbus.errors import ConfigInvalid
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_INPUT_REFUSED
 from zbus_zmq.address.options import ZmqOptions
 
@@ -29,7 +29,7 @@ Socket = zmq.Socket[bytes]
 class Keys:
     """The keys of a node. Neither shown nor pickled."""
 
-    def __init__(self, secret: Path, allow: Path, counts: Counts) -> None:
+    def __init__(self, secret: Path, allow: Path, counts: Counters) -> None:
         self.public, self._secret = _load_pair(secret)
         self._folder, self._counts = allow, counts
         self._stamp = -1
@@ -69,7 +69,7 @@ class Keys:
         self._allowed, self._stamp = frozenset(found - {b""}), stamp
 
 
-def open_keys(options: ZmqOptions, counts: Counts) -> Keys | None:
+def open_keys(options: ZmqOptions, counts: Counters) -> Keys | None:
     """The keys that the options name, if any."""
     if options.curve_secret is None or options.curve_allow is None:
         return None
@@ -113,7 +113,7 @@ def is_public_key(text: str) -> bool:
 class ZapAuthenticator:
     """Decides for libzmq whether a peer may connect (ZAP, RFC 27), on the thread of its socket."""
 
-    def __init__(self, context: zmq.Context[Socket], keys: Keys, counts: Counts) -> None:
+    def __init__(self, context: zmq.Context[Socket], keys: Keys, counts: Counters) -> None:
         self._keys, self._counts = keys, counts
         self.socket = context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, 0)
@@ -142,7 +142,10 @@ class ZapAuthenticator:
 
 
 def attach_authenticator(
-    context: zmq.Context[Socket], keys: Keys, counts: Counts, on_readable: Callable[[Socket, Callable[[], None]], None]
+    context: zmq.Context[Socket],
+    keys: Keys,
+    counts: Counters,
+    on_readable: Callable[[Socket, Callable[[], None]], None],
 ) -> None:
     """Check every connection to a CURVE socket of a context."""
     authenticator = ZapAuthenticator(context, keys, counts)

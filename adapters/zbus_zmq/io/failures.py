@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import zmq
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 
 
 @contextmanager
 def zmq_errors(doing: str) -> Iterator[None]:
-    """Turn what libzmq raises while `doing` something into `FabricError`."""
+    """Turn what libzmq raises while `doing` something into `TransportError`."""
     try:
         yield
     except zmq.ZMQError as error:
-        raise FabricError(f"zmq could not {doing}: {error}") from error
+        raise TransportError(f"zmq could not {doing}: {error}") from error

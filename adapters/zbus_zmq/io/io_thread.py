@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import zmq
 
-from zbus.errors import FabricError
-from zbus.observe.counters import Counts
+from zbus.errors import TransportError
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_ERROR
 
 from .failures import zmq_errors
@@ -33,7 +33,7 @@ WOKEN_BYTES = 4096
 class IoThread:
     """A context, a poller, timers and a queue of things to do, all on one thread."""
 
-    def __init__(self, name: str, counts: Counts) -> None:
+    def __init__(self, name: str, counts: Counters) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._counts = counts
         self._wake_in, self._wake_out = os.pipe()
@@ -76,12 +76,12 @@ class IoThread:
             done.set()
 
         if self._ending:
-            raise FabricError(f"cannot {doing}: the fabric is closed")
+            raise TransportError(f"cannot {doing}: the fabric is closed")
         self.post(run)
         deadline = time.monotonic() + timeout_s
         while not done.wait(min(0.5, max(0.0, deadline - time.monotonic()))):
             if not self._thread.is_alive() or time.monotonic() >= deadline:
-                raise FabricError(f"cannot {doing}: the fabric is closed or does not respond")
+                raise TransportError(f"cannot {doing}: the fabric is closed or does not respond")
         if outcome[1] is not None:
             raise outcome[1]
         result: T = outcome[0]

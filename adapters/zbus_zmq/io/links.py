@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import FABRIC_CONNECT_FAILED, record
 from zbus.util.backoff import Backoff
 
@@ -42,7 +42,7 @@ class Links:
     """The connections of one socket, on its thread. `connected` and `made` may be read on any thread."""
 
     def __init__(
-        self, io: IoThread, socket: Socket, keys: Keys | None, counts: Counts, schemes: tuple[str, ...] = ("tcp://",)
+        self, io: IoThread, socket: Socket, keys: Keys | None, counts: Counters, schemes: tuple[str, ...] = ("tcp://",)
     ) -> None:
         self.connected: frozenset[str] = frozenset()
         self.on_event: Callable[[int, str], None] = lambda event, endpoint: None

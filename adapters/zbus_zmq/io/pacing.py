@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
 
 from .io_thread import IoThread
@@ -39,7 +39,7 @@ class PacedSender:
     """An XPUB socket, on the thread that owns it. `sender` is who acknowledges marks; a broker does not."""
 
     def __init__(
-        self, io: IoThread, socket: zmq.Socket[bytes], stall_s: float, counts: Counts, sender: bytes, marks: Marks
+        self, io: IoThread, socket: zmq.Socket[bytes], stall_s: float, counts: Counters, sender: bytes, marks: Marks
     ) -> None:
         self._io, self._socket, self._stall_s, self._counts = io, socket, stall_s, counts
         self._sender, self._marks = sender, marks

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from zbus.errors import FabricError
+from zbus.errors import TransportError
 from zbus_zmq.address.options import ZmqOptions
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def bind(socket: Socket, endpoint: str, options: ZmqOptions) -> str:
         except zmq.ZMQError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
-            raise FabricError(f"zmq could not listen on {host}:{candidate}: {error}") from error
+            raise TransportError(f"zmq could not listen on {host}:{candidate}: {error}") from error
         return _advertised(socket, options)
-    raise FabricError(f"zmq could not listen: {_exhausted(endpoint, options)}")
+    raise TransportError(f"zmq could not listen: {_exhausted(endpoint, options)}")
 
 
 def any_port(endpoint: str) -> str:
@@ -100,7 +100,7 @@ def _port_server() -> Iterator[int]:
     for _ in range(PORTSERVER_TRIES):
         port = portpicker.get_port_from_port_server(os.environ[PORTSERVER_VARIABLE])
         if port is None:
-            raise FabricError(f"the port server of {PORTSERVER_VARIABLE} gave no port")
+            raise TransportError(f"the port server of {PORTSERVER_VARIABLE} gave no port")
         yield port
 
 

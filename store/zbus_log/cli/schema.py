@@ -24,7 +24,7 @@ from zbus.ports.log import Schema, Span
 from zbus.schema.asyncapi import asyncapi
 from zbus.schema.compatibility import differences
 from zbus.schema.json_schema import canonical, compile_schema, hash_of, to_json_schema
-from zbus.schema.validators import REMOVED, Checks, in_force, make_checks
+from zbus.schema.validators import REMOVED, Validators, in_force, make_checks
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import keys
 from zbus_log.log import SqliteLog
@@ -170,7 +170,9 @@ def _check_next(versions: Sequence[Schema], expression: str, file: Path) -> None
         note(f"it accepts all that version {before.version} accepts, and may follow it")
 
 
-def _check_events(log: SqliteLog, checks: Checks, expressions: list[str], number: int) -> tuple[int, dict[str, int]]:
+def _check_events(
+    log: SqliteLog, checks: Validators, expressions: list[str], number: int
+) -> tuple[int, dict[str, int]]:
     wrong: dict[str, int] = {}
     checked = printed = 0
     with progress("events") as bar:

@@ -17,9 +17,9 @@ from typing import Any
 from zbus.errors import ConfigInvalid, EventInvalid, ZbusError
 from zbus.ports.log import Row
 from zbus_log.proxy.write_files import encode_rows
-from zbus_log.retention import Rules, Trimmed
+from zbus_log.retention import Pruned, Rules
 
-from .write_routes import OwnerGone, Put, Way, way_to
+from .write_routes import OwnerGone, Put, WriteRoute, way_to
 
 PIECE_ROWS = 1000  # an errand is small, so that no publisher of the owner waits long behind it
 PIECE_BYTES = 4 * 1024 * 1024
@@ -56,7 +56,7 @@ def retain(
     *,
     timeout_s: float = 600.0,
     progress: Callable[[int], None] | None = None,
-) -> Trimmed:
+) -> Pruned:
     """Remove what the rules do not let stay, through the process that owns the log or as its owner.
 
     `progress` is told how many events went so far, where this process removes them itself. An owner that goes away
@@ -83,7 +83,7 @@ class _Work:
         """Whether something was begun of which it is not known what became of it."""
         return bool(self._under_way or self._again)
 
-    def do(self, way: Way) -> None:
+    def do(self, way: WriteRoute) -> None:
         """Store all that is left. Once something was refused no more is begun; what is under way is waited for."""
         while True:
             while len(self._under_way) < IN_FLIGHT and (piece := self._next()) is not None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogOwned, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogLocked, ZbusError
 from zbus.keys import check_key
 from zbus.ports.log import Answered, Outcome, Row, Stored
 from zbus.publish.entry import check_rows
-from zbus.schema.validators import Checks, make_checks
+from zbus.schema.validators import Validators, make_checks
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
@@ -30,7 +30,7 @@ from zbus_log.proxy.write_files import (
     wake,
     write_whole,
 )
-from zbus_log.retention import Rules, Trimmed
+from zbus_log.retention import Pruned, Rules
 
 POLL_S = (0.001, 0.02)
 REACH_S = 30.0  # for an owner that takes errands, or for one that does not to go
@@ -44,7 +44,7 @@ class Put(NamedTuple):
     last_offset: int
 
 
-class OwnerTakesNoErrands(LogOwned):
+class OwnerRejectsProxiedWrites(LogLocked):
     """The process that owns the log does not write for others. Nothing was written through it."""
 
     def __init__(self, path: str, pid: int, waited_s: float) -> None:
@@ -63,7 +63,7 @@ class OwnerGone(Exception):
     """Whoever was to answer does not own the log any more."""
 
 
-class Way(Protocol):
+class WriteRoute(Protocol):
     """How something gets into the log: by this process, or by the one that owns it."""
 
     def send(self, data: bytes) -> Any:
@@ -72,12 +72,12 @@ class Way(Protocol):
     def answer(self, sent: Any) -> Put:
         """Wait until they are stored. Raises `OwnerGone` where that is not known."""
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Trimmed:
+    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         """Remove what the rules do not let stay."""
 
 
 @contextmanager
-def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[Way]:
+def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRoute]:
     """The way to the log that is open now; waits for one, as an owner may come or go at any moment."""
     from zbus.config import load_config  # not before: it takes a while to import
 
@@ -91,27 +91,27 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[Way]:
             try:
                 config = load_config(log=path, read_only=False)  # as a node that starts here would
                 log = open_log(config)
-            except LogOwned as error:
+            except LogLocked as error:
                 pid = error.pid
             else:
                 try:
-                    yield _Owning(log, config.payload_bytes_max, timeout_s, config.check_schemas)
+                    yield _DirectRoute(log, config.payload_bytes_max, timeout_s, config.check_schemas)
                 finally:
                     log.close(CLOSE_S)
                 return
         if wake(errands_folder(path)):
-            asking = _Asking(path, timeout_s)
+            asking = _ProxiedRoute(path, timeout_s)
             try:
                 yield asking
             finally:
                 asking.withdraw()
             return
         if time.monotonic() - began > min(REACH_S, timeout_s):
-            raise OwnerTakesNoErrands(path, pid, min(REACH_S, timeout_s))
+            raise OwnerRejectsProxiedWrites(path, pid, min(REACH_S, timeout_s))
         time.sleep(POLL_S[1])
 
 
-class _Owning:
+class _DirectRoute:
     """This process owns the log for a while, and does the errands of others meanwhile: they need not wait for it."""
 
     def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, check_schemas: bool) -> None:
@@ -120,7 +120,7 @@ class _Owning:
         log.take_errands(self._take)
 
     @cached_property
-    def _checks(self) -> Checks | None:
+    def _checks(self) -> Validators | None:
         """Not before there are rows: retention needs none, nor the library that checks."""
         return make_checks(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
 
@@ -151,11 +151,11 @@ class _Owning:
             raise answer
         return Put(len(answer), max(answer, default=0))
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Trimmed:
+    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return self._log.retain(rules, progress)
 
 
-class _Asking:
+class _ProxiedRoute:
     """Another process owns the log, and does errands."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -169,8 +169,8 @@ class _Asking:
     def answer(self, sent: Path) -> Put:
         return Put(*self._wait(sent))
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Trimmed:
-        return Trimmed(*self._wait(self._leave(RETAIN, encode_rules(rules))))
+    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
+        return Pruned(*self._wait(self._leave(RETAIN, encode_rules(rules))))
 
     def withdraw(self) -> None:
         """Leave nothing behind: what is not answered is not wanted any more."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogStopped
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterFailed
 
 # Older versions lose commits when two connections write and checkpoint (the WAL-reset bug).
 SQLITE_VERSION_MIN = (3, 51, 3)
@@ -109,7 +109,7 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
     if code & 0xFF == _IOERR and writing:
         # The driver does not tell a failed fsync from a failed write. After either, what the kernel holds
         # of the file is unknown, and trying again could acknowledge what is not on disk.
-        return LogStopped(path, f"a write or fsync failed: {name}")
+        return LogWriterFailed(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
     if writing:

@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from zbus.errors import LogDamaged, LogOwned
+from zbus.errors import LogDamaged, LogLocked
 
 from .process import is_running
 
@@ -101,7 +101,7 @@ class HeadRecord:
             except BlockingIOError:
                 pid = _OWNER.unpack(os.pread(self._fd, _OWNER.size, 16) or bytes(8))[0]
                 if (pid and is_running(pid)) or time.monotonic() > deadline:
-                    raise LogOwned(log_path, pid) from None
+                    raise LogLocked(log_path, pid) from None
                 time.sleep(0.002)
 
     def _load(self, log_path: str, accept_loss: bool) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record
 from zbus.ports.log import Answered, Row
-from zbus_log.retention import Rules, Trimmed
+from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
     ANSWER,
@@ -41,14 +41,14 @@ from .write_files import (
 TAKEN_MAX = 3  # errands under way at a time: they may meet in one commit, and publishers here wait for that
 
 
-class Errands:
+class ProxiedWriteServer:
     """Takes errands from the moment it is made until it is closed. `take` is called on its thread."""
 
     def __init__(
         self,
         log_path: str,
         take: Callable[[Sequence[Row], Answered], None],
-        retain: Callable[[Rules], Trimmed],
+        retain: Callable[[Rules], Pruned],
     ) -> None:
         self._log_path, self._take, self._retain = log_path, take, retain
         self._folder = errands_folder(log_path)
@@ -151,7 +151,7 @@ class Errands:
 
     def _remove(self, name: str, rules: Rules) -> None:
         """On a thread of its own."""
-        result: Trimmed | ZbusError
+        result: Pruned | ZbusError
         try:
             result = self._retain(rules)
         except ZbusError as error:

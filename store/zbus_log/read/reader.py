@@ -94,7 +94,7 @@ class Choice(NamedTuple):
         return _VALUE.sub(lambda found: str(values[found[1]]), self.statement.format(columns=columns))
 
 
-class Reader:
+class SqliteReader:
     """Reads through its own connections; safe from several threads at once."""
 
     def __init__(self, path: str, engine: Engine) -> None:

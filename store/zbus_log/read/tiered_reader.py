@@ -20,13 +20,13 @@ from zbus.ports.log import Page, Span
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged, Manifest
 
-from .reader import Reader
+from .reader import SqliteReader
 
 
-class Joined:
+class TieredReader:
     """Reads a log and its cold tier as one; safe from several threads at once."""
 
-    def __init__(self, file: Reader, cold: Cold) -> None:
+    def __init__(self, file: SqliteReader, cold: Cold) -> None:
         self._file, self._cold = file, cold
         self._trimmed = 0  # the file has nothing up to here, as far as was seen
         self._epoch = ""

@@ -12,7 +12,7 @@ from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import Head, read_record
 from zbus_log.file.tables import SEALED_UNTIL, get_epoch
 
-from .reader import Reader
+from .reader import SqliteReader
 
 PAGE = 2048
 
@@ -32,7 +32,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
     problems: list[str] = []
     record = _read_record(path, problems)  # first: an owner that goes on writes the log before its record
     engine = make_engine(path, read_only=True)
-    reader = Reader(path, engine)
+    reader = SqliteReader(path, engine)
     try:
         with log_errors(path), engine.connect() as connection:
             for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
@@ -75,7 +75,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
 
 
 def _check_events(
-    reader: Reader,
+    reader: SqliteReader,
     low_water: int,
     head: int,
     problems: list[str],

@@ -20,7 +20,7 @@ from zbus.ports.log import Answer, Appended, Committed, Outcome
 Notice = tuple[Appended, Any, Outcome, Committed | None]
 
 
-class Announcer:
+class CommitNotifier:
     """Notices are given in the order of the calls, whichever thread does it. Called by the writer's thread only."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from zbus_log.file.tables import BLOCK
 PUBLISHERS_KEPT_MAX = 100_000
 
 
-class Identities:
+class StoredIdentities:
     """Belongs to the writer, and uses its connection on its thread."""
 
     def __init__(self, connection: Connection, sealed_until: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from zbus.errors import LogDamaged, LogError, LogStopped
+from zbus.errors import LogDamaged, LogError, LogWriterFailed
 from zbus.observe.records import record
 from zbus.ports.log import Answer, Appended, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
@@ -31,8 +31,8 @@ from zbus_log.file.head_record import RESERVE, Head, HeadRecord
 from zbus_log.file.rows import encode_rows
 from zbus_log.file.tables import BLOCK
 
-from .commit_notifier import Announcer, Notice
-from .identities import Identities
+from .commit_notifier import CommitNotifier, Notice
+from .identities import StoredIdentities
 
 COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
@@ -95,10 +95,10 @@ class Writer:
         self._now_and_then = now_and_then
         self._sealed = self._last_sealed()
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
-        self._identities = Identities(connection, self._sealed_until)
+        self._identities = StoredIdentities(connection, self._sealed_until)
         self._stopped: LogError | None = None
         self._held: list[Notice] = []  # of the last commit: nobody was notified yet
-        self._announcer = Announcer()
+        self._announcer = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
         self._ended = False
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
@@ -153,7 +153,7 @@ class Writer:
                     self._commit(appends)
                 except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
                     record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
-                    self._stopped = LogStopped(self.path, f"unexpected {error!r}")
+                    self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     self._announcer.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
@@ -211,7 +211,7 @@ class Writer:
             failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
         except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
             record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
-            self._stopped = LogStopped(self.path, f"unexpected {error!r}")
+            self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = Unknown(self._stopped)
         else:
             at = 0
@@ -302,8 +302,8 @@ class Writer:
 
     def _after_failure(self, error: LogError, last: int) -> None:
         """A commit that failed may have happened: look, and say what is true."""
-        if isinstance(error, LogStopped | LogDamaged):
-            self._stopped = error if isinstance(error, LogStopped) else LogStopped(self.path, str(error))
+        if isinstance(error, LogWriterFailed | LogDamaged):
+            self._stopped = error if isinstance(error, LogWriterFailed) else LogWriterFailed(self.path, str(error))
             raise _OutcomeUnknown(self._stopped) from error
         try:
             roll_back(self._connection)
@@ -326,7 +326,7 @@ class Writer:
             self._record.update(self._state)
             self._record.sync()
         except OSError as error:
-            raise LogStopped(self.path, f"the head record cannot be synced: {error}") from error
+            raise LogWriterFailed(self.path, f"the head record cannot be synced: {error}") from error
 
     def _last_sealed(self) -> int:
         sealed = self._connection.exec_driver_sql("SELECT max(block) FROM blocks").scalar()
@@ -362,7 +362,7 @@ class Writer:
             with log_errors(self.path, writing=True):
                 task()
             return True
-        except LogStopped as error:
+        except LogWriterFailed as error:
             self._stopped = error
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)

@@ -10,7 +10,7 @@ import typer
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, write
 from zbus.cli.render.values import OFFSET_MAX, parse_age
-from zbus_log import Trimmed
+from zbus_log import Pruned
 from zbus_log.cli.options import LogArgument, check_is_there
 from zbus_spark.jobs.offload import offload as offload_closed
 from zbus_spark.jobs.trim import trim as trim_offloaded
@@ -68,7 +68,7 @@ def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) ->
         _tell(trimmed)
 
 
-def _tell(trimmed: Trimmed) -> None:
+def _tell(trimmed: Pruned) -> None:
     note(f"trimmed {trimmed.removed:,} events; the log's file begins after offset {trimmed.low_water:,}")
     if trimmed.held_by is not None:
         note(f"durable {trimmed.held_by!r} has not acknowledged more, and held it back")

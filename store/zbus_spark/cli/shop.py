@@ -19,7 +19,7 @@ SHOPPERS = 4000
 _encode = msgspec.json.Encoder().encode
 
 
-class Source(NamedTuple):
+class ShopPublisher(NamedTuple):
     """A publisher: its key, its share of all events, and the latency that half of its events stay below."""
 
     publisher_id: int
@@ -29,13 +29,13 @@ class Source(NamedTuple):
 
 
 SOURCES = (
-    Source(0x5A01, "shop/carts/changed", 0.30, 900),
-    Source(0x5A02, "shop/carts/changed", 0.22, 1100),
-    Source(0x5A03, "shop/orders/created", 0.14, 2500),
-    Source(0x5A04, "shop/orders/paid", 0.11, 9000),
-    Source(0x5A05, "warehouse/stock/changed", 0.13, 1500),
-    Source(0x5A06, "warehouse/parcels/sent", 0.06, 4000),
-    Source(0x5A07, "mail/receipts/sent", 0.04, 30_000),
+    ShopPublisher(0x5A01, "shop/carts/changed", 0.30, 900),
+    ShopPublisher(0x5A02, "shop/carts/changed", 0.22, 1100),
+    ShopPublisher(0x5A03, "shop/orders/created", 0.14, 2500),
+    ShopPublisher(0x5A04, "shop/orders/paid", 0.11, 9000),
+    ShopPublisher(0x5A05, "warehouse/stock/changed", 0.13, 1500),
+    ShopPublisher(0x5A06, "warehouse/parcels/sent", 0.06, 4000),
+    ShopPublisher(0x5A07, "mail/receipts/sent", 0.04, 30_000),
 )
 LOST = range(4000, 4120)  # of the second source: a link was down
 LATE_EVERY = 25_000  # now and then an event is overtaken
@@ -73,7 +73,7 @@ def rows(events: int, begin_ns: int, seed: int = 7) -> Iterator[list[Row]]:
     yield chunk if overtaken is None else [*chunk, overtaken]
 
 
-def _row(dice: random.Random, source: Source, sequence: int, time_ns: int, slow: bool) -> Row:
+def _row(dice: random.Random, source: ShopPublisher, sequence: int, time_ns: int, slow: bool) -> Row:
     shopper = int(SHOPPERS * dice.random() ** 2)
     latency_us = source.latency_us * dice.lognormvariate(0, 0.5)
     if slow and source.key == "shop/orders/paid":

@@ -26,7 +26,7 @@ from zbus_log.file.manifest import ColdDamaged
 from zbus_log.file.tables import BLOCK
 from zbus_spark.failures import spark_errors
 
-from .sealed_segments import Closed, Keep, look
+from .sealed_segments import Keep, SealedRange, look
 from .staged import let_in, verify, write
 
 SEGMENTS_AT_ONCE = 8  # in one job of Spark
@@ -93,7 +93,7 @@ def check_local(log: str | Path, cold: str | Path | None) -> tuple[str, Path]:
 
 
 def _offload(
-    spark: SparkSession, log: str, tier: Cold, epoch: bytes, closed: list[Closed], progress: Progress
+    spark: SparkSession, log: str, tier: Cold, epoch: bytes, closed: list[SealedRange], progress: Progress
 ) -> Offloaded:
     done, total = Offloaded(0, 0, 0, 0, 0), sum(each.events for each in closed)
     while len(closed) > done.segments:
@@ -114,7 +114,7 @@ def _tell_nobody(_stage: str, _done: int, _total: int) -> None:
 
 
 def _move(
-    spark: SparkSession, log: str, tier: Cold, closed: list[Closed], epoch: bytes, tell: Callable[[str], None]
+    spark: SparkSession, log: str, tier: Cold, closed: list[SealedRange], epoch: bytes, tell: Callable[[str], None]
 ) -> int:
     """Offload some segments, all or none of them; return how large their files are."""
     staging = tier.folder / f"{_STAGING}{secrets.token_hex(8)}"

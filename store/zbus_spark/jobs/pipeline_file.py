@@ -57,7 +57,7 @@ class _Declared(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(_Declared):
+class PipelineSource(_Declared):
     """What is read: a log and its cold tier, or with `stream` the log as it grows."""
 
     log: str = Field(min_length=1)
@@ -72,7 +72,7 @@ class Source(_Declared):
     checkpoint: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Source:
+    def _consistent(self) -> PipelineSource:
         for offset, time, names in ((self.start, self.from_, "start and from"), (self.end, self.to, "end and to")):
             if offset is not None and time is not None:
                 raise ValueError(f"{names} say the same: give an offset or a time, not both")
@@ -95,14 +95,14 @@ class Source(_Declared):
         return self.to if self.end is None else self.end
 
 
-class Step(_Declared):
+class PipelineStep(_Declared):
     """One query over the views before it."""
 
     sql: str = Field(pattern=r"\S")
     name: str | None = Field(None, pattern=f"^{_NAME}$")
 
 
-class Sink(_Declared):
+class PipelineSink(_Declared):
     """Where the last step goes: one of `log`, `parquet` and `table`."""
 
     log: str | None = Field(None, min_length=1)
@@ -113,7 +113,7 @@ class Sink(_Declared):
     rows: int = Field(50, ge=1)
 
     @model_validator(mode="after")
-    def _one(self) -> Sink:
+    def _one(self) -> PipelineSink:
         if (self.log is not None) + (self.parquet is not None) + self.table != 1:
             raise ValueError("give one of: log, parquet, table = true")
         if self.key is not None:
@@ -130,9 +130,9 @@ class Pipeline(_Declared):
     """A whole file."""
 
     id: str | None = Field(None, min_length=1, max_length=100)
-    source: Source
-    steps: tuple[Step, ...] = ()
-    sink: Sink
+    source: PipelineSource
+    steps: tuple[PipelineStep, ...] = ()
+    sink: PipelineSink
 
     @model_validator(mode="after")
     def _consistent(self) -> Pipeline:
@@ -204,7 +204,7 @@ def run(spark: SparkSession, loaded: Loaded) -> Ran:
     return Ran(table=made if sink.table else None)
 
 
-def _source(spark: SparkSession, source: Source) -> DataFrame:
+def _source(spark: SparkSession, source: PipelineSource) -> DataFrame:
     if not source.stream:
         return read(spark, source.log, key=source.key, start=source.first, end=source.last, cold=source.cold)
     options = {"key": " ".join(source.key)} if source.key else {}
@@ -230,7 +230,7 @@ def _stream(made: DataFrame, pipeline: Pipeline) -> None:
         query.stop()
 
 
-def _keyed(sink: Sink) -> dict[str, str]:
+def _keyed(sink: PipelineSink) -> dict[str, str]:
     return {} if sink.key is None else {"key": sink.key}
 
 

@@ -40,7 +40,7 @@ th:first-child,td:first-child{text-align:left;font-family:ui-monospace,monospace
 """
 
 
-class Figures(NamedTuple):
+class ReportData(NamedTuple):
     """What the page shows. `latency` is p50 and p99 in µs for each point of time, None where nothing was measured."""
 
     events: int
@@ -72,7 +72,7 @@ def write_report(
         raise
 
 
-def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> Figures | None:
+def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> ReportData | None:
     """Compute the figures, None where there are no events. However long the time, there are few points."""
     window_us = milliseconds("window", window) * 1000
     whole = rolled.agg(
@@ -101,7 +101,7 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
         timed = measures(events, latency_header).where("latency_us IS NOT NULL")
         found = {row[0]: row[1] for row in timed.groupBy(point("published_at")).agg(latency).collect()}
     by_key = totals(rolled)
-    return Figures(
+    return ReportData(
         whole["events"],
         whole["bytes"],
         whole["keys"],
@@ -116,7 +116,7 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
     )
 
 
-def render(log: str, window: str, figures: Figures | None, latency_header: str) -> str:
+def render(log: str, window: str, figures: ReportData | None, latency_header: str) -> str:
     """The page. Whatever comes from the log is escaped, and the page may load and run nothing."""
     body = _body(window, figures, latency_header) if figures else "<p>There are no events in this range.</p>"
     return (
@@ -128,7 +128,7 @@ def render(log: str, window: str, figures: Figures | None, latency_header: str) 
     )
 
 
-def _body(window: str, figures: Figures, latency_header: str) -> str:
+def _body(window: str, figures: ReportData, latency_header: str) -> str:
     begin, point = figures.begin.timestamp(), figures.point_ms / 1000
     times = [_shown(datetime.fromtimestamp(begin + place * point, UTC)) for place in range(len(figures.rates))]
     cards = (("events", f"{figures.events:,}"), ("payload", size(figures.bytes)), ("keys", f"{figures.keys:,}"))
@@ -153,7 +153,7 @@ def _body(window: str, figures: Figures, latency_header: str) -> str:
     )
 
 
-def _latency(figures: Figures, times: Sequence[str], header: str) -> str:
+def _latency(figures: ReportData, times: Sequence[str], header: str) -> str:
     if not figures.measured:
         return f"<p>No event has the header <code>{escape(header)}</code> from which latency is counted.</p>"
     told = f"{figures.measured:,} of {figures.events:,} events told when they began, in the header"

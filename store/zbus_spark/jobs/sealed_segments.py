@@ -16,7 +16,7 @@ from zbus_log.read.reader import readable
 SEGMENT_BYTES = 64 * 1024 * 1024  # of payloads, so that whoever reads a segment can hold it
 
 
-class Closed(NamedTuple):
+class SealedRange(NamedTuple):
     """A range of offsets, both ends included, in which nothing changes any more."""
 
     first: int
@@ -42,7 +42,7 @@ class LogState(NamedTuple):
 
     epoch: bytes
     low_water: int
-    closed: list[Closed]
+    closed: list[SealedRange]
 
 
 def look(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
@@ -69,7 +69,7 @@ def look(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
             last, events, size = block * BLOCK + BLOCK - 1, events + block_events, size + block_bytes
         if events:
             ranges.append((first, last))
-        closed = [Closed(first, last, *_count(connection, first, last)) for first, last in ranges]
+        closed = [SealedRange(first, last, *_count(connection, first, last)) for first, last in ranges]
         return LogState(get_epoch(connection), low_water, closed)
 
 

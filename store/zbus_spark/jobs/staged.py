@@ -23,7 +23,7 @@ from zbus_log.cold.tier import ColdPage
 from zbus_log.file.manifest import ColdFile, Segment
 from zbus_spark.reading import FILED, files
 
-from .sealed_segments import Closed
+from .sealed_segments import SealedRange
 
 PARTITION_EVENTS_MIN = 65_536
 NAMESPACE_BYTES_MAX = 80  # three times as many, percent-encoded, still are the name of a folder
@@ -38,7 +38,7 @@ class Digest(NamedTuple):
     digest: int
 
 
-def write(spark: SparkSession, log: str, segments: Sequence[Closed], staging: Path) -> Digest:
+def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], staging: Path) -> Digest:
     """Write closed segments as Parquet under `staging`; return what was written, as it came from the log."""
     first, last = segments[0].first, segments[-1].last
     share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
@@ -66,7 +66,7 @@ def write(spark: SparkSession, log: str, segments: Sequence[Closed], staging: Pa
     return Digest(seen.get["events"], int(seen.get["digest"] or 0))
 
 
-def verify(spark: SparkSession, segments: Sequence[Closed], staging: Path, written: Digest) -> list[Segment]:
+def verify(spark: SparkSession, segments: Sequence[SealedRange], staging: Path, written: Digest) -> list[Segment]:
     """Read everything back and compare; return what the manifest is to say. Raises at the first difference."""
     paths = {each.name: sorted(_parquet(staging / f"seg={each.name}")) for each in segments}
     listed = [path.relative_to(staging).as_posix() for found in paths.values() for path in found]
@@ -81,7 +81,7 @@ def verify(spark: SparkSession, segments: Sequence[Closed], staging: Path, writt
     return [_segment(staging, each, paths[each.name], summaries.get(each.name)) for each in segments]
 
 
-def let_in(folder: Path, staging: Path, closed: Closed) -> None:
+def let_in(folder: Path, staging: Path, closed: SealedRange) -> None:
     """Move a verified segment to where it belongs, on disk for good; in the manifest it is not yet."""
     staged, target = staging / f"seg={closed.name}", folder / f"seg={closed.name}"
     if not staged.is_dir():
@@ -140,7 +140,7 @@ def _corrupt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({"offset": pa.array([error.offset], pa.int64())})
 
 
-def _segment(staging: Path, closed: Closed, paths: list[Path], row: Any) -> Segment:
+def _segment(staging: Path, closed: SealedRange, paths: list[Path], row: Any) -> Segment:
     found = [_file(staging, path) for path in paths]
     events, offsets = (row.events, int(row.offsets) - row.events * closed.first) if row is not None else (0, 0)
     within = row is None or closed.first <= row.first <= row.last <= closed.last

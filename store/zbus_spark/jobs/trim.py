@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from zbus.errors import ConfigInvalid
-from zbus_log import Rules, Trimmed, retain
+from zbus_log import Pruned, Rules, retain
 from zbus_log.cold.merge import file_errors
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged, ColdFile
@@ -17,7 +17,7 @@ from .offload import check_local
 from .sealed_segments import epoch_and_low_water
 
 
-def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Trimmed:
+def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pruned:
     """Remove from a log what its cold tier holds; through its owner, if a process owns it.
 
     First the tier is looked at: that it is this log's, goes on where the log was trimmed before, and that each file
@@ -31,7 +31,7 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Tri
         raise ConfigInvalid("cold", f"there is no tier {str(folder)!r}: offload first")
     manifest.check_epoch(epoch.hex(), folder)
     if not manifest.segments or manifest.last <= low_water:
-        return Trimmed(low_water, 0, None)
+        return Pruned(low_water, 0, None)
     if manifest.first > low_water + 1:
         reason = f"the tier begins at offset {manifest.first}, and the log has events from {low_water + 1} on"
         raise ConfigInvalid("cold", f"{reason}; trimming would lose those before it. Nothing was trimmed")

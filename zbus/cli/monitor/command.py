@@ -24,7 +24,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import RECORDS
 
 from .filters import EventFilter, parse_pattern, parse_publisher, parse_tag
-from .verdicts import Verdicts
+from .verdicts import SchemaChecker
 
 QUEUE_EVENTS = 10_000
 
@@ -32,7 +32,9 @@ QUEUE_EVENTS = 10_000
 class MonitorPrinter(EventPrinter):
     """Prints what passes: in full what is to be dumped, a line of everything else, and what its schema says."""
 
-    def __init__(self, wanted: EventFilter, dumped: Sequence[str], as_json: bool | None, verdicts: Verdicts) -> None:
+    def __init__(
+        self, wanted: EventFilter, dumped: Sequence[str], as_json: bool | None, verdicts: SchemaChecker
+    ) -> None:
         super().__init__(False if dumped and not as_json else as_json)
         self._wanted, self._verdicts = wanted, verdicts
         self._dumped = KeySet(dumped) if dumped else None
@@ -115,7 +117,7 @@ def monitor(
     bus = open_to_hear(log, transport)
     if records and not bus.config.networked:
         raise ConfigInvalid("records", "they are in no log; nodes tell them over a transport: give --transport URL")
-    printer = MonitorPrinter(wanted, dumped or (), json or None, Verdicts(bus))
+    printer = MonitorPrinter(wanted, dumped or (), json or None, SchemaChecker(bus))
     keys = [*(expressions or ["**"]), *([f"{RECORDS}**"] if records else [])]
     try:
         serve(_monitor(printer, bus, keys, start, count, timeout))

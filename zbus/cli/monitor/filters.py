@@ -11,7 +11,7 @@ import typer
 from zbus.event import Event
 
 
-class Tag(NamedTuple):
+class HeaderFilter(NamedTuple):
     """A header that an event must have, with any value or with this one."""
 
     name: str
@@ -22,12 +22,14 @@ class EventFilter:
     """An event passes if it has every header, is of one of the publishers, and the pattern is found in its payload.
 
     >>> from zbus import Event
-    >>> wanted = EventFilter([Tag("tenant", "x")], [], re.compile("ca.*"))
+    >>> wanted = EventFilter([HeaderFilter("tenant", "x")], [], re.compile("ca.*"))
     >>> wanted.passes(Event(1, 0, 0, "a/b", b"a cat", {"tenant": "x"})), wanted.passes(Event(1, 0, 0, "a/b", b"a cat"))
     (True, False)
     """
 
-    def __init__(self, tags: Sequence[Tag], publishers: Sequence[int], pattern: re.Pattern[str] | None) -> None:
+    def __init__(
+        self, tags: Sequence[HeaderFilter], publishers: Sequence[int], pattern: re.Pattern[str] | None
+    ) -> None:
         self._tags, self._publishers, self._pattern = tuple(tags), frozenset(publishers), pattern
 
     def passes(self, event: Event) -> bool:
@@ -40,16 +42,16 @@ class EventFilter:
         return self._pattern is None or self._pattern.search(event.payload.decode(errors="replace")) is not None
 
 
-def parse_tag(text: str) -> Tag:
+def parse_tag(text: str) -> HeaderFilter:
     """A header as people write it.
 
     >>> parse_tag("tenant=x"), parse_tag("tenant")
-    (Tag(name='tenant', value='x'), Tag(name='tenant', value=None))
+    (HeaderFilter(name='tenant', value='x'), HeaderFilter(name='tenant', value=None))
     """
     name, given, value = text.partition("=")
     if not name:
         raise typer.BadParameter(f"{text!r} names no header: write NAME=VALUE, or NAME for any value")
-    return Tag(name.lower(), value if given else None)
+    return HeaderFilter(name.lower(), value if given else None)
 
 
 def parse_publisher(text: str) -> int:

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
-from zbus.errors import ConfigInvalid, FabricError
+from zbus.errors import ConfigInvalid, TransportError
 from zbus.util.backoff import Backoff
 
 SILENCE_S = 30.0  # a server says something every second
@@ -62,7 +62,7 @@ class LiveFeed:
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(error) or type(error).__name__
                 if not reached:
-                    self._end(FabricError(f"{self._url} cannot be reached: {reason}"))
+                    self._end(TransportError(f"{self._url} cannot be reached: {reason}"))
                     return
             if not self._closed.is_set():
                 self._told(f"connecting again: {reason}")

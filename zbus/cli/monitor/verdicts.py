@@ -9,19 +9,19 @@ import zbus
 from zbus.cli.render.output import note
 from zbus.errors import ConfigInvalid
 from zbus.event import Event
-from zbus.schema.validators import Checks, make_checks
+from zbus.schema.validators import Validators, make_checks
 
 LOOK_EVERY_S = 2.0  # schemas are seldom registered while somebody looks
 
 
-class Verdicts:
+class SchemaChecker:
     """The schemas of a bus that itself checks nothing; looked up again now and then."""
 
     def __init__(self, bus: zbus.Bus) -> None:
         self._bus = bus
         self._looked_at = -LOOK_EVERY_S
         self._known: Any = None
-        self._checks: Checks | None = None
+        self._checks: Validators | None = None
 
     async def look(self) -> None:
         """Read the schemas again, if it is time."""

@@ -28,7 +28,7 @@ from .url import UrlFrames
 ONCE_COLUMNS, ONCE_LINES = 120, 60  # of a single frame there is more to see than fits on a screen
 
 
-class Frames(Protocol):
+class FrameSource(Protocol):
     """Where frames come from."""
 
     def frames(self) -> AsyncGenerator[Frame, None]:
@@ -66,7 +66,7 @@ def top(
 
 def _source(
     log: Path | None, transport: str | None, url: str | None, token_file: Path | None, interval_s: float
-) -> Frames:
+) -> FrameSource:
     if [log, transport, url].count(None) < 2:
         raise typer.BadParameter("follow a log, hear a transport, or ask a server: give one of them")
     if token_file is not None and url is None:
@@ -94,7 +94,7 @@ def _token(path: Path) -> str:
     return found
 
 
-async def _print(source: Frames, print_one: Callable[[Frame], None], once: bool) -> None:
+async def _print(source: FrameSource, print_one: Callable[[Frame], None], once: bool) -> None:
     with ends_with_its_reader():
         async with aclosing(source.frames()) as frames:
             async for frame in frames:
@@ -103,7 +103,7 @@ async def _print(source: Frames, print_one: Callable[[Frame], None], once: bool)
                     return
 
 
-async def _watch(source: Frames) -> None:
+async def _watch(source: FrameSource) -> None:
     """The screen, until q or Ctrl-C."""
     console = Console(markup=False, emoji=False, highlight=False)
     ended = asyncio.Event()

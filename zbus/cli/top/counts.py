@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from .frame import Topic
+from .frame import KeyRate
 
 KEYS_MAX = 10_000
 OTHERS = "(others)"  # no key holds a bracket and blank space, but people see what is meant
@@ -26,7 +26,7 @@ class KeyCounts:
         self.seen += 1
         self._events[key if key in self._events or len(self._events) < KEYS_MAX else OTHERS] += 1
 
-    def top(self, number: int, elapsed_s: float) -> tuple[Topic, ...]:
+    def top(self, number: int, elapsed_s: float) -> tuple[KeyRate, ...]:
         """The busiest keys of the time since this was asked last, with their rates; then those with most events."""
         for key, events in self._events.items():
             now = (events - self._before.get(key, 0)) / elapsed_s
@@ -34,7 +34,7 @@ class KeyCounts:
             self._rates[key] = rate if (rate := before + (now - before) * SMOOTHING) >= 0.05 else 0.0
         self._before = dict(self._events)
         busiest = sorted(self._events, key=lambda key: (-self._rates[key], -self._events[key], key))[:number]
-        return tuple(Topic(key, self._events[key], round(self._rates[key], 1)) for key in busiest)
+        return tuple(KeyRate(key, self._events[key], round(self._rates[key], 1)) for key in busiest)
 
 
 class Rate:

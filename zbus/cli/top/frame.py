@@ -14,7 +14,7 @@ class Quantiles(msgspec.Struct, frozen=True):
     p99: float
 
 
-class Topic(msgspec.Struct, frozen=True):
+class KeyRate(msgspec.Struct, frozen=True):
     """One key: how many events were seen since this began to look, and how many a second lately."""
 
     key: str
@@ -54,7 +54,7 @@ class Frame(msgspec.Struct, frozen=True):
     subscribers: int | None = None
     commit_ms: Quantiles | None = None
     end_to_end_ms: Quantiles | None = None
-    topics: tuple[Topic, ...] = ()
+    topics: tuple[KeyRate, ...] = ()
     cursors: tuple[CursorLag, ...] = ()
     nodes: tuple[NodeSeen, ...] = ()
     trouble: str = ""  # why figures are old, or missing

@@ -13,7 +13,7 @@ from zbus.cli.monitor.live_feed import LiveFeed
 from zbus.util.mailbox import Mailbox
 
 from .counts import Rate
-from .frame import CursorLag, Frame, NodeSeen, Quantiles, Topic, dropped_of
+from .frame import CursorLag, Frame, KeyRate, NodeSeen, Quantiles, dropped_of
 
 WAITING_MAX = 10
 
@@ -78,7 +78,7 @@ class UrlFrames:
             commit_ms=_quantiles(latency.get("commit_ms")),
             end_to_end_ms=_quantiles(latency.get("end_to_end_ms")),
             topics=tuple(
-                Topic(str(each.get("key")), int(each.get("events") or 0), float(each.get("events_per_s") or 0))
+                KeyRate(str(each.get("key")), int(each.get("events") or 0), float(each.get("events_per_s") or 0))
                 for each in _dicts(told, "topics")
             ),
             cursors=tuple(
