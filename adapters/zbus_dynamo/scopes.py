@@ -48,7 +48,7 @@ class Scoped(NamedTuple):
     def subject(self) -> str:
         """The NATS subject, and the topic frame where a ZMQ broker is between.
 
-        >>> Place(("ns", "comp"), "kv.events").subject
+        >>> Scoped(("ns", "comp"), "kv.events").subject
         'namespace.ns.component.comp.kv%2Eevents'
         """
         return f"{self.subject_prefix}.{encode_segment(self.topic)}"

@@ -16,7 +16,7 @@ Tag = tuple[str, ...]
 class KeyIndex:
     """From the texts of some arguments to the entries that were made of them.
 
-    >>> tags = Tags(10, print)
+    >>> tags = KeyIndex(10, print)
     >>> tags.add(7, ("7",)); tags.add("7", ("7",)); tags.add(8, ("8",))
     >>> tags.take(("7",)) == {7, "7"}, tags.take(("7",))
     (True, set())

@@ -40,7 +40,7 @@ def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
 class KeyTemplate:
     """A key expression with fields: which keys it matches, and what the fields are in each.
 
-    >>> places = Places("events/Todo-{id}/*/{what}/**")
+    >>> places = KeyTemplate("events/Todo-{id}/*/{what}/**")
     >>> places.expression, places.names, places.read("events/Todo-7/x/done/y")
     ('events/Todo-$*/*/*/**', ('id', 'what'), ('7', 'done'))
     """

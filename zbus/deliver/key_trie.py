@@ -67,7 +67,7 @@ def _ends(segment: str) -> tuple[tuple[int, int], tuple[str, str]]:
 class KeyTrie(Generic[T]):
     """Maps keys to the values (subscriptions) whose expressions match.
 
-    >>> router = Router[str]()
+    >>> router = KeyTrie[str]()
     >>> router.add("shop/*", "one"); router.add("**", "two")
     >>> sorted(router.routes("shop/orders"))
     ['one', 'two']

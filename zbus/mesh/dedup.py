@@ -19,7 +19,7 @@ WINDOW_S = 120.0
 class Dedup:
     """Lives on one thread. `first_time` is the whole of it.
 
-    >>> seen = Seen(Runtime())
+    >>> seen = Dedup(Runtime())
     >>> seen.first_time(7, 0), seen.first_time(7, 0), seen.first_time(7, 2), seen.first_time(7, 1)
     (True, False, True, True)
     """

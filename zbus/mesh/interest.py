@@ -63,7 +63,7 @@ class Interest:
     def of(self, key: str) -> KeyInterest:
         """What is wanted of `key`.
 
-        >>> wants = Wants()
+        >>> wants = Interest()
         >>> wants.add(["shop/**"], 5, record=True)
         >>> wants.of("shop/x").recorded, wants.of("audit/x").since == NEVER
         (True, True)

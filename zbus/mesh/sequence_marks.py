@@ -19,7 +19,7 @@ BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
 class SequenceMarks:
     """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
 
-    >>> heard = Heard(Runtime())
+    >>> heard = SequenceMarks(Runtime())
     >>> heard.remember(7, 3), heard.remember(7, 2), heard.take(), heard.take()
     (None, None, {7: 3}, {})
     """

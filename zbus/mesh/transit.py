@@ -14,7 +14,7 @@ RUNS_MAX = 4096
 class Transit:
     """Of one direction. Lives on the loop.
 
-    >>> waiting = Waiting()
+    >>> waiting = Transit()
     >>> waiting.entered(10, 10, 1_000), waiting.entered(14, 2, 2_000)
     (None, None)
     >>> waiting.after(0), waiting.after(7), waiting.after(10), waiting.after(14)

@@ -75,7 +75,7 @@ def _second(seconds: int) -> str:
 class EventFrames:
     """Events as the frames of a feed, each encoded once for all who are sent it. Of one log: offsets tell them apart.
 
-    >>> Frames().frame(Event(7, 0, 0, "a", b"x", {}, 3))[:14]
+    >>> EventFrames().frame(Event(7, 0, 0, "a", b"x", {}, 3))[:14]
     b'id: 3\\ndata: {"'
     """
 

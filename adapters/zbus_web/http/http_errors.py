@@ -61,7 +61,7 @@ _BY_STATUS = {
 class HttpError(Exception):
     """An answer that is not a success: an HTTP status, a code for programs, and words for people.
 
-    >>> Refusal(400, "from_invalid", "x is no time", "Nothing was changed").body()
+    >>> HttpError(400, "from_invalid", "x is no time", "Nothing was changed").body()
     b'{"error":{"code":"from_invalid","reason":"x is no time","now":"Nothing was changed"}}'
     """
 
