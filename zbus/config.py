@@ -20,7 +20,7 @@ from .util.session_token import SECRET_BYTES_MIN
 _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "a transport is a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
-_NEED_A_LOG = ("record", "cold", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
+_NEED_A_LOG = ("keep", "cold_dir", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
 
 
 def _split(value: Any) -> Any:
@@ -41,7 +41,7 @@ class BusConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ZBUS_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
     log: str | None = Field(None, description="path of the log, 'memory' for one that ends with the bus, or none")
-    cold: str | None = Field(None, description="folder of the cold tier; default: <log>-cold where there is one")
+    cold_dir: str | None = Field(None, description="folder of the cold tier; default: <log>-cold where there is one")
     read_only: bool = Field(False, description="read a log that another process owns")
     durability: Literal["fsync", "os"] = Field("fsync", description="'os' survives a crash, not a power cut")
     transport: str = Field("zenoh", repr=False, description="'zenoh', or the name or URL of another transport")
@@ -51,14 +51,14 @@ class BusConfig(BaseSettings):
     listen: Strings = Field((), description="where to listen, such as tcp/127.0.0.1:7447")
     connect: Strings = Field((), description="which nodes to connect to")
     options: dict[str, str] = Field({}, repr=False, description="what the transport needs besides: see its page")
-    record: Literal["own"] | Strings = Field("own", description="'own', or expressions of what else the log keeps")
+    keep: Literal["own"] | Strings = Field("own", description="'own', or expressions of what else the log keeps")
     wire: Literal["zbus", "dynamo"] = Field("zbus", description="the envelope on the wire")
     node: str = Field("", max_length=200, description="what this node is called; default: host and process")
     bus: str = Field("main", max_length=200, description="what this bus is for, such as telemetry or control")
     metadata: dict[str, str] = Field({}, max_length=100, description="what else others are told of this node")
     node_ttl_s: float = Field(15.0, gt=0, le=86_400, description="silent for so long, a node counts as gone")
-    metrics: bool = Field(True, description="measure latencies; counters are always kept")
-    records: Literal["off", "debug", "info", "warning"] = Field(
+    latency_metrics: bool = Field(True, description="measure latencies; counters are always kept")
+    system_events: Literal["off", "debug", "info", "warning"] = Field(
         "off", description="which records are also published on the bus, under @zbus/record/"
     )
     tracing: Literal["auto", "on", "off"] = Field(
@@ -69,13 +69,13 @@ class BusConfig(BaseSettings):
     payload_bytes_max: int = Field(8 * 1024 * 1024, ge=1, le=256 * 1024 * 1024)
     pending_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, description="unwritten bytes before publishers wait")
     close_timeout_s: float = Field(5.0, gt=0, le=300, description="how long aclose() may take")
-    check_schemas: bool = Field(True, description="hold events to the schemas that are registered")
+    validate_schemas: bool = Field(True, description="hold events to the schemas that are registered")
     skip_corrupt: bool = Field(False, description="go past stored events that fail their checksum")
     accept_loss: bool = Field(False, description="open a damaged log: its missing offsets are never used again")
     retain_age_s: float | None = Field(None, gt=0, description="remove events older than this")
     retain_bytes: int | None = Field(None, ge=1, description="keep the log file under this size")
     retain_events: int | None = Field(None, ge=1, description="keep this many events at most")
-    retain_past_cursors: bool = Field(False, description="let retention pass durable cursors")
+    retain_ignore_cursors: bool = Field(False, description="let retention pass durable cursors")
 
     def __init__(self, **given: Any) -> None:
         with config_errors("configuration", known=type(self).model_fields):
@@ -103,9 +103,9 @@ class BusConfig(BaseSettings):
             raise ValueError("an empty path names no log; leave it out for a bus without one")
         return value
 
-    @field_validator("cold")
+    @field_validator("cold_dir")
     @classmethod
-    def _cold_named(cls, value: str | None) -> str | None:
+    def _cold_dir_named(cls, value: str | None) -> str | None:
         if value == "":
             raise ValueError("an empty path names no folder; leave it out for the one beside the log")
         return value
@@ -146,9 +146,9 @@ class BusConfig(BaseSettings):
             raise ValueError(_NO_TRANSPORT)
         return value
 
-    @field_validator("record")
+    @field_validator("keep")
     @classmethod
-    def _record_named(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _keep_named(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if value in ("own", ("own",)):
             return "own"
         try:
@@ -183,12 +183,12 @@ class BusConfig(BaseSettings):
             for field in _NEED_A_LOG:
                 if getattr(self, field) != type(self).model_fields[field].default:
                     raise Contradiction(field, "there is no log: set log to a path")
-        if self.read_only and self.record != "own":
-            raise Contradiction("record", "a log that is only read records nothing")
+        if self.read_only and self.keep != "own":
+            raise Contradiction("keep", "a log that is only read records nothing")
         if self.log == "memory" and self.read_only:
             raise Contradiction("read_only", "a log in memory belongs to this bus alone")
-        if self.log == "memory" and self.cold is not None:
-            raise Contradiction("cold", "a log in memory ends with the bus, and has no cold tier")
+        if self.log == "memory" and self.cold_dir is not None:
+            raise Contradiction("cold_dir", "a log in memory ends with the bus, and has no cold tier")
         if self.read_only and self.mode != "embedded":
             raise Contradiction("mode", "a bus that is read-only is embedded")
         return self

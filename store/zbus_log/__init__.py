@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zbus.ports.log import Row
 
 if TYPE_CHECKING:
-    from .client.proxied_writes import put, retain
+    from .client.proxied_writes import prune, put
     from .client.write_routes import OwnerRejectsProxiedWrites, Put
     from .cold.tier import Cold
     from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
@@ -30,8 +30,8 @@ __all__ = [
     "Segment",
     "SqliteLog",
     "open_log",
+    "prune",
     "put",
-    "retain",
     "verify",
 ]
 
@@ -48,8 +48,8 @@ _WHERE = {
     "SqliteLog": ".log",
     "Pruned": ".retention",
     "open_log": ".log",
+    "prune": ".client.proxied_writes",
     "put": ".client.proxied_writes",
-    "retain": ".client.proxied_writes",
     "verify": ".read.verify",
 }
 

@@ -67,14 +67,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ZBUS_LOG", "env.db")
     monkeypatch.setenv("ZBUS_MODE", "peer")
     monkeypatch.setenv("ZBUS_LISTEN", "tcp/127.0.0.1:7447, tcp/127.0.0.1:7448")
-    monkeypatch.setenv("ZBUS_RETAIN_PAST_CURSORS", "true")
+    monkeypatch.setenv("ZBUS_RETAIN_IGNORE_CURSORS", "true")
     monkeypatch.setenv("ZBUS_CLOSE_TIMEOUT_S", "2.5")
 
     config = zbus.open().config
 
     assert (config.log, config.mode, config.close_timeout_s) == ("env.db", "peer", 2.5)
     assert config.listen == ("tcp/127.0.0.1:7447", "tcp/127.0.0.1:7448")
-    assert config.retain_past_cursors is True
+    assert config.retain_ignore_cursors is True
 
 
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     secret.write_text("0123456789abcdef\n")
     given = {
         "log": "app.db",
-        "cold": "app.db-cold",
+        "cold_dir": "app.db-cold",
         "read_only": "false",
         "durability": "os",
         "transport": "zenoh",
@@ -92,27 +92,27 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "mode": "router",
         "listen": "tcp/127.0.0.1:7447",
         "connect": "tcp/127.0.0.1:7448",
-        "record": "own",
+        "keep": "own",
         "wire": "zbus",
         "tracing": "off",
         "node": "worker-7",
         "bus": "telemetry",
         "metadata": '{"team": "money"}',
         "node_ttl_s": "3.5",
-        "metrics": "false",
-        "records": "info",
+        "latency_metrics": "false",
+        "system_events": "info",
         "session_secret": "0123456789abcdef",
         "session_secret_file": str(secret),
         "payload_bytes_max": "2",
         "pending_bytes_max": "2048",
         "close_timeout_s": "3",
-        "check_schemas": "false",
+        "validate_schemas": "false",
         "skip_corrupt": "true",
         "accept_loss": "true",
         "retain_age_s": "4",
         "retain_bytes": "5",
         "retain_events": "6",
-        "retain_past_cursors": "true",
+        "retain_ignore_cursors": "true",
     }
     for name, value in given.items():
         monkeypatch.setenv(f"ZBUS_{name.upper()}", value)
@@ -218,9 +218,9 @@ def test_a_password_in_a_url_is_never_shown(field: str) -> None:
 
 OF_THE_APPLICATION = {
     "ZBUS_LOG": "env.db",
-    "ZBUS_COLD": "tier",
+    "ZBUS_COLD_DIR": "tier",
     "ZBUS_RETAIN_AGE_S": "86400",
-    "ZBUS_RECORD": "shop/**",
+    "ZBUS_KEEP": "shop/**",
     "ZBUS_TRANSPORT": "nats",
     "ZBUS_SESSION_SECRET_FILE": "missing",
     "ZBUS_OPTIONS": "not JSON",
@@ -333,8 +333,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"retain_events": 1}, "retain_events", "there is no log"),
     ({"accept_loss": True}, "accept_loss", "there is no log"),
     ({"log": "memory", "read_only": True}, "read_only", "belongs to this bus alone"),
-    ({"cold": "tier"}, "cold", "there is no log"),
-    ({"log": "memory", "cold": "tier"}, "cold", "has no cold tier"),
+    ({"cold_dir": "tier"}, "cold_dir", "there is no log"),
+    ({"log": "memory", "cold_dir": "tier"}, "cold_dir", "has no cold tier"),
     ({"log": "app.db", "read_only": True, **PEER}, "mode", "read-only is embedded"),
 ]
 INVALID: list[tuple[dict[str, Any], str, str]] = [
@@ -351,10 +351,10 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"log": "app.db", "retain_events": 0}, "retain_events", "greater than or equal to 1"),
     ({"log": 5}, "log", "string"),
     ({"log": ""}, "log", "path"),
-    ({"log": "app.db", "cold": ""}, "cold", "path"),
-    ({"record": ["a/b*"], "log": "x.db"}, "record", "whole segments"),
-    ({"record": ["shop/**"]}, "record", "there is no log"),
-    ({"record": ["**"], "log": "x.db", "read_only": True}, "record", "only read"),
+    ({"log": "app.db", "cold_dir": ""}, "cold_dir", "path"),
+    ({"keep": ["a/b*"], "log": "x.db"}, "keep", "whole segments"),
+    ({"keep": ["shop/**"]}, "keep", "there is no log"),
+    ({"keep": ["**"], "log": "x.db", "read_only": True}, "keep", "only read"),
     ({"wire": "dynamo"}, "wire", "nats and zmq"),
     ({"transports": ["zenoh", "No URL"]}, "transports", "a transport is a name"),
     ({"wire": "xml"}, "wire", "'zbus'"),

@@ -74,7 +74,7 @@ HOSTS = {
 
 @pytest.mark.parametrize(("host", "may"), HOSTS.items())
 def test_a_request_names_a_host_that_the_server_goes_by(host: str, may: bool) -> None:
-    origins = Origins(WebSettings(host="10.0.0.7", hosts=["bus.example", "narrow.example:7480"]))
+    origins = Origins(WebSettings(host="10.0.0.7", allowed_hosts=["bus.example", "narrow.example:7480"]))
 
     for _ in range(2):  # the second time from memory
         if may:
@@ -120,7 +120,7 @@ ORIGINS = {
 
 @pytest.mark.parametrize(("named", "may"), ORIGINS.items())
 def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: tuple[str, str], may: bool) -> None:
-    origins = Origins(WebSettings(origins=["https://ops.example"]))
+    origins = Origins(WebSettings(allowed_origins=["https://ops.example"]))
 
     for _ in range(2):
         if may:
@@ -132,7 +132,12 @@ def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: t
 
 
 def test_settings_that_name_no_host_or_origin_are_refused() -> None:
-    for wrong in ({"origins": ["ops.example"]}, {"origins": ["*"]}, {"hosts": ["http://x"]}, {"hosts": ["a b"]}):
+    for wrong in (
+        {"allowed_origins": ["ops.example"]},
+        {"allowed_origins": ["*"]},
+        {"allowed_hosts": ["http://x"]},
+        {"allowed_hosts": ["a b"]},
+    ):
         with pytest.raises(ConfigInvalid, match="such as"):
             Origins(WebSettings(**wrong))
 
@@ -219,7 +224,7 @@ async def test_a_request_by_hand_with_no_host_or_two_is_refused(log_path: Path) 
 
 
 async def test_no_answer_lets_pages_of_others_read_it(log_path: Path) -> None:
-    async with served(log_path, origins=["https://ops.example"]) as site:
+    async with served(log_path, allowed_origins=["https://ops.example"]) as site:
         for origin in (site.url, "https://ops.example"):
             for method, path in (("GET", "/log"), ("OPTIONS", "/log"), ("POST", "/events/a"), ("GET", "/api/stats")):
                 answer = await site.client.request(method, path, headers={"Origin": origin})

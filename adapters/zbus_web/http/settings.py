@@ -68,8 +68,10 @@ class WebSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
     port: int = Field(7480, ge=0, le=65535, description="the port to listen on; 0: any that is free")
-    hosts: Strings = Field((), description="names under which it is reached, beside its address and localhost")
-    origins: Strings = Field((), description="other origins whose pages may call it, such as https://ops.example.org")
+    allowed_hosts: Strings = Field((), description="names under which it is reached, beside its address and localhost")
+    allowed_origins: Strings = Field(
+        (), description="other origins whose pages may call it, such as https://ops.example.org"
+    )
     tokens: tuple[TokenSettings, ...] = Field((), description="who may do what; none: everybody, on loopback only")
     connections_max: int = Field(2000, ge=1, description="connections at once; more are answered 503")
     connections_per_client_max: int = Field(1500, ge=1, description="the same for one address")
