@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zbus.ports.log import Row
+from zbus.util.renamed import renamed_to
 
 if TYPE_CHECKING:
     from .client.proxied_writes import prune, put
@@ -52,10 +53,12 @@ _WHERE = {
     "put": ".client.proxied_writes",
     "verify": ".read.verify",
 }
+_RENAMED = {"retain": "prune"}
 
 
 # The command line imports this package to list its commands: what takes long to import comes when it is asked for.
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f": {renamed_to(_RENAMED[name])}" if name in _RENAMED else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return getattr(import_module(_WHERE[name], __name__), name)

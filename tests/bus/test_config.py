@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -327,15 +328,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"mode": "client", "listen": ["tcp/127.0.0.1:0"]}, "connect", "at least one endpoint to connect to"),
     ({"mode": "peer"}, "listen", "listen on or to connect to"),
     ({"mode": "router"}, "listen", "listen on or to connect to"),
-    ({"read_only": True}, "read_only", "there is no log"),
-    ({"retain_age_s": 1}, "retain_age_s", "there is no log"),
-    ({"retain_bytes": 1}, "retain_bytes", "there is no log"),
-    ({"retain_events": 1}, "retain_events", "there is no log"),
-    ({"accept_loss": True}, "accept_loss", "there is no log"),
-    ({"log": "memory", "read_only": True}, "read_only", "belongs to this bus alone"),
-    ({"cold_dir": "tier"}, "cold_dir", "there is no log"),
+    ({"read_only": True}, "read_only", "needs a log"),
+    ({"retain_age_s": 1}, "retain_age_s", "needs a log"),
+    ({"retain_bytes": 1}, "retain_bytes", "needs a log"),
+    ({"retain_events": 1}, "retain_events", "needs a log"),
+    ({"accept_loss": True}, "accept_loss", "needs a log"),
+    ({"log": "memory", "read_only": True}, "read_only", "belongs to one bus"),
+    ({"cold_dir": "tier"}, "cold_dir", "needs a log"),
     ({"log": "memory", "cold_dir": "tier"}, "cold_dir", "has no cold tier"),
-    ({"log": "app.db", "read_only": True, **PEER}, "mode", "read-only is embedded"),
+    ({"log": "app.db", "read_only": True, **PEER}, "mode", "must be embedded"),
 ]
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"mode": "broker"}, "mode", "'embedded', 'peer', 'client' or 'router'"),
@@ -353,15 +354,15 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"log": ""}, "log", "path"),
     ({"log": "app.db", "cold_dir": ""}, "cold_dir", "path"),
     ({"keep": ["a/b*"], "log": "x.db"}, "keep", "whole segments"),
-    ({"keep": ["shop/**"]}, "keep", "there is no log"),
-    ({"keep": ["**"], "log": "x.db", "read_only": True}, "keep", "only read"),
-    ({"wire": "dynamo"}, "wire", "nats and zmq"),
-    ({"transports": ["zenoh", "No URL"]}, "transports", "a transport is a name"),
+    ({"keep": ["shop/**"]}, "keep", "needs a log"),
+    ({"keep": ["**"], "log": "x.db", "read_only": True}, "keep", "read-only log"),
+    ({"wire": "dynamo"}, "wire", "nats or zmq"),
+    ({"transports": ["zenoh", "No URL"]}, "transports", "must be a name"),
     ({"wire": "xml"}, "wire", "'zbus'"),
     ({"transport": "Not A Name"}, "transport", "a name such as 'zenoh'"),
     ({"transport": ""}, "transport", "a name such as 'zenoh'"),
-    ({"mode": "peer", "listen": ["127.0.0.1:7447"]}, "listen", "an endpoint is written like tcp/127.0.0.1:7447"),
-    ({"mode": "peer", "connect": "tcp://127.0.0.1"}, "connect", "an endpoint is written like tcp/127.0.0.1:7447"),
+    ({"mode": "peer", "listen": ["127.0.0.1:7447"]}, "listen", "must be an endpoint such as tcp/127.0.0.1:7447"),
+    ({"mode": "peer", "connect": "tcp://127.0.0.1"}, "connect", "must be an endpoint such as tcp/127.0.0.1:7447"),
     ({"no_such_thing": 1}, "no_such_thing", "there is no such setting; known are: log, "),
 ]
 
@@ -395,6 +396,52 @@ def test_a_wrong_value_in_the_environment_is_refused_like_an_argument(monkeypatc
         zbus.open()
 
     assert caught.value.field == "durability"
+
+
+RENAMED = {
+    "record": "keep",
+    "records": "system_events",
+    "cold": "cold_dir",
+    "check_schemas": "validate_schemas",
+    "retain_past_cursors": "retain_ignore_cursors",
+    "metrics": "latency_metrics",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_setting_under_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text(f"{old} = 1\n")
+
+    for make in (zbus.open, BusConfig, BusConfig.exactly):
+        with pytest.raises(ConfigInvalid) as caught:
+            make(**{old: 1})
+        assert str(caught.value) == f"{old}: renamed: use {new}"
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open(config=toml)
+    assert str(caught.value) == f"{old}: renamed: use {new}"
+    monkeypatch.setenv("ZBUS_CONFIG", str(toml))
+    with pytest.raises(ConfigInvalid) as caught:
+        load_only(new)
+    assert str(caught.value) == f"{old}: renamed: use {new}"
+    assert new in BusConfig.model_fields
+    load_only("durability")  # it takes no setting that was renamed
+
+
+@pytest.mark.parametrize("case", [str.upper, str.lower])
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_variable_with_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, case: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(case(f"ZBUS_{old}"), "1")
+
+    for make in (zbus.open, BusConfig, lambda: load_only(new)):
+        with pytest.raises(ConfigInvalid) as caught:
+            make()
+        assert str(caught.value) == f"ZBUS_{old.upper()}: renamed: use ZBUS_{new.upper()}"
+    BusConfig.exactly()
+    load_only("durability")  # it takes no setting that was renamed
 
 
 @pytest.mark.parametrize(

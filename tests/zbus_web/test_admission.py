@@ -32,7 +32,7 @@ from zbus_web.access.admission import _place
 from zbus_web.access.origins import Origins
 from zbus_web.http.http_errors import HttpError
 from zbus_web.http.rates import Rates
-from zbus_web.http.settings import WebSettings
+from zbus_web.http.settings import WebSettings, load_settings
 
 TOKEN = "a-token-of-somebody-7"
 
@@ -330,3 +330,19 @@ async def test_feeds_that_are_open_go_on_while_others_are_refused(log_path: Path
             assert statuses == [200, 429, 429, 429]
             await site.publish("a/b", b"1")
             assert (await next_data(feed))["key"] == "a/b"
+
+
+@pytest.mark.parametrize(("old", "new"), [("hosts", "allowed_hosts"), ("origins", "allowed_origins")])
+def test_a_setting_under_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zbus.toml").write_text(f'[web]\n{old} = ["bus.example"]\n')
+
+    for make in (lambda: WebSettings(**{old: ["x.example"]}), lambda: load_settings(tmp_path / "zbus.toml")):
+        with pytest.raises(ConfigInvalid) as caught:
+            make()
+        assert str(caught.value) == f"{old}: renamed: use {new}"
+    monkeypatch.setenv(f"ZBUS_WEB_{old.upper()}", "x.example")
+    with pytest.raises(ConfigInvalid) as caught:
+        WebSettings()
+    assert str(caught.value) == f"ZBUS_WEB_{old.upper()}: renamed: use ZBUS_WEB_{new.upper()}"
