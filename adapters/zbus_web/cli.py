@@ -46,7 +46,7 @@ def serve(
         typer.Option(metavar="FILE", help="A file whose first line is a token that may do everything."),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another name under which browsers reach it.")
+        list[str] | None, typer.Option(metavar="NAME", help="Accept requests for this host name. Repeatable.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="ZBUS_CONFIG", help="A TOML file: the bus, and the table [web].")
