@@ -221,7 +221,7 @@ def test_an_event_that_was_never_acknowledged_is_not_lost() -> None:
 
 
 def test_a_run_that_published_nothing_shows_nothing() -> None:
-    assert Ledger().wrong == ["too few events were published for anything to be shown"]
+    assert Ledger().wrong == ["too few events were published to prove anything"]
 
 
 def test_broken_promises_other_than_losses_are_named() -> None:
