@@ -4,7 +4,7 @@
         publisher = await bus.publisher("shop/orders/created")
         offset = await publisher.publish({"id": 1})
 
-This module is the list of what users may import; nothing else is public.
+`__all__` of this module lists the public names.
 """
 
 from __future__ import annotations

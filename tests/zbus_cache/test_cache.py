@@ -397,11 +397,11 @@ async def test_a_loader_that_does_not_end_does_not_hold_up_the_bus() -> None:
 async def test_a_closed_cache_is_off_the_routes(bus: zbus.Bus) -> None:
     cache = bus.cache().invalidate_on("events/{id}", entry="{id}")
     assert node_of(bus).network is not None
-    assert node_of(bus).dispatcher.router.routes("events/7")
+    assert node_of(bus).dispatcher.trie.routes("events/7")
     assert "events/*" in node_of(bus).network.wants.expressions
     await cache.aclose()
-    assert not node_of(bus).dispatcher.router.routes("events/7")
-    assert not node_of(bus).dispatcher.router.routes("@zbus/gap")
+    assert not node_of(bus).dispatcher.trie.routes("events/7")
+    assert not node_of(bus).dispatcher.trie.routes("@zbus/gap")
     assert not node_of(bus).network.wants.expressions
 
 

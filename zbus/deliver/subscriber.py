@@ -1,7 +1,7 @@
 """A subscription: a bounded queue between the bus and one subscriber.
 
-The bus must never wait for a slow subscriber, and memory must never grow without limit. What happens when the queue is
-full is decided by an overflow policy (`overflow.py`): events are dropped and the subscriber is notified
+The bus must never wait for a slow subscriber, and memory must never grow without limit. An overflow policy
+(`overflow.py`) decides what happens when the queue is full: events are dropped and the subscriber is notified
 (`SubscriberLagged`), publishers wait, or the subscriber continues from the log and receives live events again after
 catching up. Every stored event carries its offset, so nothing is missed or repeated at that seam.
 """
@@ -52,9 +52,9 @@ class _Inlet:
 class EventSubscriber:
     """A stream of events: `async with bus.subscribe("shop/**") as sub: async for event in sub: …`.
 
-    It receives from the moment it is made. One task at a time reads from it. Cancelling a read
-    loses nothing: the next read returns the same event. Closing it, or the bus, ends the stream
-    after what is already queued.
+    It receives events from the moment it is made. One task at a time reads from it. If a read is cancelled, nothing is
+    lost: the next read returns the same event. Closing the subscription or the bus ends the stream after the events
+    that are already queued.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class EventSubscriber:
             self._dispatcher.detach(self._inlet)
             self._wake()
         if self._durable is not None:
-            await self._durable.give_back()
+            await self._durable.release()
 
     # Called by the dispatcher, on the loop, through `_Inlet`.
 
