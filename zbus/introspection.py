@@ -146,7 +146,7 @@ def snapshot(node: Node) -> dict[str, Any]:
         "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
         "readers_behind": sum(not each.is_live for each in subscriptions),
     }
-    if node.config.metrics:
+    if node.config.latency_metrics:
         found["latency"] = {
             "commit": node.stats.commit.snapshot(),
             "end_to_end": node.stats.end_to_end.snapshot(),

@@ -156,10 +156,10 @@ def _bridge(stats: dict[str, Any]) -> Iterator[Metric]:
     crossed = CounterMetricFamily("zbus_bridge_crossed", "Events that crossed a bridge", labels=labels)
     lag = GaugeMetricFamily("zbus_bridge_lag_seconds", "How old events are when they cross", labels=labels)
     linked = GaugeMetricFamily("zbus_bridge_linked", "Whether the far side is there", labels=labels)
-    for way in ("forth", "back"):
+    for way in ("forward", "reverse"):
         if way in stats:
             names = [stats["bridge"], way]
-            crossed.add_metric(names, stats[way]["crossed"])
+            crossed.add_metric(names, stats[way]["forwarded"])
             lag.add_metric(names, stats[way]["lag_ms"] / 1000)
             linked.add_metric(names, int(stats[way]["linked"]))
     yield from (crossed, lag, linked)

@@ -88,11 +88,11 @@ class Node:
         self.requests: Requests | None = None
         self.tracing: Tracing | None = None  # decided when the node starts
         self.validators: Validators | None = None  # None if no schema is registered, so that nothing has to be checked
-        self.validates = config.check_schemas
+        self.validates = config.validate_schemas
         self.stats = Stats()
         self.count = self.stats.count
         self.backpressure = Backpressure(runtime)
-        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.metrics else None)
+        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.latency_metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
         self.cursors_known: Sequence[Cursor] = ()
@@ -132,8 +132,8 @@ class Node:
         except BaseException:
             await self.aclose()
             raise
-        if self.config.records != "off":
-            level = logging.getLevelName(self.config.records.upper())
+        if self.config.system_events != "off":
+            level = logging.getLevelName(self.config.system_events.upper())
             self._record_feed = RecordFeed(level, self._send_records, self.count, self.runtime)
         if self.log is not None and self.commits is not None:
             self.log.take_errands(ProxiedWrites(self.entry).take)
@@ -168,7 +168,7 @@ class Node:
                 self.dispatcher.delivered = await self.run(log.head)
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
-            took = self.stats.commit if config.metrics else None
+            took = self.stats.commit if config.latency_metrics else None
             listeners = (self.dispatcher.stored,)
             commits = self.entry.commits = CommitQueue(
                 log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime

@@ -52,7 +52,7 @@ POLL_S = (0.001, 0.02)
 def open_log(config: BusConfig) -> SqliteLog:
     """Open the log that a configuration names."""
     assert config.log is not None
-    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_past_cursors)
+    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
         # A log like any other, on a file system in memory where there is one; it goes with the bus.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
@@ -64,7 +64,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
-        cold=None if config.cold is None else str(Path(config.cold).expanduser()),
+        cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
     )
 
 

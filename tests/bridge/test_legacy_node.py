@@ -120,7 +120,7 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
                 (question,) = (await heard.only(ORDERS + 41))[-1:]
                 assert question.key == "shop/quote"
             stats = bridge.stats()
-    assert (stats["forth"]["crossed"], stats["back"]["crossed"]) == (ORDERS + 21, 20)
+    assert (stats["forward"]["forwarded"], stats["reverse"]["forwarded"]) == (ORDERS + 21, 20)
     assert stats["duplicates"] == stats["loops_stopped"] == 0
 
 

@@ -111,7 +111,7 @@ async def test_what_exceeds_the_backlog_is_read_from_the_log_if_this_node_keeps_
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overflow, "BACKLOG_BYTES_MAX", 30 * EVENT_BYTES)
-    a, b = await buses.open("a"), await buses.open("b", record=["slow/**"])
+    a, b = await buses.open("a"), await buses.open("b", keep=["slow/**"])
     async with b.subscribe("slow/**", overflow="block", queue_events=10) as blocked:
         await wanted(a, "slow/x")
         await (await a.publisher("slow/x")).publish_many([b""] * EVENTS)

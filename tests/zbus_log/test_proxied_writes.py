@@ -322,7 +322,7 @@ def test_a_log_that_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(zbus.ConfigInvalid, match="log"):
             zbus_log.put(path, [rows(1)])
     with pytest.raises(zbus.ConfigInvalid, match="there is no log"):
-        zbus_log.retain(tmp_path / "none.db", Rules(events=1))
+        zbus_log.prune(tmp_path / "none.db", Rules(events=1))
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
@@ -400,7 +400,7 @@ def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None
         append(log, rows(1))
         calls: list[Callable[[], object]] = [
             lambda: zbus_log.put(log_path, [rows(2)], timeout_s=0.3),
-            lambda: zbus_log.retain(log_path, Rules(events=0), timeout_s=0.3),
+            lambda: zbus_log.prune(log_path, Rules(events=0), timeout_s=0.3),
         ]
         for call in calls:
             began = time.monotonic()
@@ -560,10 +560,10 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
     if owned:
         await bus.start()
 
-    held_back = await in_thread(zbus_log.retain, log_path, Rules(upto=90))
-    within = await in_thread(zbus_log.retain, log_path, Rules(upto=20))
-    passed = await in_thread(zbus_log.retain, log_path, Rules(upto=90, past_cursors=True))
-    nothing_left = await in_thread(zbus_log.retain, log_path, Rules(events=0, past_cursors=True))
+    held_back = await in_thread(zbus_log.prune, log_path, Rules(upto=90))
+    within = await in_thread(zbus_log.prune, log_path, Rules(upto=20))
+    passed = await in_thread(zbus_log.prune, log_path, Rules(upto=90, past_cursors=True))
+    nothing_left = await in_thread(zbus_log.prune, log_path, Rules(events=0, past_cursors=True))
     await bus.aclose()
 
     assert held_back == (30, 30, "billing")
@@ -576,7 +576,7 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
 async def test_rows_are_stored_while_retention_goes_on(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(60_000)])
-        trimming = asyncio.ensure_future(in_thread(zbus_log.retain, log_path, Rules(events=0)))
+        trimming = asyncio.ensure_future(in_thread(zbus_log.prune, log_path, Rules(events=0)))
         put = await in_thread(zbus_log.put, log_path, [rows(10, publisher=8)])
         trimmed = await trimming
 
@@ -588,7 +588,7 @@ def test_retention_tells_how_far_it_is_where_this_process_does_it(log_path: Path
     zbus_log.put(log_path, [rows(10_000)])
     told: list[int] = []
 
-    assert zbus_log.retain(log_path, Rules(upto=9000), progress=told.append).removed == 9000
+    assert zbus_log.prune(log_path, Rules(upto=9000), progress=told.append).removed == 9000
 
     assert told[0] == 4096
     assert told[-1] == 9000

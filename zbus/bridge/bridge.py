@@ -46,7 +46,7 @@ class Bridge:
         async with zbus.Bridge(("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), ["shop/**"], log="bridge.db"):
             await asyncio.Event().wait()
 
-    `keys`: what crosses. `direction`: "both", "forth" (from the first to the second) or "back". `raw`: nats and
+    `keys`: what crosses. `direction`: "both", "forward" (from the first to the second) or "reverse". `raw`: nats and
     zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
     also at the start; without one, events of that time are dropped and counted, and both sides must be there
     at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
@@ -59,7 +59,7 @@ class Bridge:
         between: tuple[str, str],
         keys: Sequence[str],
         *,
-        direction: Literal["both", "forth", "back"] = "both",
+        direction: Literal["both", "forward", "reverse"] = "both",
         raw: bool = False,
         log: str | os.PathLike[str] | None = None,
         name: str = "",
@@ -130,13 +130,13 @@ class Bridge:
     def stats(self) -> dict[str, Any]:
         """What crossed in this run, per direction, and how far behind it is.
 
-        `crossed` counts an event once, however often it was sent; `waiting_events` are those that came and were not
+        `crossed` counts an event once, however often it was sent; `pending_events` are those that came and were not
         sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
         the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
         counts = self._node.stats.counts()
         first, second = self.config.labels
-        ways = {"forth": (first, second), "back": (second, first)}
+        ways = {"forward": (first, second), "reverse": (second, first)}
         if self.config.direction != "both":
             ways = {self.config.direction: ways[self.config.direction]}
         return {
@@ -168,9 +168,9 @@ class Bridge:
             "from": source,
             "to": target,
             "linked": send_queue is not None,
-            "crossed": send_queue.forwarded if send_queue is not None else 0,
+            "forwarded": send_queue.forwarded if send_queue is not None else 0,
             "lag_ms": round(lag_ns / 1e6, 3),
-            "waiting_events": waiting,
+            "pending_events": waiting,
         }
 
     def _link(self, label: str) -> Link | None:
@@ -181,7 +181,7 @@ class Bridge:
         """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
         keys = self._keys
         first, second = self.config.labels
-        silent = {"both": None, "forth": first, "back": second}[self.config.direction]
+        silent = {"both": None, "forward": first, "reverse": second}[self.config.direction]
 
         def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
             if came.link == link or link == silent or key not in keys:

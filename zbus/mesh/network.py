@@ -89,7 +89,7 @@ class Network:
         """Load how far this node was with others; want what it records. Before the first link."""
         if self._log is None:
             return
-        record = self._config.record
+        record = self._config.keep
         recorded = list(record if record != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
             recorded += cursor.keys

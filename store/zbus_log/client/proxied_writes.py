@@ -1,4 +1,4 @@
-"""Having something written to a log, whoever owns it: `put` events, `retain` what may stay.
+"""Having something written to a log, whoever owns it: `put` events, `prune` old ones.
 
 If a node owns the log, this leaves errands for it and waits for the answers; if nobody does, this process takes the
 ownership for the time of the call. An owner that goes away in between changes nothing but the way: what was not
@@ -50,7 +50,7 @@ def put(path: str | os.PathLike[str], chunks: Iterable[Sequence[Row]], *, timeou
         raise
 
 
-def retain(
+def prune(
     path: str | os.PathLike[str],
     rules: Rules,
     *,

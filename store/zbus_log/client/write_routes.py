@@ -95,7 +95,7 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRou
                 pid = error.pid
             else:
                 try:
-                    yield _DirectRoute(log, config.payload_bytes_max, timeout_s, config.check_schemas)
+                    yield _DirectRoute(log, config.payload_bytes_max, timeout_s, config.validate_schemas)
                 finally:
                     log.close(CLOSE_S)
                 return
@@ -114,15 +114,15 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRou
 class _DirectRoute:
     """This process owns the log for a while, and does the errands of others meanwhile: they need not wait for it."""
 
-    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, check_schemas: bool) -> None:
+    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, validate_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
-        self._check_schemas = check_schemas
+        self._validate_schemas = validate_schemas
         log.take_errands(self._take)
 
     @cached_property
     def _checks(self) -> Validators | None:
         """Not before there are rows: retention needs none, nor the library that checks."""
-        return make_checks(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
+        return make_checks(self._log.schemas.load(), lambda name, events: None) if self._validate_schemas else None
 
     def _take(self, rows: Sequence[Row], done: Answered) -> None:
         try:

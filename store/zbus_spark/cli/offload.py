@@ -22,11 +22,11 @@ from .progress import working
 def offload(
     log: LogArgument,
     cold: ColdOption = None,
-    keep_events: Annotated[
-        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest so many events.")
+    max_events: Annotated[
+        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest N events in the log.")
     ] = 0,
-    keep_age: Annotated[
-        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave what is younger, such as 12h or 7d.")
+    max_age: Annotated[
+        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave events younger than this, such as 12h or 7d.")
     ] = None,
     segment_events: Annotated[int, typer.Option(metavar="N", help="How many events a segment has at most.")] = 262_144,
     trim: Annotated[bool, typer.Option("--trim", help="Then remove from the log what the tier holds.")] = False,
@@ -40,7 +40,7 @@ def offload(
     check_is_there(log)
     with working(f"offloading {log}", master) as spark:
         done = offload_closed(
-            spark, log, cold=cold, segment_events=segment_events, keep_events=keep_events, keep_age_s=keep_age
+            spark, log, cold=cold, segment_events=segment_events, keep_events=max_events, keep_age_s=max_age
         )
     trimmed = trim_offloaded(log, cold) if trim and Path(cold or f"{log}-cold").is_dir() else None
     if json:
