@@ -62,7 +62,7 @@ def start_owner(path: Path) -> subprocess.Popen[str]:
 
 
 def folder(path: Path) -> Path:
-    return Path(f"{path}-errands")
+    return Path(f"{path}-writes")
 
 
 def files(path: Path, suffix: str = "") -> list[str]:
@@ -500,14 +500,14 @@ async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
         with pytest.raises(OwnerRejectsProxiedWrites):
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
-    (found,) = [each.zbus for each in caplog.records if "LOG_TAKES_NO_ERRANDS" in each.message]  # type: ignore[attr-defined]
+    (found,) = [each.zbus for each in caplog.records if "LOG_REJECTS_PROXIED_WRITES" in each.message]  # type: ignore[attr-defined]
     assert found["log"] == str(log_path)
 
 
 async def test_an_idle_owner_waits_in_the_kernel(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(1)])
-        (waiting,) = [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        (waiting,) = [each for each in threading.enumerate() if each.name == "zbus-log-writes"]
         status = Path(f"/proc/self/task/{waiting.native_id}/status")
 
         def turns() -> list[str]:
@@ -541,7 +541,7 @@ async def test_a_bus_that_nobody_else_can_write_through_takes_no_errands(
 ) -> None:
     zbus_log.put(log_path, [rows(1)])
     async with zbus.open(**{"log": str(log_path)} | settings):
-        assert not [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        assert not [each for each in threading.enumerate() if each.name == "zbus-log-writes"]
         assert not folder(log_path).exists()
 
 

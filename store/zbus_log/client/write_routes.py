@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogLocked, ZbusError
 from zbus.keys import check_key
-from zbus.ports.log import Answered, Outcome, Row, Stored
+from zbus.ports.log import Outcome, Row, Stored, WriteDone
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_checks
 from zbus_log.file.head_record import owner_pid
@@ -25,10 +25,10 @@ from zbus_log.proxy.write_files import (
     decode_answer,
     decode_rows,
     encode_rules,
-    errands_folder,
     new_stem,
     wake,
     write_whole,
+    writes_folder,
 )
 from zbus_log.retention import Pruned, Rules
 
@@ -99,7 +99,7 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRou
                 finally:
                     log.close(CLOSE_S)
                 return
-        if wake(errands_folder(path)):
+        if wake(writes_folder(path)):
             asking = _ProxiedRoute(path, timeout_s)
             try:
                 yield asking
@@ -117,14 +117,14 @@ class _DirectRoute:
     def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, check_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
         self._check_schemas = check_schemas
-        log.take_errands(self._take)
+        log.accept_proxied_writes(self._take)
 
     @cached_property
     def _checks(self) -> Validators | None:
         """Not before there are rows: retention needs none, nor the library that checks."""
         return make_checks(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
 
-    def _take(self, rows: Sequence[Row], done: Answered) -> None:
+    def _take(self, rows: Sequence[Row], done: WriteDone) -> None:
         try:
             check_rows(rows, check_key, self._payload_bytes_max, self._checks)
         except EventInvalid as error:
@@ -160,7 +160,7 @@ class _ProxiedRoute:
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
-        self._folder = errands_folder(path)
+        self._folder = writes_folder(path)
         self._left: set[Path] = set()
 
     def send(self, data: bytes) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record
-from zbus.ports.log import Answered, Row
+from zbus.ports.log import Row, WriteDone
 from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
@@ -33,9 +33,9 @@ from .write_files import (
     decode_rows,
     decode_rules,
     encode_answer,
-    errands_folder,
     submitter_of,
     write_whole,
+    writes_folder,
 )
 
 TAKEN_MAX = 3  # errands under way at a time: they may meet in one commit, and publishers here wait for that
@@ -47,21 +47,21 @@ class ProxiedWriteServer:
     def __init__(
         self,
         log_path: str,
-        take: Callable[[Sequence[Row], Answered], None],
+        take: Callable[[Sequence[Row], WriteDone], None],
         retain: Callable[[Rules], Pruned],
     ) -> None:
         self._log_path, self._take, self._retain = log_path, take, retain
-        self._folder = errands_folder(log_path)
+        self._folder = writes_folder(log_path)
         self._taken: set[str] = set()
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
         self._closed = False
         self._fifo: int | None = None
         self._fifo_use = threading.Lock()  # a number of a file that was closed may be another file's
-        self._thread = threading.Thread(target=self._run, name="zbus-log-errands", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="zbus-log-writes", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Answer what is done and take no more. What is left, those who wait for it do themselves."""
+        """AppendResult what is done and take no more. What is left, those who wait for it do themselves."""
         self._closed = True
         self._wake()
         self._thread.join(timeout_s)
@@ -86,7 +86,7 @@ class ProxiedWriteServer:
             fifo = self._open()
         except OSError as error:
             # The log works as ever; only others cannot have anything written while this process owns it.
-            record("LOG_TAKES_NO_ERRANDS", logging.WARNING, log=self._log_path, reason=str(error))
+            record("LOG_REJECTS_PROXIED_WRITES", logging.WARNING, log=self._log_path, reason=str(error))
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
@@ -177,4 +177,4 @@ class ProxiedWriteServer:
         try:
             step()
         except OSError as error:
-            record("LOG_ERRAND_FAILED", logging.WARNING, error, log=self._log_path)
+            record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)

@@ -1,6 +1,6 @@
 """Errands as files: the folder beside a log in which other processes leave what its owner is to write.
 
-    app.db-errands/
+    app.db-writes/
         wake                                 a FIFO that the owner reads: a byte says that there is something to do
         MOMENT-SERIAL-PID-STARTED.rows       an errand: rows to store, or `.retain`: rules of retention
         MOMENT-SERIAL-PID-STARTED.answer     what became of it
@@ -53,9 +53,9 @@ class Submitter(NamedTuple):
         return is_alive(*self)
 
 
-def errands_folder(log_path: str) -> Path:
+def writes_folder(log_path: str) -> Path:
     """Where the errands for a log lie, if its owner takes any."""
-    return Path(f"{log_path}-errands")
+    return Path(f"{log_path}-writes")
 
 
 def new_stem() -> str:
