@@ -136,7 +136,7 @@ class Node:
             level = logging.getLevelName(self.config.system_events.upper())
             self._record_feed = RecordFeed(level, self._send_records, self.count, self.runtime)
         if self.log is not None and self.commits is not None:
-            self.log.take_errands(ProxiedWrites(self.entry).take)
+            self.log.accept_proxied_writes(ProxiedWrites(self.entry).take)
         record(BUS_STARTED, **self.diagnostics())
 
     async def aclose(self) -> None:

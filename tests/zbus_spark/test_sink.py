@@ -183,7 +183,7 @@ def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
         overtaken = running.result(30)
 
     assert sum(rows for rows, _ in commits) == 60_000 + len(overtaken)
-    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # three errands at most, and its own
+    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # at most three proxied writes, and its own
     assert max(overtaken) <= 3000
     assert median(took_s for _, took_s in commits) < 0.1  # a single one may meet a disk that is busy
 

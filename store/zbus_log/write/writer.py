@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError, LogWriterFailed
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Appended, Committed, Refused, Row, Stored, Unknown
+from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
@@ -108,7 +108,7 @@ class Writer:
     def submit(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
         if self._ended:
-            done(Answer(about, self._refused()))
+            done(AppendResult(about, self._refused()))
         else:
             self._inbox.put((rows, done, about))
 
@@ -164,7 +164,7 @@ class Writer:
         while not self._inbox.empty():  # submitted while it ended
             item = self._inbox.get_nowait()
             if isinstance(item, tuple):
-                item[1](Answer(item[2], self._refused()))
+                item[1](AppendResult(item[2], self._refused()))
 
     def _gather(self) -> tuple[list[Append], Task | _End | None]:
         """Take what to commit next, and then the task (or the end) that follows it. Waits if there is nothing to do.
