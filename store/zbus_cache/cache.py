@@ -33,7 +33,7 @@ class MokaCache:
 
     def __init__(self, host: CacheHost, name: str, limits: Limits) -> None:
         self.name, self._host = name, host
-        self._entries, self._fallen = open_entries(limits)
+        self._entries, self._evicted = open_entries(limits)
         self.get, self._counted = reader(self._entries)
         self._loads: dict[Hashable, Load] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,29 +81,29 @@ class MokaCache:
         """
         if self._closed:
             raise BusClosed("add a rule")
-        places = KeyTemplate(expression)
+        template = KeyTemplate(expression)
         if entry is not None and not isinstance(entry, str) and not callable(entry):
             raise ConfigInvalid("entry", f"{entry!r} is neither a template nor a callable")
-        if places.names and entry is None:
+        if template.names and entry is None:
             raise ConfigInvalid("entry", f"{expression!r} has fields, so say which entry falls: entry='…{{field}}…'")
         if entry is None:
-            return self._add(Rule(self, [places.expression], None))
-        key_of = entry if callable(entry) else entry_of(places, entry)
+            return self._add(Rule(self, [template.expression], None))
+        key_of = entry if callable(entry) else entry_of(template, entry)
 
-        def falls(event: Event) -> Iterable[Hashable]:
+        def keys_of(event: Event) -> Iterable[Hashable]:
             key = key_of(event)
             if key is None:
                 self.clear()
             return () if key is None else (key,)
 
-        return self._add(Rule(self, [places.expression], falls))
+        return self._add(Rule(self, [template.expression], keys_of))
 
-    async def declared(self) -> MokaCache:
+    async def ready(self) -> MokaCache:
         """Wait until the transports have been told which events are wanted; `load` does this before it loads."""
         for rule in self._rules:
-            if rule.declared is not None:
-                await asyncio.shield(rule.declared)
-                rule.declared = None
+            if rule.ready is not None:
+                await asyncio.shield(rule.ready)
+                rule.ready = None
         return self
 
     def stats(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ class MokaCache:
             "loads": self.loads,
             "load_errors": self.load_errors,
             "invalidations": self.invalidations,
-            "evictions": self._fallen["size"] + self._fallen["expired"],
+            "evictions": self._evicted["size"] + self._evicted["expired"],
             "entries": self._entries.count(),
         }
 
@@ -181,7 +181,7 @@ class MokaCache:
 
     async def _run(self, key: Hashable, load: Load, loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         try:
-            await self.declared()
+            await self.ready()
             self.loads += 1
             value = await call(loader, args)
             if self._loads.get(key) is load:

@@ -38,12 +38,12 @@ def open_entries(limits: Limits) -> tuple[Moka[Any, Any], Counter[str]]:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
         if not number or not 1e-6 <= seconds <= SECONDS_MAX:
             raise ConfigInvalid(field, f"{seconds!r} is not a time in seconds: over 0, at most {SECONDS_MAX:,}")
-    fallen: Counter[str] = Counter()
+    evicted: Counter[str] = Counter()
 
     def listener(_key: Hashable, _value: Any, cause: str) -> None:
-        fallen[cause] += 1
+        evicted[cause] += 1
 
-    return Moka(capacity, ttl, tti, listener), fallen
+    return Moka(capacity, ttl, tti, listener), evicted
 
 
 def reader(moka: Moka[Any, Any]) -> tuple[Get, Counted]:

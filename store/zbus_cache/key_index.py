@@ -10,49 +10,51 @@ from collections.abc import Callable, Hashable
 
 from zbus.util.memo import Memo
 
-Tag = tuple[str, ...]
+Fields = tuple[str, ...]
 
 
 class KeyIndex:
     """From the texts of some arguments to the entries that were made of them.
 
-    >>> tags = KeyIndex(10, print)
-    >>> tags.add(7, ("7",)); tags.add("7", ("7",)); tags.add(8, ("8",))
-    >>> tags.take(("7",)) == {7, "7"}, tags.take(("7",))
+    >>> index = KeyIndex(10, print)
+    >>> index.add(7, ("7",)); index.add("7", ("7",)); index.add(8, ("8",))
+    >>> index.take(("7",)) == {7, "7"}, index.take(("7",))
     (True, set())
     """
 
     def __init__(self, capacity: int, remove: Callable[[Hashable], None]) -> None:
         self._remove = remove
-        self._keys: dict[Tag, set[Hashable]] = {}
-        self._tags = Memo[Hashable, Tag](2 * capacity, on_evict=self._evicted)  # the one loaded longest ago first
+        self._keys_by_fields: dict[Fields, set[Hashable]] = {}
+        self._fields_by_key = Memo[Hashable, Fields](
+            2 * capacity, on_evict=self._on_evict
+        )  # the one loaded longest ago first
 
-    def add(self, key: Hashable, tag: Tag) -> None:
+    def add(self, key: Hashable, fields: Fields) -> None:
         """An entry of this key is about to be loaded."""
-        known = self._tags.pop(key, None)
+        known = self._fields_by_key.pop(key, None)
         if known is not None:
             self._forget(key, known)
-        self._keys.setdefault(tag, set()).add(key)
-        self._tags[key] = tag
+        self._keys_by_fields.setdefault(fields, set()).add(key)
+        self._fields_by_key[key] = fields
 
-    def take(self, tag: Tag) -> set[Hashable]:
+    def take(self, fields: Fields) -> set[Hashable]:
         """The entries that fall; they are known no more."""
-        found = self._keys.pop(tag, set())
+        found = self._keys_by_fields.pop(fields, set())
         for key in found:
-            del self._tags[key]
+            del self._fields_by_key[key]
         return found
 
     def clear(self) -> None:
         """All fell."""
-        self._keys.clear()
-        self._tags.clear()
+        self._keys_by_fields.clear()
+        self._fields_by_key.clear()
 
-    def _evicted(self, key: Hashable, tag: Tag) -> None:
-        self._forget(key, tag)
+    def _on_evict(self, key: Hashable, fields: Fields) -> None:
+        self._forget(key, fields)
         self._remove(key)
 
-    def _forget(self, key: Hashable, tag: Tag) -> None:
-        keys = self._keys[tag]
+    def _forget(self, key: Hashable, fields: Fields) -> None:
+        keys = self._keys_by_fields[fields]
         keys.discard(key)
         if not keys:
-            del self._keys[tag]
+            del self._keys_by_fields[fields]

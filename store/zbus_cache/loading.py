@@ -29,22 +29,22 @@ def mark_async(function: Any) -> None:
 class Load:
     """The task, and how many wait for it. `forget` takes it out of the books; `check` raises if the cache is closed."""
 
-    __slots__ = ("_check", "_forget", "_waiting", "task")
+    __slots__ = ("_check", "_forget", "_waiters", "task")
 
     def __init__(self, forget: Callable[[Load], None], check: Callable[[str], None]) -> None:
-        self._forget, self._check, self._waiting = forget, check, 0
+        self._forget, self._check, self._waiters = forget, check, 0
         self.task: asyncio.Task[Any]
 
     async def join(self) -> Any:
         """The value, or what the loader raised. Cancelled, the load goes on for those who are left, if any are."""
         if self.task is asyncio.current_task():
             raise ZbusError("a loader asked for the key that it loads, and would wait for itself; nothing was cached")
-        self._waiting += 1
+        self._waiters += 1
         try:
             await asyncio.wait((self.task,))
         finally:
-            self._waiting -= 1
-            if not self._waiting and not self.task.done():
+            self._waiters -= 1
+            if not self._waiters and not self.task.done():
                 self._forget(self)  # first, so that nobody joins a load that is about to be cancelled
                 self.task.cancel()
         if self.task.cancelled():

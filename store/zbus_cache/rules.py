@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GAP = "@zbus/gap"  # events that are missing for good: nobody knows what they would have said
 
-Falls = Callable[["Event"], Iterable[Hashable]]
+KeysOf = Callable[["Event"], Iterable[Hashable]]
 
 
 class Invalidated(Protocol):
@@ -40,15 +40,15 @@ class Invalidated(Protocol):
 
 
 class Rule:
-    """Lets entries of a cache fall: all of them, or those that `falls` names for an event."""
+    """Lets entries of a cache fall: all of them, or those that `keys_of` names for an event."""
 
     records = False
 
-    def __init__(self, cache: Invalidated, expressions: Iterable[str], falls: Falls | None) -> None:
-        self._cache, self._falls = cache, falls
+    def __init__(self, cache: Invalidated, expressions: Iterable[str], keys_of: KeysOf | None) -> None:
+        self._cache, self._keys_of = cache, keys_of
         self.key_exprs = KeySet(expressions).expressions
         self.since_ns = 0
-        self.declared: asyncio.Future[Any] | None = None
+        self.ready: asyncio.Future[Any] | None = None
         self._host: CacheHost | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -58,7 +58,7 @@ class Rule:
         if host.read_only:
             self._following = asyncio.get_running_loop().create_task(self._follow(host.subscribe(*self.key_exprs)))
             return
-        self.declared = host.route(self, GAP)
+        self.ready = host.route(self, GAP)
 
     def detach(self) -> asyncio.Task[None] | None:
         """No longer; returns what is to be waited for."""
@@ -74,9 +74,9 @@ class Rule:
 
         Raises nothing: what others are to receive must not depend on a rule.
         """
-        cache, falls = self._cache, self._falls
+        cache, keys_of = self._cache, self._keys_of
         cache.invalidations += len(events)
-        if falls is None:
+        if keys_of is None:
             cache.clear()
             return 0
         try:
@@ -84,7 +84,7 @@ class Rule:
                 if event.key == GAP:
                     cache.clear()
                     return 0
-                for key in falls(event):
+                for key in keys_of(event):
                     cache.remove(key)
         except Exception as error:
             cache.clear()  # which entries are out of date is not known, so all are

@@ -17,14 +17,14 @@ from .templates import KeyTemplate, fields_of
 
 # `get` finds None for a key that is not there: what is kept is never None.
 SOURCE = """
-def make(_zbus_get, _zbus_miss, _zbus_refuse, _zbus_key, _zbus_defaults):
+def make(_zbus_get, _zbus_miss, _zbus_on_type_error, _zbus_key, _zbus_defaults):
     _zbus_hits = _zbus_misses = 0
     def call({parameters}):
         nonlocal _zbus_hits, _zbus_misses
         try:
             _zbus_found = _zbus_get({key})
         except TypeError as _zbus_error:
-            raise _zbus_refuse(_zbus_error) from _zbus_error
+            raise _zbus_on_type_error(_zbus_error) from _zbus_error
         if _zbus_found is not None:
             _zbus_hits += 1
             return _zbus_found
@@ -52,25 +52,25 @@ class SignatureKeys:
             raise ConfigInvalid("key", f"{key!r} has no field, so all calls would be the same; it may name: {names}")
         self._key = key
 
-    def check(self, places: KeyTemplate) -> None:
+    def check(self, template: KeyTemplate) -> None:
         """Raise `ConfigInvalid` if an expression names what is no argument, or what the key does not tell apart.
 
         Calls that share an entry must share the fields, too, or an event would let the entry of one of them stay.
         """
         known = [each.name for each in self._parameters]
-        for name in places.names:
+        for name in template.names:
             fields_of(f"{{{name}}}", "invalidate_on", known)
-        told = self._key_fields if isinstance(self._key, str) else None if self._key is None else []
-        if told is not None and not set(places.names) <= set(told):
+        distinguished = self._key_fields if isinstance(self._key, str) else None if self._key is None else []
+        if distinguished is not None and not set(template.names) <= set(distinguished):
             reason = "the key must tell apart what the event names: put the same fields into key='…', or leave it out"
-            raise ConfigInvalid("invalidate_on", f"{places.template!r}: {reason}")
+            raise ConfigInvalid("invalidate_on", f"{template.template!r}: {reason}")
 
-    def texts(self, places: KeyTemplate, values: dict[str, Any]) -> tuple[str, ...]:
+    def texts(self, template: KeyTemplate, values: dict[str, Any]) -> tuple[str, ...]:
         """What the fields of an expression are for these arguments; raises `ConfigInvalid` or `KeyInvalid`."""
         if self._key is None:
-            for name in places.names:
+            for name in template.names:
                 check_text(name, values[name.partition(".")[0]])
-        return places.write(values)
+        return template.write(values)
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """All arguments by name, defaults included."""
@@ -82,20 +82,23 @@ class SignatureKeys:
         self,
         get: Callable[..., Any],
         miss: Callable[[Hashable, tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]],
-        refuse: Callable[[TypeError], Exception],
+        on_type_error: Callable[[TypeError], Exception],
     ) -> tuple[Callable[..., Any], Callable[[], tuple[int, int]]]:
         """The function that reads, and what tells how many hits and misses it had."""
         args, kwargs = self._forwarded()
         source = SOURCE.format(
-            parameters=self._declared(), key=self._key_source(args, kwargs), args="".join(args), kwargs="".join(kwargs)
+            parameters=self._parameter_source(),
+            key=self._key_source(args, kwargs),
+            args="".join(args),
+            kwargs="".join(kwargs),
         )
         made: dict[str, Any] = {}
         exec(compile(source, "<zbus.cached>", "exec"), made)  # noqa: S102 - of the names of parameters, nothing else
         defaults = [each.default for each in self._parameters]
-        call, counted = made["make"](get, miss, refuse, self._key, defaults)
+        call, counted = made["make"](get, miss, on_type_error, self._key, defaults)
         return call, counted
 
-    def _declared(self) -> str:
+    def _parameter_source(self) -> str:
         """The parameters as they are written, their defaults by number."""
         bare = [
             each.replace(annotation=each.empty, default=each.default if each.default is each.empty else _Default(at))

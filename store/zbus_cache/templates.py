@@ -40,8 +40,8 @@ def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
 class KeyTemplate:
     """A key expression with fields: which keys it matches, and what the fields are in each.
 
-    >>> places = KeyTemplate("events/Todo-{id}/*/{what}/**")
-    >>> places.expression, places.names, places.read("events/Todo-7/x/done/y")
+    >>> template = KeyTemplate("events/Todo-{id}/*/{what}/**")
+    >>> template.expression, template.names, template.read("events/Todo-7/x/done/y")
     ('events/Todo-$*/*/*/**', ('id', 'what'), ('7', 'done'))
     """
 
@@ -50,29 +50,29 @@ class KeyTemplate:
             raise KeyInvalid(template, f"a key expression is text, not {type(template).__name__}")
         self.template = template
         self.names: tuple[str, ...] = ()
-        self._at: list[tuple[int, int, int]] = []  # segment, from, until (before the end)
+        self._fields: list[tuple[int, int, int]] = []  # segment, from, until (before the end)
         segments = template.split("/")
         for at, segment in enumerate(segments):
             if "{" in segment or "}" in segment:
-                segments[at] = self._place(at, segment)
+                segments[at] = self._parse_field(at, segment)
         if self.names and "**" in segments[:-1]:
             raise KeyInvalid(template, "with {fields}, '**' may only be the last segment")
         self.expression = check_expression("/".join(segments))
 
-    def _place(self, at: int, segment: str) -> str:
+    def _parse_field(self, at: int, segment: str) -> str:
         first, opened, rest = segment.partition("{")
         name, closed, last = rest.partition("}")
         if not (opened and closed and _NAME.fullmatch(name)) or re.search(r"[{}*$]", first + last):
             reason = "a segment holds one {name} or {name.attribute}, and no wildcard beside it"
             raise KeyInvalid(self.template, reason)
         self.names += (name,)
-        self._at.append((at, len(first), len(last)))
+        self._fields.append((at, len(first), len(last)))
         return f"{first}$*{last}" if first or last else "*"
 
     def read(self, key: str) -> tuple[str, ...]:
         """The texts of the fields in a key that matches."""
         segments = key.split("/")
-        return tuple([segments[at][first : len(segments[at]) - last] for at, first, last in self._at])
+        return tuple([segments[at][first : len(segments[at]) - last] for at, first, last in self._fields])
 
     def write(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """The texts that the fields have for these arguments; raises `KeyInvalid` for one that no key could hold."""
@@ -84,13 +84,13 @@ class KeyTemplate:
         return texts
 
 
-def entry_of(places: KeyTemplate, template: str) -> Callable[[Event], str]:
+def entry_of(expression: KeyTemplate, template: str) -> Callable[[Event], str]:
     """What makes the key of an entry from an event, by the fields of its key."""
-    if not fields_of(template, "entry", places.names):
+    if not fields_of(template, "entry", expression.names):
         raise ConfigInvalid("entry", f"{template!r} has no field: which entry falls must depend on the event")
-    if any("." in name for name in places.names):
-        raise ConfigInvalid("invalidate_on", f"{places.template!r}: the fields of an event's key are plain names")
-    return lambda event: template.format_map(dict(zip(places.names, places.read(event.key), strict=True)))
+    if any("." in name for name in expression.names):
+        raise ConfigInvalid("invalidate_on", f"{expression.template!r}: the fields of an event's key are plain names")
+    return lambda event: template.format_map(dict(zip(expression.names, expression.read(event.key), strict=True)))
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:

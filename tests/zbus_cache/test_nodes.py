@@ -118,7 +118,7 @@ async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
 async def test_a_closed_cache_no_longer_asks_other_nodes(buses: Buses) -> None:
     b = await buses.open("b")
     cache = b.cache().invalidate_on(KEY)
-    await cache.declared()
+    await cache.ready()
     assert node_of(b).network is not None
     assert node_of(b).network.wants.expressions == (KEY,)
     await cache.aclose()

@@ -85,7 +85,7 @@ class Cache(Protocol):
     def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> Cache:
         """Let entries fall when a matching event is delivered: all, or the one that `entry` names."""
 
-    async def declared(self) -> Cache:
+    async def ready(self) -> Cache:
         """Wait until the transports have been told which events are wanted."""
 
     def stats(self) -> dict[str, int]:
