@@ -1,7 +1,7 @@
 """`@bus.cached`: a function whose results are cached.
 
-A hit should cost little more than moka's own `get`, which is less than Python takes to make a coroutine. So the
-function is compiled for its own parameters, and what is cached of a result is something that was awaited before.
+A hit should cost little more than moka's own `get`, which takes less time than Python needs to create a coroutine. So
+the wrapper is compiled for the parameters of its function, and each result is stored as a finished future.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 class CachedResult(asyncio.Future[Any]):
-    """A result, to be awaited any number of times: a finished future.
+    """A result as a finished future, which can be awaited any number of times.
 
-    With the methods of a coroutine it passes for one, so that `create_task` takes a hit as it takes a miss.
+    It also has the methods of a coroutine, so that `create_task` accepts a hit as well as a miss.
     """
 
     def send(self, _: None) -> NoReturn:
-        """As a coroutine that ends at once."""
+        """Return the result, like a coroutine that ends immediately."""
         raise StopIteration(self.result())
 
     def throw(self, error: Any, *more: Any) -> NoReturn:
-        """Nothing is here to catch it."""
+        """Raise the error, since no code runs here that could catch it."""
         raise more[0] if more and more[0] is not None else error
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing, since no code is running."""
 
 
 class FunctionCache(MokaCache):
-    """The cache of one function, as its attribute `cache`. Its entries come from calls of the function alone."""
+    """The cache of one function, available as its attribute `cache`. Only calls of the function add entries."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class FunctionCache(MokaCache):
         mark_async(wrapper)
 
     async def load(self, key: Hashable, loader: Callable[..., Any], *args: Any) -> Any:
-        """Refused: call the function."""
-        raise ZbusError("the entries of a function come from calls of it; nothing was loaded")
+        """Raise `ZbusError`: call the function instead."""
+        raise ZbusError("only calls of the function add entries to its cache; nothing was loaded")
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Refused: call the function."""
-        raise ZbusError("the entries of a function come from calls of it; nothing was set")
+        """Raise `ZbusError`: call the function instead."""
+        raise ZbusError("only calls of the function add entries to its cache; nothing was set")
 
     def clear(self) -> None:
-        """Let all entries fall, and what is being loaded."""
+        """Invalidate all entries and all loads in flight."""
         super().clear()
         for _, index in self._indexes:
             index.clear()
@@ -120,5 +120,5 @@ class FunctionCache(MokaCache):
             for fields, index in [
                 (self._signature.texts(template, values), index) for template, index in self._indexes
             ]:
-                index.add(key, fields)  # before it is loaded: an event that comes meanwhile must find it
+                index.add(key, fields)  # before the load: an event that arrives during it must find the key
         return await self._load(key, functools.partial(self._function, **kwargs) if kwargs else self._function, args)

@@ -1,7 +1,7 @@
-"""Which entries of a function an event means, by the text of the arguments that its key names.
+"""Index from the fields of an event's key to the entries of a function that the event invalidates.
 
-moka does not tell in time what it evicted, so what is known of an entry here may outlive the entry, but never the
-other way round: room is for twice the entries, and whatever has to go for want of room takes its entry with it.
+moka reports evictions late, so the index may keep a key longer than its entry, but never the other way round: the
+index has capacity for twice as many keys as there are entries, and a key that it evicts is removed from the cache too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Fields = tuple[str, ...]
 
 
 class KeyIndex:
-    """From the texts of some arguments to the entries that were made of them.
+    """Map the text of some arguments to the keys of the entries that were loaded with them.
 
     >>> index = KeyIndex(10, print)
     >>> index.add(7, ("7",)); index.add("7", ("7",)); index.add(8, ("8",))
@@ -30,7 +30,7 @@ class KeyIndex:
         )  # the one loaded longest ago first
 
     def add(self, key: Hashable, fields: Fields) -> None:
-        """An entry of this key is about to be loaded."""
+        """Register an entry that is about to be loaded."""
         known = self._fields_by_key.pop(key, None)
         if known is not None:
             self._forget(key, known)
@@ -38,14 +38,14 @@ class KeyIndex:
         self._fields_by_key[key] = fields
 
     def take(self, fields: Fields) -> set[Hashable]:
-        """The entries that fall; they are known no more."""
+        """Remove and return the keys of the entries to invalidate."""
         found = self._keys_by_fields.pop(fields, set())
         for key in found:
             del self._fields_by_key[key]
         return found
 
     def clear(self) -> None:
-        """All fell."""
+        """Remove all keys."""
         self._keys_by_fields.clear()
         self._fields_by_key.clear()
 

@@ -86,7 +86,7 @@ class Cache(Protocol):
         """Let entries fall when a matching event is delivered: all, or the one that `entry` names."""
 
     async def ready(self) -> Cache:
-        """Wait until the transports have been told which events are wanted."""
+        """Wait until the transports have subscribed to the events of all rules."""
 
     def stats(self) -> dict[str, int]:
         """What was counted so far."""
