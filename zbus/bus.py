@@ -117,7 +117,7 @@ class Bus:
     def nodes(self) -> list[NodeInfo]:
         """The nodes that this one knows of, itself first: who they are, what they publish and want, when last seen.
 
-        Those that left, or fell silent, are kept for an hour with `present` false. Alone, it is the only one.
+        Those that left, or fell silent, are kept for an hour with `alive` false. Alone, it is the only one.
         """
         self._node.check_open("look at nodes")
         return self._node.network.registry.nodes() if self._node.network is not None else []
