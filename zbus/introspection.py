@@ -168,7 +168,7 @@ def snapshot(node: Node) -> dict[str, Any]:
             }
             for link in network.links
         }
-        found["nodes"] = sum(each.present for each in network.registry.nodes())
+        found["nodes"] = sum(each.alive for each in network.registry.nodes())
     node.list_cursors()
     if node.caches:
         found["caches"] = {name: cache.stats() for name, cache in list(node.caches.items())}

@@ -31,7 +31,7 @@ GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return
 class NodeInfo(NamedTuple):
     """A node of the mesh, this one included."""
 
-    node: str  # its origin in hex: stays the same as long as its log does
+    id: str  # its origin in hex: stays the same as long as its log does
     name: str
     buses: tuple[str, ...]
     host: str
@@ -39,8 +39,8 @@ class NodeInfo(NamedTuple):
     version: str
     started_at: int
     last_seen: int  # Unix ns, by our clock
-    here: bool  # it is this bus
-    present: bool
+    is_self: bool  # it is this bus
+    alive: bool
     has_log: bool
     transport: str  # over which it was heard
     trust: str  # how that transport makes sure who is at the far end
@@ -48,7 +48,7 @@ class NodeInfo(NamedTuple):
     publishes: tuple[str, ...]
     subscribes: tuple[str, ...]
     serves: tuple[str, ...]
-    more: int  # names left out of the four lists
+    truncated: int  # number of names left out of the four lists
     metadata: Mapping[str, str]
 
     @property
@@ -135,7 +135,7 @@ class NodeRegistry:
             for each in self._heard.values()
         ]
         own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
-        return [own, *sorted(others, key=lambda node: (not node.present, node.name, node.node))]
+        return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
 
     def leave(self) -> None:
         """Say goodbye, if the links still take it."""
@@ -203,7 +203,7 @@ class NodeRegistry:
         )
 
 
-def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> NodeInfo:
+def _node(told: Announcement, seen_ns: int, is_self: bool, alive: bool, transport: str, trust: str) -> NodeInfo:
     return NodeInfo(
         f"{told.origin:x}",
         told.name,
@@ -213,8 +213,8 @@ def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport
         told.version,
         told.started_at,
         seen_ns,
-        here,
-        present,
+        is_self,
+        alive,
         told.has_log,
         transport,
         trust,
