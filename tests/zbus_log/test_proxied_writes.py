@@ -500,7 +500,7 @@ async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
         with pytest.raises(OwnerRejectsProxiedWrites):
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
-    (found,) = [each.zbus for each in caplog.records if "LOG_TAKES_NO_ERRANDS" in each.message]  # type: ignore[attr-defined]
+    (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
     assert found["log"] == str(log_path)
 
 

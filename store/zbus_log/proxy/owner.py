@@ -86,7 +86,7 @@ class ProxiedWriteServer:
             fifo = self._open()
         except OSError as error:
             # The log works as ever; only others cannot have anything written while this process owns it.
-            record("LOG_TAKES_NO_ERRANDS", logging.WARNING, log=self._log_path, reason=str(error))
+            record("LOG_PROXIED_WRITES_OFF", logging.WARNING, log=self._log_path, reason=str(error))
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
@@ -177,4 +177,4 @@ class ProxiedWriteServer:
         try:
             step()
         except OSError as error:
-            record("LOG_ERRAND_FAILED", logging.WARNING, error, log=self._log_path)
+            record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)
