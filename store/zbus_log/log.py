@@ -342,7 +342,7 @@ class SqliteLog:
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the end may be missing, as durability 'os' allows"
-        record("LOG_END_LOST", logging.WARNING, path=self.path, head=head, reason=reason)
+        record("LOG_TRUNCATED", logging.WARNING, path=self.path, head=head, reason=reason)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:

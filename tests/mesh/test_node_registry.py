@@ -246,4 +246,4 @@ async def test_the_table_of_nodes_is_bounded_and_a_node_that_is_evicted_is_count
             network.registry.hear(encode_announcement(announced), "nats", "none")
 
         assert [node.name for node in bus.nodes()] == [own.name, "node-4", "node-6"]
-        assert bus.stats()["nodes_forgotten"] == 1
+        assert bus.stats()["nodes_evicted"] == 1

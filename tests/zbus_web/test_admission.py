@@ -181,7 +181,7 @@ def test_of_ipv6_a_network_is_one_client() -> None:
 async def _refused(site: Site) -> Counter[str]:
     found: Counter[str] = Counter()
     for line in (await site.client.get("/metrics")).text.splitlines():
-        if line.startswith("zbus_web_refused_total{"):
+        if line.startswith("zbus_web_rejected_total{"):
             name, _, number = line.partition("} ")
             found[name.partition('reason="')[2].rstrip('"')] = int(float(number))
     return found

@@ -31,8 +31,8 @@ from zbus.wire.provenance import Forward
 from .config import BridgeConfig
 
 BRIDGE_STARTED = "BRIDGE_STARTED"
-BRIDGE_AWAY = "BRIDGE_AWAY"
-BRIDGE_LINKED = "BRIDGE_LINKED"
+BRIDGE_DISCONNECTED = "BRIDGE_DISCONNECTED"
+BRIDGE_CONNECTED = "BRIDGE_CONNECTED"
 RETRY_S = (0.5, 10.0)
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
@@ -143,7 +143,7 @@ class Bridge:
             "bridge": self.name,
             "durable": self.durable,
             **{way: self._way(*ends) for way, ends in ways.items()},
-            "loops_stopped": counts.pop("loops_stopped", 0),
+            "loops_prevented": counts.pop("loops_prevented", 0),
             "duplicates": counts.pop("duplicates_received", 0),
             "counts": counts,
         }
@@ -210,7 +210,7 @@ class _Sides:
         except TransportError as error:
             if log is None:
                 raise
-            record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
+            record(BRIDGE_DISCONNECTED, logging.WARNING, transport=self._names[url], reason=str(error))
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
@@ -240,12 +240,12 @@ class _Sides:
             await asyncio.sleep(pause)
             try:
                 await self._node.link(url)
-                record(BRIDGE_LINKED, transport=self._names[url])
+                record(BRIDGE_CONNECTED, transport=self._names[url])
                 return
             except TransportError as error:
                 pause = pauses.next()
                 record(
-                    BRIDGE_AWAY,
+                    BRIDGE_DISCONNECTED,
                     logging.WARNING,
                     transport=self._names[url],
                     reason=str(error),

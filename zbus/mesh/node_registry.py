@@ -167,7 +167,7 @@ class NodeRegistry:
     def _forget_one(self) -> None:
         gone = min(self._heard, key=lambda origin: (self._heard[origin].present, self._heard[origin].at))
         del self._heard[gone]
-        self._count("nodes_forgotten", 1)
+        self._count("nodes_evicted", 1)
 
     def _announce(self, leaving: bool = False) -> None:
         told = self._announcement(leaving)

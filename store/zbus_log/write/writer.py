@@ -152,7 +152,7 @@ class Writer:
                 try:
                     self._commit(appends)
                 except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-                    record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+                    record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     self._announcer.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
             if callable(task):
@@ -210,7 +210,7 @@ class Writer:
         except struct.error as error:  # raised before anything was written
             failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
         except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+            record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = Unknown(self._stopped)
         else:
