@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
 from zbus.wire.announcement import NAMES_MAX, Announcement, decode_announcement, encode_announcement, node_key
@@ -26,6 +27,9 @@ TELLS_A_TTL = 3  # how often a node tells of itself within its time to live
 SOON_S = 0.05  # after a new one was heard
 NODES_MAX = 10_000
 GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
+
+
+_RENAMED = {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}
 
 
 class NodeInfo(NamedTuple):
@@ -55,6 +59,14 @@ class NodeInfo(NamedTuple):
     def topics(self) -> tuple[str, ...]:
         """What it publishes and what it wants."""
         return (*self.publishes, *self.subscribes)
+
+
+def _unknown(self: NodeInfo, name: str) -> Any:
+    raise unknown_attribute("'NodeInfo' object", name, _RENAMED)
+
+
+# Not a method: a type checker would believe that every attribute exists.
+NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 
 
 class _KnownNode:
