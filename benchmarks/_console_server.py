@@ -13,14 +13,13 @@ import sys
 import time
 
 import zbus
-from zbus_web.http.settings import WebSettings
-from zbus_web.server.running import serving
+from zbus_web import WebSettings, serve
 
 KEYS, BURST_S = 50, 0.02
 
 
 async def main(path: str, events_per_s: int) -> None:
-    async with zbus.open(path) as bus, serving(bus, WebSettings(port=0)) as server:
+    async with zbus.open(path) as bus, serve(bus, WebSettings(port=0)) as server:
         print(server.url, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))

@@ -27,10 +27,9 @@ def own(client: int) -> str:
 @asynccontextmanager
 async def zbus_server(log: str) -> AsyncIterator[tuple[int, Publish]]:
     import zbus
-    from zbus_web.http.settings import WebSettings
-    from zbus_web.server.running import serving
+    from zbus_web import WebSettings, serve
 
-    async with zbus.open(log) as bus, serving(bus, WebSettings(port=0)) as server:
+    async with zbus.open(log) as bus, serve(bus, WebSettings(port=0)) as server:
         publishers: dict[str, zbus.EventPublisher] = {}
 
         async def publish(key: str, payload: bytes) -> None:

@@ -233,7 +233,7 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     ),
     "no such page": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", 2, "404"),
     "a reason that would control a terminal": (
-        b'HTTP/1.1 403 No\r\n\r\n{"error":{"reason":"not \\u001b[2J yours\\n"}}',
+        b'HTTP/1.1 403 No\r\n\r\n{"error":{"message":"not \\u001b[2J yours\\n"}}',
         2,
         "403: not  [2J yours",
     ),

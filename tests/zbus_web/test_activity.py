@@ -16,7 +16,7 @@ import zbus
 import zbus.observe.records
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, record
 from zbus.ports.log import Row
-from zbus_web.introspect.activity import NOTED_BYTES_MAX, NOTED_EVENTS_MAX, OVER_S, Activity
+from zbus_web.introspect.activity import OVER_S, QUEUED_BYTES_MAX, QUEUED_EVENTS_MAX, Activity
 from zbus_web.introspect.log_records import RECORD_BYTES_MAX, RECORDS_MAX, ProblemRecords
 
 
@@ -122,7 +122,7 @@ def test_whatever_comes_the_sum_of_all_is_what_was_seen_and_the_tables_are_bound
     for burst in drawn:
         clock.now += 1
         rows = [row(key, publisher, payload=payload) for key, publisher, payload in burst]
-        activity.note(rows, sum(len(each.payload) for each in rows))
+        activity.add(rows, sum(len(each.payload) for each in rows))
         seen += len(rows)
         size += sum(len(each.payload) for each in rows)
         topics = activity.topics(everything)
@@ -146,7 +146,7 @@ def test_counting_many_bursts_at_once_finds_what_counting_each_finds(
     expected: Counter[str] = Counter()
     last: dict[tuple[str, int], int] = {}
     for number, burst in enumerate(drawn):
-        activity.note([row(key, publisher, number) for key, publisher, _ in burst], 2 * len(burst))
+        activity.add([row(key, publisher, number) for key, publisher, _ in burst], 2 * len(burst))
         expected.update(key for key, _, _ in burst)
         last |= {(key, publisher): number for key, publisher, _ in burst}
 
@@ -156,15 +156,15 @@ def test_counting_many_bursts_at_once_finds_what_counting_each_finds(
 
 def test_what_waits_to_be_counted_is_bounded() -> None:
     activity = _alone(Clock())
-    for number in range(NOTED_EVENTS_MAX * 3):
-        activity.note([row("a", sequence=number)], 2)
-        assert activity._noted_events < NOTED_EVENTS_MAX
-    large = b"x" * (NOTED_BYTES_MAX // 4)
+    for number in range(QUEUED_EVENTS_MAX * 3):
+        activity.add([row("a", sequence=number)], 2)
+        assert activity._queued_events < QUEUED_EVENTS_MAX
+    large = b"x" * (QUEUED_BYTES_MAX // 4)
     for _ in range(20):
-        activity.note([row("b", payload=large)], len(large))
-        assert activity._noted_bytes < NOTED_BYTES_MAX
+        activity.add([row("b", payload=large)], len(large))
+        assert activity._queued_bytes < QUEUED_BYTES_MAX
 
-    assert {each.key: each.events for each in activity.topics(everything)} == {"a": NOTED_EVENTS_MAX * 3, "b": 20}
+    assert {each.key: each.events for each in activity.topics(everything)} == {"a": QUEUED_EVENTS_MAX * 3, "b": 20}
 
 
 def test_a_steady_rate_is_shown_as_it_is_and_fades_when_it_ends() -> None:
@@ -172,7 +172,7 @@ def test_a_steady_rate_is_shown_as_it_is_and_fades_when_it_ends() -> None:
     activity = _alone(clock)
     for _ in range(600):
         clock.now += 0.1
-        activity.note([row("a")] * 10, 20)
+        activity.add([row("a")] * 10, 20)
 
     assert activity.topics(everything)[0].events_per_s == pytest.approx(100, rel=0.05)
     clock.now += OVER_S
@@ -184,7 +184,7 @@ def test_a_steady_rate_is_shown_as_it_is_and_fades_when_it_ends() -> None:
 def test_a_burst_that_nobody_looked_at_for_long_is_no_rate_of_now() -> None:
     clock = Clock()
     activity = _alone(clock)
-    activity.note([row("a")] * 1000, 2000)
+    activity.add([row("a")] * 1000, 2000)
     clock.now += 60
 
     (topic,) = activity.topics(everything)
@@ -195,7 +195,7 @@ def test_the_busiest_keys_come_first() -> None:
     clock = Clock()
     activity = _alone(clock)
     for number, key in enumerate("abc"):
-        activity.note([row(key)] * (number + 1), 2)
+        activity.add([row(key)] * (number + 1), 2)
 
     assert [each.key for each in activity.topics(everything, 2)] == ["c", "b"]
 
@@ -249,7 +249,7 @@ def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> No
 def test_a_record_tells_no_id_of_a_session_and_is_of_bounded_size() -> None:
     records = ProblemRecords()
     try:
-        error = ValueError("key 'sessions/alice/x' refused")
+        error = ValueError("key 'sessions/alice/x' rejected")
         record(
             EVENT_DROPPED,
             logging.ERROR,

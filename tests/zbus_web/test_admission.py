@@ -18,8 +18,8 @@ from web_access_support import (
     bearer,
     frames,
     graph_socket,
-    heard,
     next_data,
+    receive,
     served,
     session_token,
     subscribe,
@@ -28,7 +28,7 @@ from web_access_support import (
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from zbus.errors import ConfigInvalid
-from zbus_web.access.admission import _place
+from zbus_web.access.admission import _network
 from zbus_web.access.origins import Origins
 from zbus_web.http.http_errors import HttpError
 from zbus_web.http.rates import Rates
@@ -82,7 +82,7 @@ def test_a_request_names_a_host_that_the_server_goes_by(host: str, may: bool) ->
             continue
         with pytest.raises(HttpError) as caught:
             origins.check(host, None)
-        assert (caught.value.status, caught.value.code) == (421, "host_refused")
+        assert (caught.value.status, caught.value.code) == (421, "host_rejected")
 
 
 def test_a_request_names_one_host_and_not_the_address_that_stands_for_all() -> None:
@@ -128,10 +128,10 @@ def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: t
             continue
         with pytest.raises(HttpError) as caught:
             origins.check(named[0], named[1])
-        assert (caught.value.status, caught.value.code) == (403, "origin_refused")
+        assert (caught.value.status, caught.value.code) == (403, "origin_rejected")
 
 
-def test_settings_that_name_no_host_or_origin_are_refused() -> None:
+def test_settings_that_name_no_host_or_origin_are_rejected() -> None:
     for wrong in (
         {"allowed_origins": ["ops.example"]},
         {"allowed_origins": ["*"]},
@@ -170,15 +170,15 @@ def test_very_many_clients_take_bounded_memory() -> None:
 
 
 def test_of_ipv6_a_network_is_one_client() -> None:
-    assert _place("2001:db8::1") == _place("2001:db8::ffff:2") != _place("2001:db8:0:1::1")
-    assert _place("::ffff:10.0.0.7") == "10.0.0.7"
-    assert (_place("10.0.0.7"), _place("::1"), _place("strange")) == ("10.0.0.7", "::1", "strange")
+    assert _network("2001:db8::1") == _network("2001:db8::ffff:2") != _network("2001:db8:0:1::1")
+    assert _network("::ffff:10.0.0.7") == "10.0.0.7"
+    assert (_network("10.0.0.7"), _network("::1"), _network("strange")) == ("10.0.0.7", "::1", "strange")
 
 
 # Over HTTP.
 
 
-async def _refused(site: Site) -> Counter[str]:
+async def _rejected(site: Site) -> Counter[str]:
     found: Counter[str] = Counter()
     for line in (await site.client.get("/metrics")).text.splitlines():
         if line.startswith("zbus_web_rejected_total{"):
@@ -205,14 +205,14 @@ async def test_hosts_and_origins_hold_for_every_route_and_way(log_path: Path) ->
                 async with graph_socket(site, **options):
                     pass
             assert caught.value.response.status_code == status
-            assert json.loads(caught.value.response.body)["error"]["code"] == "origin_refused"
+            assert json.loads(caught.value.response.body)["error"]["code"] == "origin_rejected"
 
-        refused = await _refused(site)
-        assert refused == {"host_refused": len(ways), "origin_refused": len(ways) + 2}
+        rejected = await _rejected(site)
+        assert rejected == {"host_rejected": len(ways), "origin_rejected": len(ways) + 2}
         assert await site.bus.head() == 0
 
 
-async def test_a_request_by_hand_with_no_host_or_two_is_refused(log_path: Path) -> None:
+async def test_a_request_by_hand_with_no_host_or_two_is_rejected(log_path: Path) -> None:
     async with served(log_path) as site:
         for lines in (b"GET /healthz HTTP/1.0", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example"):
             reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
@@ -250,15 +250,15 @@ async def test_places_are_limited_in_all_and_for_each_client_and_come_back(log_p
     tokens = [{"name": "one", "token": TOKEN}, {"name": "two", "token": TOKEN + "x"}]
     one, two = bearer(TOKEN), bearer(TOKEN + "x")
     async with served(log_path, tokens=tokens, connections_max=4, connections_per_client_max=2) as site:
-        async with AsyncExitStack() as open_feeds:
+        async with AsyncExitStack() as open_streams:
             for headers in (one, one):
-                await open_feeds.enter_async_context(frames(site.client, "/events", headers=headers))
+                await open_streams.enter_async_context(frames(site.client, "/events", headers=headers))
             answer = await site.client.get("/healthz", headers=one)
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "client_connections_full")
             assert answer.headers["retry-after"] == "1"
             assert (await site.client.get("/healthz", headers=two)).status_code == 200
             for headers in (two, two):
-                await open_feeds.enter_async_context(frames(site.client, "/events", headers=headers))
+                await open_streams.enter_async_context(frames(site.client, "/events", headers=headers))
             answer = await site.client.get("/healthz", headers=bearer(session_token("a")))
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "connections_full")
             with pytest.raises(InvalidStatus) as caught:
@@ -280,7 +280,7 @@ async def _pieces(number: int, size: int) -> AsyncIterator[bytes]:
         yield b"x" * size
 
 
-async def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(log_path: Path) -> None:
+async def test_a_body_that_is_too_large_is_rejected_whether_it_says_so_or_not(log_path: Path) -> None:
     async with served(log_path, body_bytes_max=1000) as site:
         posts: list[tuple[str, dict[str, str]]] = [
             ("/events/a", {}),
@@ -301,7 +301,7 @@ async def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(log
         for body in (b"x" * 1000, _pieces(10, 100)):
             assert (await site.client.post("/events/a", content=body)).status_code == 201
         assert await site.bus.head() == 2
-        assert (await _refused(site))["body_too_large"] >= 6
+        assert (await _rejected(site))["body_too_large"] >= 6
 
 
 async def test_messages_of_a_socket_are_held_to_the_limits_of_requests(log_path: Path) -> None:
@@ -309,7 +309,7 @@ async def test_messages_of_a_socket_are_held_to_the_limits_of_requests(log_path:
         async with graph_socket(site) as socket:
             await subscribe(socket, "{ topics { key } }" + " " * 2000)
             with pytest.raises(ConnectionClosed) as caught:
-                await heard(socket)
+                await receive(socket)
             assert caught.value.rcvd is not None
             assert caught.value.rcvd.code == 1009
         async with graph_socket(site) as socket:
@@ -317,22 +317,30 @@ async def test_messages_of_a_socket_are_held_to_the_limits_of_requests(log_path:
                 for _ in range(30):
                     await socket.send(json.dumps({"type": "ping"}))
                 while True:
-                    await heard(socket)
+                    await receive(socket)
             assert caught.value.rcvd is not None
             assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1008, "rate_limited")
 
 
-async def test_feeds_that_are_open_go_on_while_others_are_refused(log_path: Path) -> None:
+async def test_streams_that_are_open_go_on_while_others_are_rejected(log_path: Path) -> None:
     async with served(log_path, requests_per_s=0.001, requests_burst=2) as site:
-        async with frames(site.client, "/events") as feed:
-            await anext(feed)
+        async with frames(site.client, "/events") as stream:
+            await anext(stream)
             statuses = [(await site.client.get("/log")).status_code for _ in range(4)]
             assert statuses == [200, 429, 429, 429]
             await site.publish("a/b", b"1")
-            assert (await next_data(feed))["key"] == "a/b"
+            assert (await next_data(stream))["key"] == "a/b"
 
 
-@pytest.mark.parametrize(("old", "new"), [("hosts", "allowed_hosts"), ("origins", "allowed_origins")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hosts", "allowed_hosts"),
+        ("origins", "allowed_origins"),
+        ("feed_queue_events", "stream_queue_events"),
+        ("feed_keys_max", "stream_keys_max"),
+    ],
+)
 def test_a_setting_under_a_retired_name_is_refused_with_its_new_name(
     old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

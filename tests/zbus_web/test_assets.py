@@ -48,7 +48,7 @@ def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/console/main.js")
 
     again = client.get("/console/main.js", headers={"If-None-Match": first.headers["etag"]})
-    other = client.get("/console/feed.js", headers={"If-None-Match": first.headers["etag"]})
+    other = client.get("/console/stream.js", headers={"If-None-Match": first.headers["etag"]})
 
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
