@@ -54,7 +54,7 @@ _WHERE = {
 }
 
 
-# The command line imports this package to list its commands: what takes long to import comes when it is asked for.
+# The command line imports this package to list its commands, so slow imports wait until a name is used.
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
