@@ -52,7 +52,7 @@ POLL_S = (0.001, 0.02)
 def open_log(config: BusConfig) -> SqliteLog:
     """Open the log of a configuration."""
     assert config.log is not None
-    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_past_cursors)
+    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
@@ -64,7 +64,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
-        cold=None if config.cold is None else str(Path(config.cold).expanduser()),
+        cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
     )
 
 
@@ -346,7 +346,7 @@ class SqliteLog:
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the newest events may be missing, as durability 'os' permits"
-        record("LOG_END_LOST", logging.WARNING, path=self.path, head=head, reason=reason)
+        record("LOG_TRUNCATED", logging.WARNING, path=self.path, head=head, reason=reason)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:

@@ -322,7 +322,7 @@ def test_an_impossible_log_path_is_rejected(tmp_path: Path) -> None:
         with pytest.raises(zbus.ConfigInvalid, match="log"):
             zbus_log.put(path, [rows(1)])
     with pytest.raises(zbus.ConfigInvalid, match="there is no log"):
-        zbus_log.retain(tmp_path / "none.db", Rules(events=1))
+        zbus_log.prune(tmp_path / "none.db", Rules(events=1))
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
@@ -400,7 +400,7 @@ def test_an_owner_that_rejects_proxied_writes_is_named_in_time(log_path: Path) -
         append(log, rows(1))
         calls: list[Callable[[], object]] = [
             lambda: zbus_log.put(log_path, [rows(2)], timeout_s=0.3),
-            lambda: zbus_log.retain(log_path, Rules(events=0), timeout_s=0.3),
+            lambda: zbus_log.prune(log_path, Rules(events=0), timeout_s=0.3),
         ]
         for call in calls:
             began = time.monotonic()
@@ -502,7 +502,7 @@ async def test_a_bus_opens_even_if_the_folder_for_writes_cannot_be_created(
         with pytest.raises(OwnerRejectsProxiedWrites):
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
-    (found,) = [each.zbus for each in caplog.records if "LOG_REJECTS_PROXIED_WRITES" in each.message]  # type: ignore[attr-defined]
+    (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
     assert (found["log"], found["code"]) == (str(log_path), "folder_unusable")
 
 
@@ -616,10 +616,10 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
     if owned:
         await bus.start()
 
-    held_back = await in_thread(zbus_log.retain, log_path, Rules(upto=90))
-    within = await in_thread(zbus_log.retain, log_path, Rules(upto=20))
-    passed = await in_thread(zbus_log.retain, log_path, Rules(upto=90, past_cursors=True))
-    nothing_left = await in_thread(zbus_log.retain, log_path, Rules(events=0, past_cursors=True))
+    held_back = await in_thread(zbus_log.prune, log_path, Rules(upto=90))
+    within = await in_thread(zbus_log.prune, log_path, Rules(upto=20))
+    passed = await in_thread(zbus_log.prune, log_path, Rules(upto=90, past_cursors=True))
+    nothing_left = await in_thread(zbus_log.prune, log_path, Rules(events=0, past_cursors=True))
     await bus.aclose()
 
     assert held_back == (30, 30, "billing")
@@ -632,7 +632,7 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
 async def test_rows_are_stored_while_retention_runs(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(60_000)])
-        trimming = asyncio.ensure_future(in_thread(zbus_log.retain, log_path, Rules(events=0)))
+        trimming = asyncio.ensure_future(in_thread(zbus_log.prune, log_path, Rules(events=0)))
         put = await in_thread(zbus_log.put, log_path, [rows(10, publisher=8)])
         trimmed = await trimming
 
@@ -644,7 +644,7 @@ def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) 
     zbus_log.put(log_path, [rows(10_000)])
     reported: list[int] = []
 
-    assert zbus_log.retain(log_path, Rules(upto=9000), progress=reported.append).removed == 9000
+    assert zbus_log.prune(log_path, Rules(upto=9000), progress=reported.append).removed == 9000
 
     assert reported[0] == 4096
     assert reported[-1] == 9000

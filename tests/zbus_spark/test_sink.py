@@ -29,7 +29,7 @@ from zbus_log import verify
 from zbus_log.write.writer import Writer
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.sink import make_stream_writer, make_writer
-from zbus_spark.staging import LEFT_S, run_folder, stage
+from zbus_spark.staging import ABANDONED_S, run_folder, stage
 
 KEY_AND_PAYLOAD = "key string, payload binary"
 
@@ -277,7 +277,7 @@ def test_what_killed_drivers_left_goes_with_the_next_write_and_nothing_else(log:
         folder.mkdir(parents=True)
         (folder / "x.arrow").touch()
     for path in (old / "x.arrow", old):
-        os.utime(path, (path.stat().st_mtime - LEFT_S - 60,) * 2)
+        os.utime(path, (path.stat().st_mtime - ABANDONED_S - 60,) * 2)
     writer, message = write(log, ("a/b", b"1"), sinkId="daily")
     log.write_bytes(b"no log")
     with pytest.raises(LogDamaged):

@@ -1,4 +1,4 @@
-"""Writing to a log that any process may own: `put` stores events, `retain` removes old ones.
+"""Writing to a log that any process may own: `put` stores events, `prune` removes old ones.
 
 If a node owns the log, the calls leave write requests for it and wait for the results. Otherwise this process owns the
 log during the call. If the owner stops in between, the requests without a result are sent again by another route; the
@@ -50,7 +50,7 @@ def put(path: str | os.PathLike[str], chunks: Iterable[Sequence[Row]], *, timeou
         raise
 
 
-def retain(
+def prune(
     path: str | os.PathLike[str],
     rules: Rules,
     *,

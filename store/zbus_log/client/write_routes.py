@@ -98,7 +98,7 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
                 pid = error.pid
             else:
                 try:
-                    yield _DirectRoute(log, config.payload_bytes_max, timeout_s, config.check_schemas)
+                    yield _DirectRoute(log, config.payload_bytes_max, timeout_s, config.validate_schemas)
                 finally:
                     log.close(CLOSE_S)
                 return
@@ -117,9 +117,9 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
 class _DirectRoute:
     """This process owns the log during the call. It also executes the write requests of other processes."""
 
-    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, check_schemas: bool) -> None:
+    def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, validate_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
-        self._check_schemas = check_schemas
+        self._check_schemas = validate_schemas
         log.accept_proxied_writes(self._write)
 
     @cached_property

@@ -90,7 +90,7 @@ class ProxiedWriteServer:
         except OSError as error:
             # The log itself works. Only other processes cannot write to it while this process owns it.
             record(
-                "LOG_REJECTS_PROXIED_WRITES",
+                "LOG_PROXIED_WRITES_OFF",
                 logging.WARNING,
                 log=self._log_path,
                 code="folder_unusable",
