@@ -172,7 +172,7 @@ class FakeLane:
         if self.read_only:
             done(AppendResult(about, Refused(LogReadOnly(self.path))))
         elif self._closed:
-            done(AppendResult(about, Refused(LogError(f"{self.path} is closed; not stored"))))
+            done(AppendResult(about, Refused(LogError(f"{self.path} is closed; the events were not stored"))))
         else:
             self._inbox.put((rows, done, about))
 
@@ -361,7 +361,7 @@ class FakeCursors:
         with self._lane.history.lock:
             cursor = self._all.get(name)
             if cursor is not None and cursor.is_held:
-                raise CursorError(name, f"{_holder(cursor)} reads with this name; a name has one reader")
+                raise CursorError(name, f"{_holder(cursor)} holds its lease; it can have one subscriber at a time")
             if cursor is None:
                 cursor = self._all[name] = _Cursor(start)
                 cursor.updated_at = time.time_ns()
@@ -427,7 +427,7 @@ class FakeCursors:
         if cursor is None:
             raise CursorError(name, "there is no such cursor")
         if cursor.is_held:
-            raise CursorError(name, f"{_holder(cursor)} is using it; stop that one first")
+            raise CursorError(name, f"{_holder(cursor)} uses it; stop that process first")
         return cursor
 
 
