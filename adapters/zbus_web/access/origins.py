@@ -104,7 +104,9 @@ def _authority(text: str) -> Authority | None:
 def _required(host: str) -> Authority:
     found = _authority(_bracketed(host))
     if found is None:
-        raise ConfigInvalid("allowed_hosts", f"{host!r} is not a host name such as 'bus.example.org' or '10.0.0.7:8080'")
+        raise ConfigInvalid(
+            "allowed_hosts", f"{host!r} is not a host name such as 'bus.example.org' or '10.0.0.7:8080'"
+        )
     return found
 
 
