@@ -34,7 +34,7 @@ RETRY_S = 1.0  # after a socket could not be made
 LANES_MAX = 256
 PUBLISHERS_MAX = 1000
 FILE_NAME_MAX = 255
-RETIRED = "FABRIC_PUBLISHER_RETIRED"
+RETIRED = "TRANSPORT_PUBLISHER_RETIRED"
 _LONGEST_ID = "f" * 16
 
 
@@ -103,7 +103,7 @@ class Direct:
             try:
                 publisher = self.publishers.pop(known, None) or self._join(*known)
             except TransportError as error:  # such as too many open files
-                self._counts.tell(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
+                self._counts.report(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
                 self._capacity.release(1, len(packed))
                 continue
             self.publishers[known] = publisher
@@ -168,13 +168,13 @@ class Direct:
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)
-        self._counts.tell(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
+        self._counts.report(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
 
     def _fits(self, event: DynamoOutgoing) -> bool:
         if _record_fits(event.place):
             return True
         reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
-        self._counts.tell(EVENT_DROPPED, "refused_key", event.place.key, detail=reason[:500])
+        self._counts.report(EVENT_DROPPED, "key_rejected", event.place.key, detail=reason[:500])
         return False
 
 

@@ -53,11 +53,11 @@ def decode(data: bytes | memoryview) -> DynamoEnvelope:
     try:
         envelope = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise NotDynamo("envelope", f"not a dynamo envelope: {error}") from error
+        raise NotDynamo("invalid_envelope", f"not a dynamo envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
-        raise NotDynamo("number", "not a dynamo envelope: a negative number")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a negative number")
     if max(envelope.publisher_id, envelope.sequence) >= NUMBER_END:
-        raise NotDynamo("number", "not a dynamo envelope: a number over 63 bits")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a number over 63 bits")
     if envelope.published_at > TIME_MS_MAX:
-        raise NotDynamo("number", "not a dynamo envelope: a time after the year 2262")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a time after the year 2262")
     return envelope

@@ -62,7 +62,7 @@ class DynamoNats:
             body = event.body
             if limit and len(body) > limit:
                 reason = f"{len(body):,} bytes are over the {limit:,} that the server takes, and the wire has no parts"
-                self._counts.tell(EVENT_DROPPED, "too_large", event.place.key, detail=reason[:500])
+                self._counts.report(EVENT_DROPPED, "too_large", event.place.key, detail=reason[:500])
                 continue
             commands.append(b"PUB %b %d\r\n%b\r\n" % (event.place.subject.encode(), len(body), body))
         self._connection.send(commands)
@@ -122,7 +122,7 @@ class DynamoNats:
             frame = incoming(found, place, wanted, self._payload_bytes_max)
         except EventInvalid as error:
             source = subject.decode(errors="replace")
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source, detail=str(error)[:500])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), source, detail=str(error)[:500])
             return
         seen = self._seen
         if frame is not None and (seen is None or not seen.seen(identity_of(found, place))):

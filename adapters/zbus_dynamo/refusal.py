@@ -8,8 +8,8 @@ from zbus.errors import EventInvalid, KeyInvalid
 class NotDynamo(EventInvalid):
     """A message that is not one of Dynamo's. It was refused whole; what follows it is not touched.
 
-    >>> NotDynamo("version", "version 9, not 1").code
-    'version'
+    >>> NotDynamo("invalid_version", "version 9, not 1").code
+    'invalid_version'
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -24,4 +24,4 @@ def code_of(error: Exception) -> str:
     """Return the counter of a refused message."""
     if isinstance(error, NotDynamo):
         return error.code
-    return "key" if isinstance(error, KeyInvalid) else "invalid"
+    return "invalid_key" if isinstance(error, KeyInvalid) else "invalid_message"

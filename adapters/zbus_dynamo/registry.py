@@ -56,7 +56,7 @@ class DynamoRegistry:
         try:
             self._store.close()
         except TransportError as error:  # they die by themselves, of age
-            self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
+            self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:
         """How much there is in the store."""
@@ -83,7 +83,7 @@ class DynamoRegistry:
                     self._keep_alive()
                 backoff.reset()
             except Exception as error:  # no content of the store may end the watch
-                self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
+                self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
                 retry_s = backoff.next()
             with self._wake:
                 if not self._ended and (retry_s is not None or not self._orders):
@@ -101,7 +101,7 @@ class DynamoRegistry:
 
     def _keep_alive(self) -> None:
         for name in self._store.touch():
-            self._counts.tell(
+            self._counts.report(
                 TRANSPORT_DISCOVERY_FAILED, "record_written_again", name, detail="another process removed it"
             )
         self._store.reap()
@@ -111,7 +111,7 @@ class DynamoRegistry:
         if found == self._files:
             return
         if len(found) >= ENTRIES_MAX:
-            self._counts.tell(
+            self._counts.report(
                 TRANSPORT_DISCOVERY_FAILED,
                 "records_over_limit",
                 "store",
@@ -134,10 +134,10 @@ class DynamoRegistry:
         value = self._store.read(name)
         if value is None:
             if self._store.unreadable != unreadable:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail="not a readable file")
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail="not a readable file")
             return None
         try:
             return read(value)
         except EventInvalid as error:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail=str(error)[:500])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail=str(error)[:500])
             return None

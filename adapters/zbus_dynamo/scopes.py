@@ -78,11 +78,11 @@ def place_of_subject(subject: str) -> Scoped:
     """The place that a subject names; `EventInvalid` for one that is not Dynamo's, or no legal key."""
     *scope, topic = subject.split(".")
     if len(scope) not in (2, 4, 6) or tuple(scope[0::2]) != KINDS[: len(scope) // 2]:
-        raise NotDynamo("subject", f"the subject {subject[:200]!r} names no topic of a dynamo scope")
+        raise NotDynamo("invalid_subject", f"the subject {subject[:200]!r} names no topic of a dynamo scope")
     place = Scoped(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
     check_place(place)
     if place.subject != subject:
-        raise NotDynamo("subject", f"the subject {subject[:200]!r} is not written the one way there is")
+        raise NotDynamo("invalid_subject", f"the subject {subject[:200]!r} is not written the one way there is")
     return place
 
 
@@ -152,7 +152,7 @@ def _decode_segment(text: str) -> str:
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError as error:
-        raise NotDynamo("subject", f"the name {text[:200]!r} is not UTF-8") from error
+        raise NotDynamo("invalid_subject", f"the name {text[:200]!r} is not UTF-8") from error
 
 
 def _expand(segments: tuple[str, ...], depth: int) -> Iterator[tuple[str, ...]]:

@@ -146,7 +146,7 @@ class PublisherSources:
                 if not self._retrying:
                     self._retrying = True
                     self._io.later(RETRY_S, self._retry)
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
                 continue
             source.subscribe(topics)
 
@@ -167,7 +167,7 @@ class PublisherSources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

@@ -42,12 +42,14 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counters) -> Iterator[
             place = place_of_key(key)
             events = codec.open_frame(frame)
         except EventInvalid as error:
-            counts.tell(EVENT_DROPPED, "refused_key", key, detail=str(error)[:500])
+            counts.report(EVENT_DROPPED, "key_rejected", key, detail=str(error)[:500])
             continue
         for each in events:
             event = each.event()
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
-                counts.tell(EVENT_CHANGED, "headers_dropped", key, detail="the dynamo wire carries none; sent without")
+                counts.report(
+                    EVENT_CHANGED, "headers_dropped", key, detail="the dynamo wire carries none; sent without"
+                )
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
             yield DynamoOutgoing(place, event.publisher_id, event.sequence, body)
 
@@ -70,6 +72,6 @@ def incoming(found: DynamoEnvelope, place: Scoped, wanted: KeySet, payload_bytes
         raise NotDynamo("topic_mismatch", text)
     if len(found.payload) > payload_bytes_max:
         text = f"a payload of {len(found.payload):,} bytes is over the limit of {payload_bytes_max:,}"
-        raise NotDynamo("payload_size", text)
+        raise NotDynamo("payload_too_large", text)
     key = place.key
     return codec.encode(found.event(key)) if key in wanted else None

@@ -114,7 +114,7 @@ class DynamoZmq:
             self._closed = True
             self._io.post(self._side.hurry)
             if not self._capacity.wait_empty(FLUSH_S):
-                self._counts.tell(EVENT_DROPPED, "closed_before_sent", self.name, self._capacity.messages)
+                self._counts.report(EVENT_DROPPED, "closed_before_sent", self.name, self._capacity.messages)
         self._io.close(CLOSE_S)
         self._side.closed()
 

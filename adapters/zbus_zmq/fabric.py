@@ -23,7 +23,7 @@ import zmq
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import TRANSPORT_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
 
 from .address.options import ZmqOptions, read_options
@@ -175,8 +175,13 @@ class ZmqFabric:
                 publishing.close()
             # Draining and lingering take `linger_s` each at most.
             if not self._io.close(2 * self._options.linger_s + 2.0):
-                record(
-                    TRANSPORT_ERROR, logging.ERROR, transport=self.name, doing="close", reason="its thread did not end"
+                record_reason(
+                    TRANSPORT_ERROR,
+                    logging.ERROR,
+                    code="close_timeout",
+                    reason="the I/O thread did not stop in time",
+                    transport=self.name,
+                    doing="close",
                 )
 
     # opening, on the I/O thread

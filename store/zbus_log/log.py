@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Answer, Answered, Appended, Committed, Page, Promise, Refused, Row, Span
 
 from .cold.tier import Cold
@@ -342,7 +342,8 @@ class SqliteLog:
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the end may be missing, as durability 'os' allows"
-        record("LOG_TRUNCATED", logging.WARNING, path=self.path, head=head, reason=reason)
+        path = self.path
+        record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:

@@ -182,7 +182,7 @@ def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() ->
     given = [(key, codec.encode(Event(1, n, 0, key, b""))) for n, key in enumerate(("a/b/c/d/e", "alone", "ns/t"))]
 
     assert [each.place.key for each in outgoing(given, counts)] == ["ns/t"]
-    assert counts.snapshot() == {"refused_key": 2}
+    assert counts.snapshot() == {"key_rejected": 2}
 
 
 def test_a_frame_of_many_events_becomes_as_many_envelopes_in_order() -> None:

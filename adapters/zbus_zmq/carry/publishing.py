@@ -140,7 +140,7 @@ class ZmqPublishing:
             if self._held:
                 time.sleep(RETRY_S)  # the thread has nothing else left to do
         if self._capacity.messages:
-            self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
+            self._counts.report(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
 
     def _flush(self) -> None:
         with self._lock:
@@ -180,7 +180,7 @@ class ZmqPublishing:
             key, frame = batch[index]
             topic = topics[key]
             if len(frame) > self._frame_bytes_max:
-                self._counts.tell(EVENT_DROPPED, "frame_too_large", key)
+                self._counts.report(EVENT_DROPPED, "frame_too_large", key)
                 continue
             parts = (topic, frame) if shape is None else shape(topic, frame)
             try:

@@ -111,12 +111,12 @@ class ZmqReceiving:
                 self._take_unfamiliar(head)
                 continue
             if not head.more:
-                self._refuse("frame_count", head)
+                self._refuse("invalid_frame_count", head)
                 continue
             body = recv(NOBLOCK, False)
             if body.more:
                 self._rest(body)
-                self._refuse("frame_count", head)
+                self._refuse("invalid_frame_count", head)
             elif wanted:
                 receive(body.bytes, None)
 
@@ -130,7 +130,7 @@ class ZmqReceiving:
                 continue
             parts = self._rest(head)
             if len(parts) != 2 or len(parts[0]) != STAMP_BYTES:
-                self._refuse("frame_count" if len(parts) != 2 else "stamp", head)
+                self._refuse("invalid_frame_count" if len(parts) != 2 else "invalid_stamp", head)
             elif wanted and self._is_new(parts[0]):
                 receive(parts[1], None)
 
@@ -142,13 +142,13 @@ class ZmqReceiving:
             return
         key = key_of(topic)
         if key is None:
-            self._refuse("topic", head)
+            self._refuse("invalid_topic", head)
             return
         wanted = self._known[topic] = self._keys is not None and key in self._keys
         if len(parts) != (2 if self._stamped else 1):
-            self._refuse("frame_count", head)
+            self._refuse("invalid_frame_count", head)
         elif self._stamped and len(parts[0]) != STAMP_BYTES:
-            self._refuse("stamp", head)
+            self._refuse("invalid_stamp", head)
         elif wanted and self._receive is not None and (not self._stamped or self._is_new(parts[0])):
             self._receive(parts[-1], None)
 
@@ -156,7 +156,7 @@ class ZmqReceiving:
         found = node_of(mark.bytes)
         valid = found is not None and found[0] == self._node and parts and len(parts[0]) <= 64 and parts[1:] in NOTES
         if found is None or not valid or not (parts[0] == b"" or parts[0].isalnum()):
-            self._refuse("mark", mark)
+            self._refuse("invalid_mark", mark)
             return
         if parts[1:] == [PROBE] and found[1] == self._turn:
             self._renew_mark()  # a publisher asks whether this node receives again
@@ -171,7 +171,7 @@ class ZmqReceiving:
             return False
         if self._seen is None or not self._seen.seen(stamp):
             return True
-        self._counts.note("duplicate")
+        self._counts.add("duplicate")
         return False
 
     def _refuse(self, reason: str, head: zmq.Frame) -> None:
@@ -179,7 +179,7 @@ class ZmqReceiving:
         source = source_of(head, "a publisher")
         if self._stamped and (key := key_of(head.bytes)) is not None:
             source = f"{key} through {source}"
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, reason, source)
+        self._counts.report(TRANSPORT_INPUT_REJECTED, reason, source)
 
     def _rest(self, last: zmq.Frame) -> list[bytes]:
         """The parts that follow one, all of them read; beyond a number that no message of ours has, not kept."""

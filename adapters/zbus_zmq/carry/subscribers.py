@@ -81,10 +81,10 @@ class Subscribers:
         return subscribed
 
     def _refuse(self, frame: zmq.Frame) -> None:
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(frame, "a subscriber"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(frame, "a subscriber"))
 
     def _acknowledge(self, mark: bytes) -> None:
         try:
             self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
         except zmq.Again:
-            self._counts.note("acknowledgement_dropped")
+            self._counts.add("acknowledgement_dropped")

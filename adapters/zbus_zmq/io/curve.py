@@ -64,7 +64,9 @@ class Keys:
         except OSError as error:
             # Without the folder every peer is rejected, to be safe.
             self._allowed, self._stamp = frozenset(), -1
-            self._counts.tell("CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or "")
+            self._counts.report(
+                "CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or ""
+            )
             return
         self._allowed, self._stamp = frozenset(found - {b""}), stamp
 
@@ -133,11 +135,11 @@ class ZapAuthenticator:
     def _is_known(self, version: bytes, rest: list[bytes]) -> bool:
         # domain, address, routing id, mechanism, credentials
         if version != b"1.0" or len(rest) != 5 or rest[3] != b"CURVE" or len(rest[4]) != 32:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", "a request that is not for CURVE")
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "curve_rejected", "a request that is not for CURVE")
             return False
         if self._keys.permits(encode(rest[4])):
             return True
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", rest[1].decode("ascii", "replace"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, "curve_rejected", rest[1].decode("ascii", "replace"))
         return False
 
 

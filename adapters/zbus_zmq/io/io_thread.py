@@ -174,7 +174,7 @@ class IoThread:
         try:
             step()
         except Exception as error:
-            self._counts.tell(TRANSPORT_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
+            self._counts.report(TRANSPORT_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
 
     def _let_go(self) -> None:
         self._ending = True

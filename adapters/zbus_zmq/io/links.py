@@ -82,11 +82,11 @@ class Links:
         """Connect now; return whether libzmq accepted the endpoint."""
         if self._keys is not None:
             if key is None or not is_public_key(key) or not self._keys.permits(key.encode()):
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_key_refused", endpoint)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "peer_key_rejected", endpoint)
                 return False
             self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
         elif key is not None:
-            self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_needs_curve", endpoint)
+            self._counts.report(TRANSPORT_CONNECT_FAILED, "peer_needs_curve", endpoint)
             return False
         try:
             if not endpoint.startswith(self._schemes):
@@ -96,11 +96,11 @@ class Links:
             self._socket.set(zmq.IPV6, "[" in endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
+            self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
             return False
         self._made[endpoint] = key
         self._failed.pop(endpoint, None)
-        record("CONNECTING", logging.DEBUG, endpoint=endpoint)
+        record("TRANSPORT_CONNECTING", logging.DEBUG, endpoint=endpoint)
         return True
 
     def drop(self, endpoint: str) -> None:
@@ -112,7 +112,7 @@ class Links:
         try:
             self._socket.disconnect(endpoint)
         except zmq.ZMQError as error:  # libzmq has disconnected it already
-            record("DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
+            record("TRANSPORT_DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
         self._set_connected(self.connected - {endpoint})  # libzmq reports no event for it
 
     def close(self) -> None:
@@ -132,10 +132,10 @@ class Links:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._set_connected(self.connected | {endpoint})
             elif event == zmq.EVENT_DISCONNECTED:
-                self._counts.note("disconnected")
+                self._counts.add("disconnected")
                 self._set_connected(self.connected - {endpoint})
             elif event in REFUSED:
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "handshake_refused", endpoint)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "handshake_rejected", endpoint)
             self.on_event(event, endpoint)
 
     def _set_connected(self, connected: frozenset[str]) -> None:

@@ -62,14 +62,14 @@ class PacedSender:
             self._send(parts)
         finally:
             self._socket.set(zmq.XPUB_NODROP, 1)
-        self._counts.tell(EVENT_DROPPED, "subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
+        self._counts.report(EVENT_DROPPED, "subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
         return True
 
     def moved(self, messages: int) -> None:
         """Note that messages were sent since the last call, possibly after one of them had been refused."""
         self._full_since = None
         if self.stuck:
-            self._counts.note("dropped_slow_subscriber", messages)
+            self._counts.add("dropped_slow_subscriber", messages)
 
     def released(self, node: str) -> None:
         """A node has shown that it receives, or is gone."""

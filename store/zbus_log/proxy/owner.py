@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import LogError, ZbusError
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Answered, Row
 from zbus_log.retention import Pruned, Rules
 
@@ -86,7 +86,8 @@ class ProxiedWriteServer:
             fifo = self._open()
         except OSError as error:
             # The log works as ever; only others cannot have anything written while this process owns it.
-            record("LOG_PROXIED_WRITES_OFF", logging.WARNING, log=self._log_path, reason=str(error))
+            path, reason = self._log_path, str(error)
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
