@@ -48,9 +48,11 @@ class Direct:
         self._options: ZmqOptions = settings.socket_options(payload_bytes_max)
         self._sources = PublisherSources(io, counts, self._options, payload_bytes_max)
         self.lanes: list[Lane] = []
-        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the one that has been silent longest first
+        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the longest idle one first
         self._waiting: set[LanePublisher] = set()
-        self._refused: tuple[float, TransportError] | None = None  # no new socket until then, and why
+        self._refused: tuple[float, TransportError] | None = (
+            None  # open no new socket before this time, because of this error
+        )
         self._closing = False
         self._registry = DynamoRegistry(FileStore(settings.store), counts, self._found)
 
@@ -102,7 +104,7 @@ class Direct:
             known = event.place, event.publisher_id
             try:
                 publisher = self.publishers.pop(known, None) or self._join(*known)
-            except TransportError as error:  # such as too many open files
+            except TransportError as error:  # for example, too many open files
                 self._counts.report(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
                 self._capacity.release(1, len(packed))
                 continue
@@ -163,7 +165,7 @@ class Direct:
         return self.lanes[-1]
 
     def _retire(self, known: tuple[Scoped, int]) -> None:
-        """Forget the publisher that has been silent longest. It registers again with its next event."""
+        """Remove the publisher that was idle longest. It registers again with its next event."""
         publisher = self.publishers.pop(known)
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]

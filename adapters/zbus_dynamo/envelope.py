@@ -1,7 +1,7 @@
 """Dynamo's envelope: a msgpack map of five keys in a fixed order, with the time in milliseconds.
 
-Keys that a later version adds are ignored; anything else that is not such a map is refused with the
-reason. Numbers that no event of zbus can hold (over 63 bits) are refused as well.
+Keys that a later version adds are ignored; any other malformed input is rejected with the
+reason. Numbers that an event of zbus cannot represent (over 63 bits) are rejected as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DynamoEnvelope(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
     def event(self, key: str) -> Event:
-        """The event that this is, for the key that its scope and topic make."""
+        """Return the envelope as an event on `key`."""
         return Event(self.publisher_id, self.sequence, self.published_at * NS_PER_MS, key, self.payload)
 
 
@@ -36,7 +36,7 @@ _decode = msgspec.msgpack.Decoder(DynamoEnvelope).decode
 
 
 def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, payload: bytes) -> bytes:
-    """The bytes of one envelope.
+    """Return the bytes of one envelope.
 
     >>> encode(1, 0, 5_000_000, "t", b"x")[:14]
     b'\\x85\\xacpublisher_id'

@@ -93,7 +93,7 @@ class PublisherSources:
         self.by_endpoint: dict[str, PublisherSource] = {}
 
     def found(self, channels: Mapping[str, Channel]) -> None:
-        """Take over the records that exist now."""
+        """Replace the known records with these."""
         gone = self._channels.keys() - channels.keys() - self._gone.keys()
         if gone:
             self._gone.update(dict.fromkeys(gone, time.monotonic() + DRAIN_S))
@@ -142,7 +142,7 @@ class PublisherSources:
         for endpoint, topics in needed.items():
             try:
                 source = self.by_endpoint.get(endpoint) or self._open(endpoint)
-            except zmq.ZMQError as error:  # such as too many open files
+            except zmq.ZMQError as error:  # for example, too many open files
                 if not self._retrying:
                     self._retrying = True
                     self._io.later(RETRY_S, self._retry)

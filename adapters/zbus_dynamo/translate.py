@@ -36,7 +36,7 @@ class DynamoOutgoing(NamedTuple):
 
 
 def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counters) -> Iterator[DynamoOutgoing]:
-    """The events of these frames, in order, as Dynamo writes them."""
+    """Return the events of these frames, in order, as Dynamo writes them."""
     for key, frame in frames:
         try:
             place = place_of_key(key)
@@ -63,7 +63,7 @@ def identity_of(found: DynamoEnvelope, place: Scoped) -> Identity:
 
 
 def incoming(found: DynamoEnvelope, place: Scoped, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
-    """Return the frame of an event from the wire, or None if its key is not wanted.
+    """Return the frame of an event from the wire, or None if no subscription matches its key.
 
     Raises `EventInvalid` if the message is malformed.
     """

@@ -29,7 +29,7 @@ def broker(
     report_s: Annotated[float, typer.Option(min=0, help="How often to report; 0: never.")] = 5.0,
     hwm: Annotated[int, typer.Option(min=1, help="Messages in flight to one subscriber.")] = 10_000,
     max_message_bytes: Annotated[int, typer.Option(min=1, help="A larger message ends its connection.")] = 64 << 20,
-    stall_s: Annotated[float, typer.Option(min=0, help="How long a stuck subscriber may hold up the rest.")] = 1.0,
+    stall_s: Annotated[float, typer.Option(min=0, help="How long a stuck subscriber may block the others.")] = 1.0,
     curve_secret: Annotated[Path | None, typer.Option(help="The broker's secret key file: encrypt.")] = None,
     curve_allow: Annotated[Path | None, typer.Option(help="A folder of the public keys that may connect.")] = None,
     new_keys: Annotated[Path | None, typer.Option(metavar="DIR", help="Make a pair of keys there, and end.")] = None,
