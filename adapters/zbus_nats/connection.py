@@ -155,7 +155,7 @@ class NatsConnection:
             if not self._upkeep.opened.done():
                 self._upkeep.opened.set_exception(error)
             else:
-                self.counts.tell(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
+                self.counts.report(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
 
     async def _change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None]
@@ -182,7 +182,7 @@ class NatsConnection:
                 await unless_gone(client, client.flush(FLUSH_S))
         except VENDOR_ERRORS as error:
             # A connection that is gone is replaced, and the next one begins with the table.
-            self.counts.tell(
+            self.counts.report(
                 TRANSPORT_INPUT_REJECTED,
                 "subscribe_unconfirmed",
                 self._upkeep.server,

@@ -24,7 +24,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import TransportError
-from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record, record_reason
 from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 
@@ -132,7 +132,7 @@ class Consumer:
                 pauses.reset()
                 await self._watch()
             except (TransportError, *VENDOR_ERRORS) as error:
-                self._counts.tell(
+                self._counts.report(
                     TRANSPORT_INPUT_REJECTED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
             await asyncio.sleep(pauses.next())
@@ -199,9 +199,9 @@ class Consumer:
     def _trouble(self, reason: str) -> None:
         healthy, self.healthy = self.healthy, False
         if healthy and not self._connection.closed:
-            fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable, "reason": reason}
-            record(JETSTREAM_CONSUMER_LOST, logging.WARNING, **fields)
-            self._counts.note("consumer_lost")
+            fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable}
+            record_reason(JETSTREAM_CONSUMER_LOST, logging.WARNING, code="consumer_lost", reason=reason, **fields)
+            self._counts.add("consumer_lost")
         self._troubled.set()
 
     def _pull(self) -> None:
@@ -229,7 +229,7 @@ class Consumer:
             return
         place = read_place(reply)
         if place is None:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
             return
         if not self.healthy:
             return  # it comes again, in its place
@@ -237,7 +237,7 @@ class Consumer:
         self._heard_at = asyncio.get_running_loop().time()
         self._left = max(0, self._left - 1)
         if number != self._next or times > 1 or sequence <= self._handed:
-            self._counts.note("delivered_out_of_order")
+            self._counts.add("delivered_out_of_order")
             self._trouble("a delivery out of order")
             return
         self._next += 1
@@ -269,7 +269,7 @@ class Consumer:
             if commands:
                 self._connection.send(commands)
         except TransportError:
-            self._counts.note("acknowledgement_unsent")  # it comes again, and is acknowledged then
+            self._counts.add("acknowledgement_unsent")  # it comes again, and is acknowledged then
         self._pull()
 
     def _publish(self, subject: bytes, data: bytes, reply: bytes) -> None:

@@ -79,11 +79,11 @@ class JetStreamFabric:
         messages = []
         for event, subject in plain_events(frames, counts):
             if event.publisher_id == self._publisher or event.identity in self._received:
-                counts.note("echo_suppressed")
+                counts.add("echo_suppressed")
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
             if len(headers) + len(event.payload) > max_payload:
-                counts.tell(
+                counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "too_large",
                     event.key,
@@ -155,20 +155,20 @@ class JetStreamFabric:
                 raise SubjectInvalid("not a key")
             key = PLAIN.decode(delivery.subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
+            counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
             delivery.done()
             return
         if keys is None or receive is None:
             self._consumer.stop()
             return  # nobody listens now: it comes again
         if key not in keys:
-            counts.note("filtered")
+            counts.add("filtered")
             delivery.done()
             return
         try:
             receive(self._frame(delivery, key), delivery.done)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
+            counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
             self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:

@@ -101,7 +101,7 @@ class NatsListener:
             try:
                 chosen.receive(frame, None)
             except Exception as error:  # a bug of the receiver must not end the reading of the socket
-                self._counts.tell(
+                self._counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "receiver_failed",
                     subject.decode(errors="replace"),
@@ -112,12 +112,12 @@ class NatsListener:
 
     def _judge(self, chosen: _Filter, subject: bytes) -> bool:
         if subject.startswith(FOREIGN):
-            self._counts.note("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
+            self._counts.add("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
             return False
         try:
             key = self._spelling.decode(subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
             return False
         wanted = chosen.keys is not None and key in chosen.keys
         chosen.known[subject] = wanted

@@ -78,7 +78,7 @@ class Assembler:
             return data
         name, index, count, total = found[1], int(found[2]), int(found[3]), int(found[4])
         if not 0 <= index < count <= PARTS_MAX or total > self._bytes_max:
-            self._refuse("part_refused", subject)
+            self._refuse("part_rejected", subject)
             return None
         place = (subject, name)
         if index == 0:
@@ -134,4 +134,4 @@ class Assembler:
             self._refuse("frame_incomplete", place[0])
 
     def _refuse(self, reason: str, subject: bytes) -> None:
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))

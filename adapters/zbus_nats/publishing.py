@@ -81,7 +81,7 @@ class NatsPublishing:
             if batch.left == 0:
                 batch.settled.set()
         else:
-            self._connection.counts.tell(
+            self._connection.counts.report(
                 TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", subject.decode(errors="replace")
             )
             batch.fail("an answer that is none")

@@ -104,11 +104,11 @@ class RawNatsFabric:
         commands: list[bytes] = []
         for event, subject in plain_events(frames, counts):
             if self._identities.made(event, subject):
-                counts.note("echo_suppressed")
+                counts.add("echo_suppressed")
                 continue
             command_headers = write_headers(event, counts)
             if len(command_headers) + len(event.payload) > max_payload:
-                counts.tell(
+                counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "too_large",
                     event.key,
@@ -169,7 +169,7 @@ def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counters) -> list[
         try:
             found += [(event, plain_subject(event.key)) for event in unpack(frame)]
         except EventInvalid as error:
-            counts.tell(TRANSPORT_INPUT_REJECTED, "frame_refused", key, error=str(error)[:200])
+            counts.report(TRANSPORT_INPUT_REJECTED, "frame_rejected", key, error=str(error)[:200])
     return found
 
 

@@ -99,7 +99,7 @@ class Reconnect:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
         self._cause = error
         if "permissions violation" in str(error).lower():
-            self._counts.tell(TRANSPORT_PERMISSION_DENIED, "denied", describe(error, self.options))
+            self._counts.report(TRANSPORT_PERMISSION_DENIED, "permission_denied", describe(error, self.options))
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
         """One connection, from its start to its end; why it could not be made, if so."""
@@ -114,7 +114,7 @@ class Reconnect:
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
             if self.opened.done():
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
             return cause or error
         closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
         try:
@@ -152,7 +152,7 @@ class Reconnect:
             fields: dict[str, Any] = {"server": self.server, "error": self.last_error, "unsent_bytes": unsent}
             record(TRANSPORT_DISCONNECTED, logging.WARNING, transport=self.fabric, **fields)
         if unsent:
-            self._counts.note("unsent_at_disconnect")
+            self._counts.add("unsent_at_disconnect")
         self._tell(self.on_lost)
 
     def _tell(self, listeners: list[Callable[[], None]]) -> None:
@@ -160,7 +160,7 @@ class Reconnect:
             try:
                 tell()
             except Exception as error:  # a bug of a listener must not end the attempts
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         with suppress(TimeoutError):

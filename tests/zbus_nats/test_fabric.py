@@ -431,6 +431,6 @@ def test_what_the_server_does_not_permit_is_counted_and_reported(tmp_path: Path)
         fabric.send([("no/a", b"x"), ("ok/a", b"x")])
         fabric.listen(["no/**"], lambda frame, done: None)
 
-        wait_for(lambda: fabric.diagnostics()["counts"].get("denied", 0) >= 2)
+        wait_for(lambda: fabric.diagnostics()["counts"].get("permission_denied", 0) >= 2)
         assert fabric.ready("ok/a")
         fabric.close()

@@ -102,7 +102,7 @@ def test_a_message_that_lies_about_its_size_is_refused() -> None:
     assert built.take(b"a", start % (1, 10), b"x") is None
     assert counts.snapshot()["frame_incomplete"] >= 1
     assert built.take(b"a", start % (0, 10**11), b"x") is None
-    assert counts.snapshot()["part_refused"] == 1
+    assert counts.snapshot()["part_rejected"] == 1
 
 
 def test_the_headers_of_a_part_fit_the_room_left_for_them() -> None:

@@ -61,7 +61,7 @@ async def test_subscribers_are_shown_with_what_waits_and_what_was_dropped(log_pa
             assert found[None]["dropped"] == slow.dropped > 0
             assert (found["billing"]["lag"], found["billing"]["overflow"]) == (4, "spill")
             async with site.bus.subscribe("**", start="beginning"):  # it has read nothing yet
-                assert max(each.lag for each in of(site.bus).readers()) == 5
+                assert max(each.lag for each in of(site.bus).subscriptions()) == 5
         await slow.aclose()
 
 

@@ -305,7 +305,7 @@ def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counte
 
             assert [legacy.recv_multipart() for _ in range(2)] == [[b"legacy"], [b"legacy", b"1", b"2", b"3", b"4"]]
             assert collector.wait(1) == [b"good"]
-            assert until(lambda: two.diagnostics()["counts"].get("stamp") == 1)
+            assert until(lambda: two.diagnostics()["counts"].get("invalid_stamp") == 1)
         finally:
             for each in (legacy, rogue_sub, rogue_pub):
                 each.close()
@@ -342,7 +342,7 @@ def test_no_message_of_a_broker_makes_a_hole_in_what_follows(tmp_path: Path) -> 
             send()
 
             assert collector.wait(len(expected)) == expected
-            assert listener.diagnostics()["counts"]["frame_count"] > 0
+            assert listener.diagnostics()["counts"]["invalid_frame_count"] > 0
             assert "io_failed" not in listener.diagnostics()["counts"]
     finally:
         context.destroy(linger=0)

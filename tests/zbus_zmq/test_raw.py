@@ -146,7 +146,7 @@ def test_a_message_in_one_frame_is_a_topic_a_space_and_a_payload(legacy: Legacy)
 
         assert (event.key, event.payload) == ("weather/berlin", b"21 degrees")
         assert legacy.sub.recv_multipart() == [b"weather/paris 22 degrees"]
-        assert fabric.diagnostics()["counts"] == {"frame_count": 1, "key_without_topic": 1}
+        assert fabric.diagnostics()["counts"] == {"invalid_frame_count": 1, "key_without_topic": 1}
 
 
 def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) -> None:
@@ -163,8 +163,8 @@ def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) 
             fabric.check("v1.2")
 
         assert fabric.diagnostics()["counts"] == {
-            "frame_count": 2,
-            "topic": 3,
+            "invalid_frame_count": 2,
+            "invalid_topic": 3,
             "key_without_topic": 1,
             "frame_not_events": 1,
         }

@@ -22,7 +22,7 @@ from zbus.keys import KeySet
 from zbus.mesh.link import Link
 from zbus.mesh.send_queue import SendQueue
 from zbus.node import Node
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Log, Span
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import REAL, Runtime
@@ -210,7 +210,7 @@ class _Sides:
         except TransportError as error:
             if log is None:
                 raise
-            record(BRIDGE_DISCONNECTED, logging.WARNING, transport=self._names[url], reason=str(error))
+            self._report(url, error)
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
@@ -244,13 +244,11 @@ class _Sides:
                 return
             except TransportError as error:
                 pause = pauses.next()
-                record(
-                    BRIDGE_DISCONNECTED,
-                    logging.WARNING,
-                    transport=self._names[url],
-                    reason=str(error),
-                    again_in_s=round(pause, 3),
-                )
+                self._report(url, error, again_in_s=round(pause, 3))
+
+    def _report(self, url: str, error: TransportError, **fields: float) -> None:
+        name, reason = self._names[url], str(error)
+        record_reason(BRIDGE_DISCONNECTED, logging.WARNING, code="link_failed", reason=reason, transport=name, **fields)
 
 
 def _oldest_ns(log: Log, after: int, now_ns: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
 from zbus.keys import KeySet
-from zbus.observe.burst_records import tell_received
+from zbus.observe.burst_records import record_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.cache import Target
@@ -179,7 +179,7 @@ class Dispatcher:
             if self._taken is not None:
                 self._taken.buckets[0] += taken  # age 0: reading the clock would take longer
             if taken and wanted(logging.DEBUG):
-                tell_received([events] * len(targets))
+                record_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
@@ -227,4 +227,4 @@ class Dispatcher:
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
-            tell_received(taken)
+            record_received(taken)

@@ -14,7 +14,7 @@ from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event, Provenance
-from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
+from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
@@ -122,10 +122,11 @@ class Inbox:
             try:
                 new += self._open(frame, link, dense)
             except EventInvalid as error:
-                self._invalid(_reason(frame, error), link, reason=str(error), link=link)
+                self._invalid(_reason(frame, error), link, str(error))
             except Exception as error:  # a fault of ours: what follows must still arrive
                 self.count("receive_errors", 1)
-                self._report("RECEIVE_FAILED", link, error, link=link)
+                if self._throttle.due(("RECEIVE_FAILED", link)):
+                    record("RECEIVE_FAILED", logging.WARNING, error, link=link)
             if acknowledge is not None:
                 done.append(acknowledge)
         self._hand_over(new, done, came_by)
@@ -222,15 +223,15 @@ class Inbox:
                 self.gap(0, envelope.key, publisher_id, sequence, after=last)
             self._opened[publisher_id] = sequence if last is None else max(last, sequence)
 
-    def _invalid(self, counted: str, source: str, **fields: Any) -> None:
+    def _invalid(self, counted: str, source: str, reason: str, **fields: Any) -> None:
         self.count("invalid_received", 1)  # of whatever kind
         self.count(counted, 1)
-        self._report(EVENT_INVALID, source, code=counted, **fields)
+        self._report(EVENT_INVALID, source, code=counted, reason=reason, link=source, **fields)
 
-    def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
-        """Say it once a minute and source; the counters have every one."""
+    def _report(self, name: str, source: str, *, code: str, reason: str, **fields: Any) -> None:
+        """Write a log record, at most once per minute and source. The counters count every occurrence."""
         if self._throttle.due((name, source)):
-            record(name, logging.WARNING, error, **fields)
+            record_reason(name, logging.WARNING, code=code, reason=reason, **fields)
 
     # What an origin calls.
 
@@ -249,7 +250,7 @@ class Inbox:
                 self.count("loops_prevented", 1)
                 continue
             if len(envelope.payload) > self._payload_bytes_max:
-                self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
+                self._invalid("invalid_too_large", link, "the payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
             if envelope.key != key:
@@ -312,7 +313,7 @@ class Inbox:
             self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "events are missing and could not be repaired"
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="unrepaired", reason=reason)
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_unrepaired", reason=reason, origin=origin, **fields)
         self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
         return True
 
@@ -325,7 +326,7 @@ class Inbox:
         self.count("gaps_open", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "still missing, and its node cannot be asked; it is asked again until it is back"
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="open", reason=reason)
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_open", reason=reason, origin=origin, **fields)
         self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
         return True
 

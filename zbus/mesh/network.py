@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
-from zbus.observe.records import TRANSPORT_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
@@ -436,7 +436,7 @@ class Network:
                 self._stored |= now
                 self._unstored = {}
             except Exception as error:
-                record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
+                record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))
 
 
 def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
@@ -448,4 +448,4 @@ def _try(close: Callable[[], None]) -> None:
     try:
         close()
     except TransportError as error:
-        record(TRANSPORT_ERROR, logging.WARNING, reason=str(error), doing="close")
+        record_reason(TRANSPORT_ERROR, logging.WARNING, code="close_failed", reason=str(error), doing="close")

@@ -8,11 +8,13 @@ run: each node has its own view, of those that it can hear.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.observe.catalog import CODES
+from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record, record_reason
 from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
@@ -116,7 +118,7 @@ class NodeRegistry:
             known = self._heard[told.origin] = _KnownNode()
             known.update(told, link, trust, self._runtime)
             self.tell_soon()
-            _tell(NODE_JOINED, told, link)
+            record(NODE_JOINED, **_fields(told, link))
             return
         was_there, again = known.present, known.announcement.run != told.run
         if told.leaving and again:
@@ -125,10 +127,10 @@ class NodeRegistry:
         known.present = not told.leaving
         if told.leaving:
             if was_there:
-                _tell(NODE_LEFT, told, link, reason="closed")
+                _report(NODE_LEFT, told, link, "node_closed")
         elif again or not was_there:
             self.tell_soon()
-            _tell(NODE_REJOINED, told, link, reason="restarted" if again else "heard again")
+            _report(NODE_REJOINED, told, link, "node_restarted" if again else "node_seen_again")
 
     def tell_soon(self) -> None:
         """There is a new link, or a new node: let it know who is here."""
@@ -172,7 +174,8 @@ class NodeRegistry:
         for origin, each in list(self._heard.items()):
             if each.present and now - each.at > each.announcement.ttl_s:
                 each.present = False
-                _tell(NODE_LEFT, each.announcement, each.transport, reason="silent", silent_s=round(now - each.at, 1))
+                silent_s = round(now - each.at, 1)
+                _report(NODE_LEFT, each.announcement, each.transport, "node_silent", silent_s=silent_s)
             elif not each.present and now - each.at > max(GONE_KEPT_S, each.announcement.ttl_s):
                 del self._heard[origin]
 
@@ -239,6 +242,10 @@ def _node(told: Announcement, seen_ns: int, is_self: bool, alive: bool, transpor
     )
 
 
-def _tell(name: str, told: Announcement, link: str, **fields: Any) -> None:
-    node: dict[str, Any] = {"node": f"{told.origin:x}", "node_name": told.name, "bus": told.bus}
-    record(name, **node, host=told.host, pid=told.pid, link=link, correlation_id=told.run, **fields)
+def _fields(told: Announcement, link: str) -> dict[str, Any]:
+    node = {"node": f"{told.origin:x}", "node_name": told.name, "bus": told.bus}
+    return node | {"host": told.host, "pid": told.pid, "link": link, "correlation_id": told.run}
+
+
+def _report(name: str, told: Announcement, link: str, code: str, **fields: float) -> None:
+    record_reason(name, logging.INFO, code=code, reason=CODES[code], **_fields(told, link), **fields)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from zbus.errors import EventInvalid, TransportError, ZbusError
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_INVALID, record
+from zbus.observe.records import EVENT_INVALID, record, record_reason
 from zbus.ports.fabric import IncomingRequest
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
@@ -122,7 +122,7 @@ class RequestServer:
                 number += 1
             question.reply(encode_reply(END, number))
         except TransportError as error:
-            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
+            _report_unsent(question, error)
         except EventInvalid as error:
             self._calls.soon(self._invalid, question.key, link, error)
             self._refuse(question, error)
@@ -138,13 +138,13 @@ class RequestServer:
         """Count every one; say it once a minute and source."""
         self._count("invalid_received", 1)
         self._count("invalid_request", 1)
-        self._refused.tell(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
+        self._refused.report(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
 
     def _refuse(self, question: IncomingRequest, error: BaseException) -> None:
         try:
             question.reply(encode_reply(FAILED, 0, encode_failure(error)))
         except TransportError as failed:
-            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(failed))
+            _report_unsent(question, failed)
 
     def _begin(self, question: IncomingRequest, link: str) -> None:
         served = self._handlers.get(question.key)
@@ -197,9 +197,13 @@ class RequestServer:
                 for reply in replies:
                     question.reply(reply)
             except TransportError as error:
-                record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
+                _report_unsent(question, error)
             finally:
                 if last:
                     question.close()
 
         await self._loop.run_in_executor(self._threads, send)
+
+
+def _report_unsent(request: IncomingRequest, error: TransportError) -> None:
+    record_reason("REPLY_FAILED", logging.WARNING, code="reply_failed", reason=str(error), key=request.key)

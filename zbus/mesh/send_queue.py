@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from zbus.errors import LogTrimmed, ZbusError
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
+from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log, Row, Span, row_of
 from zbus.util.backoff import Backoff
@@ -104,7 +104,7 @@ class SendQueue:
         self._driver.wake()
         if lost:
             reason = "the transport is too slow or disconnected, and the node has no log"
-            record(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
+            record_reason(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
 
     def announce(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Queue frames that are not events of the log, after the events. They are sent once, or dropped."""
@@ -204,7 +204,9 @@ class SendQueue:
         self._notify_room(failing=True)
         unexpected = None if isinstance(error, ZbusError) else error
         again_in_s = round(pause_s, 3)
-        record(EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s)
+        record_reason(
+            EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s
+        )
         return None if self._ended else self._retry_at
 
     def _notify_room(self, failing: bool) -> None:
@@ -293,7 +295,7 @@ class SendQueue:
         self._count("dropped_by_retention", removed)
         reason = "retention removed events before they were sent"
         span = {"after": self.sent, "until": low_water}
-        record(EVENT_DROPPED, logging.WARNING, None, code="retention", reason=reason, events=removed, **span)
+        record_reason(EVENT_DROPPED, logging.WARNING, code="retention", reason=reason, events=removed, **span)
         self.sent = low_water
         self._framing.restart(low_water)
 

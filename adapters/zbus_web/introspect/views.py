@@ -90,7 +90,7 @@ class Views:
         permissions.check_overview()
         return [
             {**each._asdict(), "key_exprs": list(each.key_exprs)}
-            for each in of(self.bus).readers()
+            for each in of(self.bus).subscriptions()
             if _covers_all(permissions, each.key_exprs)
         ]
 

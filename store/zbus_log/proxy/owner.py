@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import LogError, ZbusError
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Row, WriteDone
 from zbus_log.retention import Pruned, Rules
 
@@ -89,13 +89,8 @@ class ProxiedWriteServer:
             fifo = self._open()
         except OSError as error:
             # The log itself works. Only other processes cannot write to it while this process owns it.
-            record(
-                "LOG_PROXIED_WRITES_OFF",
-                logging.WARNING,
-                log=self._log_path,
-                code="folder_unusable",
-                reason=str(error),
-            )
+            path, reason = self._log_path, str(error)
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
