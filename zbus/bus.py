@@ -231,9 +231,9 @@ class Bus:
         if node.requests is None:
             raise NoResponders(key)
         if node.tracing is None:
-            return await node.requests.ask(key, payload, timeout, headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, headers, correlation_id)
         with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
-            return await node.requests.ask(key, payload, timeout, span.headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
         """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.

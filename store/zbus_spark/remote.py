@@ -29,7 +29,7 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.link import label
-from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
+from zbus.mesh.log_service import ENDLESS, NO_KEYS, PAGE_EVENTS_MAX, LogPage, request_log_info, request_page
 from zbus.mesh.request_client import RequestClient
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
@@ -76,13 +76,13 @@ class RemoteLog:
         timeout_s = min(CONNECT_S, self._timeout_s)
         if self._origin is not None:
             lost = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
-            looking = partial(ask_page, self._ask, self._origin, NOTHING, ENDLESS, 0, timeout_s)
+            looking = partial(request_page, self._ask, self._origin, NO_KEYS, ENDLESS, 0, timeout_s)
             page = self._thread.run(_asked(looking, CONNECT_S, lost))
             return self._origin, page.head, page.low_water
         lost = f"nothing was read: no node with a log is to be found at {self._name}"
-        told = self._thread.run(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost))
-        if told.heard:
-            known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.heard}))
+        told = self._thread.run(_asked(partial(request_log_info, self._ask, timeout_s), CONNECT_S, lost))
+        if told.other_logs:
+            known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.other_logs}))
             reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
             raise ConfigInvalid("origin", reason)
         self._origin = told.origin
@@ -116,7 +116,7 @@ class RemoteLog:
 
     def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
         times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
-        asking = partial(ask_page, self._ask, origin, keys, after, times[0], self._timeout_s)
+        asking = partial(request_page, self._ask, origin, keys, after, times[0], self._timeout_s)
         asking = partial(asking, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
         lost = f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
         return self._thread.begin(_asked(asking, AWAY_S, lost))
@@ -137,7 +137,7 @@ class RemoteLog:
             )
 
     def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        return self._asker.ask(key, body, timeout_s, stream=True)
+        return self._asker.request(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
         await self._thread.stopping.wait()

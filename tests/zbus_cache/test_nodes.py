@@ -120,6 +120,6 @@ async def test_a_closed_cache_no_longer_asks_other_nodes(buses: Buses) -> None:
     cache = b.cache().invalidate_on(KEY)
     await cache.declared()
     assert node_of(b).network is not None
-    assert node_of(b).network.wants.expressions == (KEY,)
+    assert node_of(b).network.interest.expressions == (KEY,)
     await cache.aclose()
-    assert node_of(b).network.wants.expressions == ()
+    assert node_of(b).network.interest.expressions == ()
