@@ -202,8 +202,8 @@ class Node:
             await self.link(url)
             new = network.links[len(old) :]
             try:
-                if network.answers.serves:
-                    network.check_answering(new)
+                if network.request_server.serves:
+                    network.check_requests_supported(new)
             except TransportUnsupported:  # the new transport cannot carry the requests that are served here
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)

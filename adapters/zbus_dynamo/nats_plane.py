@@ -5,7 +5,7 @@ The NATS adapter connects, authenticates and reconnects; this module implements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
@@ -23,7 +23,7 @@ from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 NAME = "nats with the dynamo wire"
 
@@ -92,12 +92,12 @@ class DynamoNats:
         """Return whether a server is connected. NATS does not report subscriptions."""
         return self._connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
             raise TransportUnsupported(NAME, "serve requests on the dynamo wire")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: this wire has no requests."""
         raise TransportUnsupported(NAME, "send requests on the dynamo wire")
 

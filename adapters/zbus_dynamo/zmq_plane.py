@@ -7,7 +7,7 @@ their connections and the queues are those of the ZMQ adapter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -27,7 +27,7 @@ from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made
@@ -89,12 +89,12 @@ class DynamoZmq:
         except EventInvalid:
             return True  # waiting would not help: the key is rejected when it is sent
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
             raise TransportUnsupported(NAME, "serve requests on the dynamo wire")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: this wire has no requests."""
         raise TransportUnsupported(NAME, "send requests on the dynamo wire")
 

@@ -31,7 +31,7 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
         return NO_HEADERS, None
     headers: dict[str, str] = {}
     identity = None
-    room = HEADERS_BYTES_MAX
+    capacity = HEADERS_BYTES_MAX
     for line in block.split(b"\r\n")[1:]:
         if not line:
             continue
@@ -41,8 +41,8 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
             if identity is None:
                 counts.report(TRANSPORT_INPUT_REJECTED, "identity_malformed", subject.decode(errors="replace"))
             continue
-        room -= len(line) + 8
-        if not _NAME.fullmatch(name) or _CONTROL.search(value) or room < 0:
+        capacity -= len(line) + 8
+        if not _NAME.fullmatch(name) or _CONTROL.search(value) or capacity < 0:
             counts.report(TRANSPORT_INPUT_REJECTED, "header_rejected", subject.decode(errors="replace"))
         else:
             headers[name] = f"{headers[name]}, {value}" if name in headers else value

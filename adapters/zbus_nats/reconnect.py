@@ -62,7 +62,7 @@ class Reconnect:
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
-        self.on_found: list[Callable[[], None]] = []
+        self.on_connected: list[Callable[[], None]] = []
         self.servers = list(options.servers)
         self.server = ""
         self.reconnects = 0
@@ -109,7 +109,7 @@ class Reconnect:
         self._cause = None
         try:
             await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
-            self._found(client, server)
+            self._connected(client, server)
         except Exception as error:  # a bug of the library must not end the attempts
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
@@ -125,7 +125,7 @@ class Reconnect:
             self._lost(client)
         return None
 
-    def _found(self, client: DirectClient, server: str) -> None:
+    def _connected(self, client: DirectClient, server: str) -> None:
         client.write([client.take(sid, *each) for sid, each in self.table.items()])
         self.client, self.server = client, server
         for found in client.discovered_servers:
@@ -141,7 +141,7 @@ class Reconnect:
             away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
             record(TRANSPORT_RECONNECTED, logging.WARNING, transport=self.fabric, server=server, outage_s=away_s)
         self.lost_at = None
-        self._tell(self.on_found)
+        self._notify(self.on_connected)
 
     def _lost(self, client: DirectClient) -> None:
         self.client = None
@@ -153,12 +153,12 @@ class Reconnect:
             record(TRANSPORT_DISCONNECTED, logging.WARNING, transport=self.fabric, **fields)
         if unsent:
             self._counts.add("unsent_at_disconnect")
-        self._tell(self.on_lost)
+        self._notify(self.on_lost)
 
-    def _tell(self, listeners: list[Callable[[], None]]) -> None:
-        for tell in listeners:
+    def _notify(self, listeners: list[Callable[[], None]]) -> None:
+        for notify in listeners:
             try:
-                tell()
+                notify()
             except Exception as error:  # a bug of a listener must not end the attempts
                 self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
 

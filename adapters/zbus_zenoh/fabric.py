@@ -22,7 +22,7 @@ from .config import trust, zenoh_config
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
@@ -67,7 +67,7 @@ class ZenohFabric:
         self._older: dict[str, list[str]] = {}
         self._owners = Memo[tuple[str, str], bool](OWNERS_MAX, self._is_mine)
         self._receive: Receive = lambda frame, done: None
-        self._asked: Callable[[IncomingRequest], None] = lambda request: request.close()
+        self._on_request: OnRequest = lambda request: request.close()
         self._lock = threading.Lock()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -118,29 +118,29 @@ class ZenohFabric:
                     each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
                 )
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Declare one queryable per key, and undeclare those of other keys."""
-        self._asked = asked
+        self._on_request = on_request
         with _zenoh_errors("serve requests"), self._lock:
             for key in set(keys) - self._queryables.keys():
                 self._queryables[key] = self.session.declare_queryable(
-                    key, self._responder(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                    key, self._query_handler(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
                 )
             for key in self._queryables.keys() - set(keys):
                 self._queryables.pop(key).undeclare()
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Query the key. Zenoh chooses one of the nodes that serve it."""
         cancel = zenoh.CancellationToken()
 
         def reply(found: zenoh.Reply) -> None:
             if found.ok is not None:
-                heard(found.ok.payload.to_bytes())
+                on_reply(found.ok.payload.to_bytes())
 
         with _zenoh_errors(f"request {key!r}"):
             self.session.get(
                 key,
-                zenoh.handlers.Callback(reply, drop=lambda: heard(None), indirect=False),
+                zenoh.handlers.Callback(reply, drop=lambda: on_reply(None), indirect=False),
                 payload=payload,
                 target=zenoh.QueryTarget.BEST_MATCHING,
                 consolidation=zenoh.ConsolidationMode.NONE,
@@ -181,8 +181,8 @@ class ZenohFabric:
                     declared.undeclare()
                 kind.clear()
 
-    def _responder(self, key: str) -> Callable[[zenoh.Query], None]:
-        return lambda query: self._asked(_Query(query, key))
+    def _query_handler(self, key: str) -> Callable[[zenoh.Query], None]:
+        return lambda query: self._on_request(_Query(query, key))
 
     def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         def received(sample: zenoh.Sample) -> None:

@@ -24,7 +24,7 @@ import zmq
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
-from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
 
 from .address.options import ZmqOptions, read_options
 from .carry.publishing import ZmqPublishing, stamped
@@ -116,18 +116,18 @@ class ZmqFabric:
     def check(self, key: str) -> None:
         """Accept every valid key."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Serve requests for these keys, and announce it to the other nodes."""
         with self._served_lock:
             self._check_open("serve requests")
-            self._server.serve(keys, asked)
+            self._server.serve(keys, on_request)
             self._served = tuple(keys)
             self._announce()
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Send a request to one of the nodes that serve `key`; if none is known, read discovery again first."""
         self._check_open("send a request")
-        request = ZmqPendingRequest(key, payload, heard, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
+        request = ZmqPendingRequest(key, payload, on_reply, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
         nodes = self._nodes
         if not any(key in node.serves for node in nodes.values() if node.node != self.node):
             nodes = self._look()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -25,7 +25,7 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
-from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -129,12 +129,12 @@ class RawZmqFabric:
                 key, f"it does not correspond to a ZMQ topic with the separator {self._options.separator!r}"
             )
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
         if keys:
             raise TransportUnsupported(self.name, "serve requests: it carries plain messages")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
         raise TransportUnsupported(self.name, "send requests: it carries plain messages")
 

@@ -29,7 +29,7 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.link import label
-from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
+from zbus.mesh.log_service import ENDLESS, NO_KEYS, PAGE_EVENTS_MAX, LogPage, request_log_info, request_page
 from zbus.mesh.request_client import RequestClient
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
@@ -79,13 +79,13 @@ class RemoteLog:
         timeout_s = min(CONNECT_S, self._timeout_s)
         if self._origin is not None:
             failure = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
-            request = partial(ask_page, self._request, self._origin, NOTHING, ENDLESS, 0, timeout_s)
+            request = partial(request_page, self._request, self._origin, NO_KEYS, ENDLESS, 0, timeout_s)
             page = self._thread.run(_with_retries(request, CONNECT_S, failure))
             return self._origin, page.head, page.low_water
         failure = f"nothing was read: no node with a log was found at {self._name}"
-        info = self._thread.run(_with_retries(partial(ask_log, self._request, timeout_s), CONNECT_S, failure))
-        if info.heard:
-            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.heard}))
+        info = self._thread.run(_with_retries(partial(request_log_info, self._request, timeout_s), CONNECT_S, failure))
+        if info.other_logs:
+            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.other_logs}))
             reason = f"several nodes at {self._name} have a log: {known}. Name one; `zbus log stats` prints its origin"
             raise ConfigInvalid("origin", reason)
         self._origin = info.origin
@@ -118,7 +118,7 @@ class RemoteLog:
 
     def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
         times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
-        request = partial(ask_page, self._request, origin, keys, after, times[0], self._timeout_s)
+        request = partial(request_page, self._request, origin, keys, after, times[0], self._timeout_s)
         request = partial(request, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
         failure = (
             f"{self._name}: nothing was read after offset {after}; offset {until} of the log {origin:x} is the last one"
@@ -141,7 +141,7 @@ class RemoteLog:
             )
 
     def _request(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        return self._client.ask(key, body, timeout_s, stream=True)
+        return self._client.request(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
         await self._thread.stopping.wait()

@@ -186,9 +186,9 @@ def test_an_expression_that_can_match_nothing_here_is_named_and_the_others_are_i
 
 def test_questions_are_refused_by_name(fabric: DynamoNats) -> None:
     with pytest.raises(TransportUnsupported, match="serve requests on the dynamo wire"):
-        fabric.answer(["a/b"], print)
+        fabric.serve(["a/b"], print)
     with pytest.raises(TransportUnsupported, match="send requests on the dynamo wire"):
-        fabric.ask("a/b", b"", print, 1.0)
+        fabric.request("a/b", b"", print, 1.0)
     assert (fabric.events_only, fabric.networked) == (True, True)
 
 

@@ -395,9 +395,9 @@ def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any)
     fabric = opened()
 
     with pytest.raises(TransportUnsupported, match="serve requests on the dynamo wire"):
-        fabric.answer(["a/b"], print)
+        fabric.serve(["a/b"], print)
     with pytest.raises(TransportUnsupported, match="send requests on the dynamo wire"):
-        fabric.ask("a/b", b"", print, 1.0)
+        fabric.request("a/b", b"", print, 1.0)
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
         fabric.listen(["a/b/c/d/e"], Ears())
 

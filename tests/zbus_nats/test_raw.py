@@ -192,12 +192,12 @@ def test_a_header_cannot_inject_a_line(opened: Open) -> None:
 
 def test_questions_are_refused_by_name(opened: Open) -> None:
     fabric = opened()
-    fabric.answer([], lambda question: None)
+    fabric.serve([], lambda question: None)
 
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
-        fabric.ask("a", b"", lambda reply: None, 1.0)
+        fabric.request("a", b"", lambda reply: None, 1.0)
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
-        fabric.answer(["a"], lambda question: None)
+        fabric.serve(["a"], lambda question: None)
     assert fabric.events_only
 
 

@@ -209,10 +209,10 @@ def test_without_any_broker_a_fabric_opens_waits_and_closes_in_time(tmp_path: Pa
 
 def test_requests_go_directly_though_events_go_through_the_broker(tmp_path: Path) -> None:
     with broker_process() as (process, ready), fabrics(url_of(tmp_path, ready)) as (one, other):
-        other.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
+        other.serve(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         process.kill()
         replies = Replies()
-        one.ask("svc/x", b"", replies, 5.0)
+        one.request("svc/x", b"", replies, 5.0)
 
         assert replies.wait() == [b"yes"]
 

@@ -62,10 +62,10 @@ def test_nodes_that_know_each_other_exchange_events_and_requests(yard: Yard) -> 
     collector, replies = Collector(), Replies()
     with opened(*[yard.url(yard.keys(name)) for name in ("one", "other", "third")]) as (one, other, third):
         other.listen(["a/**"], collector)
-        third.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
+        third.serve(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         assert until(lambda: one.ready("a/b"))
         one.send([("a/b", b"secret")])
-        one.ask("svc/x", b"", replies, 5.0)
+        one.request("svc/x", b"", replies, 5.0)
 
         assert collector.wait(1) == [b"secret"]
         assert replies.wait() == [b"yes"]

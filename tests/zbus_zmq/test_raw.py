@@ -249,10 +249,10 @@ def test_requests_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy
     with opened(f"zmq+raw://?connect={legacy.endpoint}&bind=tcp://127.0.0.1:*") as fabric:
         assert fabric.events_only
         with pytest.raises(TransportUnsupported, match=r"zmq\+raw"):
-            fabric.ask("a", b"", lambda reply: None, 1.0)
+            fabric.request("a", b"", lambda reply: None, 1.0)
         with pytest.raises(TransportUnsupported, match=r"zmq\+raw"):
-            fabric.answer(["a"], lambda request: None)
-        fabric.answer([], lambda request: None)
+            fabric.serve(["a"], lambda request: None)
+        fabric.serve([], lambda request: None)
     with pytest.raises(TransportError):
         fabric.send([("a", encode(Event(7, 0, 1, "a", b"x")))])
     fabric.close()

@@ -17,7 +17,7 @@ import zmq
 
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import Heard
+from zbus.ports.fabric import OnReply
 from zbus_zmq.find.discovery import NodeRecord, Nodes
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
@@ -38,7 +38,7 @@ Socket = zmq.Socket[bytes]
 class ZmqPendingRequest:
     """One request in flight."""
 
-    def __init__(self, key: str, payload: bytes, on_reply: Heard, deadline: float, ident: bytes) -> None:
+    def __init__(self, key: str, payload: bytes, on_reply: OnReply, deadline: float, ident: bytes) -> None:
         self.key, self.payload, self.deadline, self.ident = key, payload, deadline, ident
         self._on_reply = on_reply
         self._lock = threading.Lock()
