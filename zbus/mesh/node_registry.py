@@ -8,11 +8,13 @@ run: each node has its own view, of those that it can hear.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.observe.catalog import CODES
+from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record, record_reason
 from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
@@ -179,7 +181,7 @@ class NodeRegistry:
     def _evict_one(self) -> None:
         gone = min(self._known, key=lambda origin: (self._known[origin].present, self._known[origin].at))
         del self._known[gone]
-        self._count("nodes_forgotten", 1)
+        self._count("nodes_evicted", 1)
 
     def _announce(self, leaving: bool = False) -> None:
         announcement = self._announcement(leaving)

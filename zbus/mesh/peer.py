@@ -26,6 +26,7 @@ from zbus.observe.records import (
     EVENT_REPLAY_REQUESTED,
     EVENT_RETRY,
     record,
+    record_reason,
 )
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
@@ -266,17 +267,25 @@ class Peer:
                 pause = pauses.next()
                 if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
                     unexpected = None if isinstance(error, ZbusError) else error
-                    record(
+                    record_reason(
                         EVENT_RETRY,
                         logging.WARNING,
                         unexpected,
+                        code="repair_failed",
                         reason=str(error),
                         origin=self.id,
                         again_in_s=round(pause, 3),
                     )
                 if self._monotonic() > deadline:
                     if not failed:
-                        record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **fields)
+                        record_reason(
+                            EVENT_REPLAY_FAILED,
+                            logging.WARNING,
+                            code="repair_timeout",
+                            reason=str(error),
+                            events=found,
+                            **fields,
+                        )
                     failed = True
                     self._give_up()
                     if self._repairing is None:
@@ -317,7 +326,8 @@ class Peer:
         if trimmed and not reported and self._trimmed is not None:
             self._trimmed.count()
             reason = "retention removed it at the publisher"
-            record(EVENT_GAP, logging.WARNING, origin=self.id, after=after, until=page.low_water, reason=reason)
+            span: dict[str, Any] = {"after": after, "until": page.low_water}
+            record_reason(EVENT_GAP, logging.WARNING, code="gap_trimmed", reason=reason, origin=self.id, **span)
         await self._context.wait_for_capacity()
         stored = self._context.accept(new, link, repaired=True)
         if stored is not None:

@@ -138,6 +138,9 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_PROXIED_WRITES_OFF": RecordInfo(
         "WARNING", "The owner of a log cannot accept proxied writes.", "log, code, reason"
     ),
+    "LOG_OLD_WRITES_LEFT": RecordInfo(
+        "WARNING", "An older zbus left write requests beside the log; they are not executed.", "log, code, reason"
+    ),
     "LOG_PROXIED_WRITE_FAILED": RecordInfo("WARNING", "A proxied write raised an exception.", "log"),
     "TRACING_FAILED": RecordInfo("ERROR", "OpenTelemetry raised an exception; the event continues.", "span"),
 }
@@ -183,6 +186,8 @@ CODES: dict[str, str] = {
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
     "lease_lost": "Another subscriber claimed the durable subscription.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
+    "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
+    "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
     "proxied_writes_off": "The folder for proxied writes cannot be opened.",
     # Transports.
     "acknowledgement_malformed": "An acknowledgement is malformed.",
