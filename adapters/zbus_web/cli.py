@@ -48,7 +48,9 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Accept this Host name in addition to the address and localhost."),
+        typer.Option(
+            metavar="NAME", help="Accept this Host name in addition to the address and localhost. Repeatable."
+        ),
     ] = None,
     config: Annotated[
         Path | None,

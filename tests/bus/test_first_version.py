@@ -271,7 +271,7 @@ async def test_an_accepted_loss_is_known(lossy: Path, run: Run) -> None:
         assert await publisher.publish(b"one more") == expected()["lossy"]["head"] + 1
     code, problems, note = run("log", "verify", lossy)
     assert (code, problems) == (0, "")
-    assert "were given up when a loss was accepted" in note
+    assert "were lost, and the loss was accepted" in note
 
 
 # Frames, decoded.
