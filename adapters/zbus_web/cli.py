@@ -48,9 +48,7 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Accept this Host name in addition to the address and localhost. Repeatable."
-        ),
+        typer.Option(metavar="NAME", help="Accept this Host name in addition to the address and localhost."),
     ] = None,
     config: Annotated[
         Path | None,

@@ -247,3 +247,14 @@ async def test_the_table_of_nodes_is_bounded_and_a_node_that_is_evicted_is_count
 
         assert [node.name for node in bus.nodes()] == [own.name, "node-4", "node-6"]
         assert bus.stats()["nodes_evicted"] == 1
+
+
+async def test_a_node_counts_the_names_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NAMES_MAX", 2)
+    async with zbus.open() as bus:
+        for key in ("a", "b", "c", "d", "e"):
+            await bus.publisher(key)
+
+        (node,) = bus.nodes()
+
+        assert (node.publishes, node.truncated) == (("a", "b"), 3)

@@ -1,4 +1,4 @@
-"""Who may read, publish and operate over HTTP; and that the token of a session opens that session alone."""
+"""Permissions to read, publish and operate over HTTP. A session token reads only its session."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ OVERVIEWS = [
 ]
 
 
-# A permissions by itself.
+# `Permissions`.
 
 
-def test_a_grant_reads_what_one_of_its_expressions_includes() -> None:
+def test_permissions_read_every_key_within_one_of_their_expressions() -> None:
     permissions = Permissions("shop", read=["shop/**", "audit/*"])
 
     permissions.check_read(["shop/*/created", "audit/x", "shop"])
@@ -68,7 +68,7 @@ def test_a_grant_reads_what_one_of_its_expressions_includes() -> None:
         assert (caught.value.status, caught.value.code) == (403, "read_denied")
 
 
-def test_a_grant_of_nothing_reads_and_publishes_nothing() -> None:
+def test_empty_permissions_read_and_publish_nothing() -> None:
     permissions = Permissions("blind")
 
     assert not permissions.shows("a")
@@ -82,7 +82,7 @@ def test_a_grant_of_nothing_reads_and_publishes_nothing() -> None:
         assert caught.value.status == 403
 
 
-def test_a_key_or_expression_that_is_not_legal_is_told_as_such() -> None:
+def test_an_illegal_key_or_expression_raises_key_invalid() -> None:
     permissions = Permissions("anonymous", read=None, publish=None)
 
     with pytest.raises(KeyInvalid):
@@ -94,7 +94,7 @@ def test_a_key_or_expression_that_is_not_legal_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     "asked", ["sessions/a/**", "sessions/*/x", "sessions/$*/**", "sessions/a$*/**", "sessions/**", "sessions/**/x"]
 )
-def test_who_asks_for_sessions_by_name_is_rejected_without_their_token(asked: str) -> None:
+def test_session_keys_are_rejected_without_the_token_of_the_session(asked: str) -> None:
     for read in (None, ["**"], ["sessions/**"]):
         with pytest.raises(HttpError) as caught:
             Permissions("any", read=read).check_read([asked])
@@ -119,7 +119,7 @@ def test_who_asks_for_sessions_by_name_is_rejected_without_their_token(asked: st
         "@zbus/record/*",
     ],
 )
-def test_the_grant_of_a_session_reads_that_session_alone(asked: str) -> None:
+def test_a_session_token_reads_only_its_session(asked: str) -> None:
     permissions = Permissions("session:a", read=["sessions/a/**"], session="a")
 
     permissions.check_read(["sessions/a/**", "sessions/a/x", "sessions/a/*/y"])
@@ -138,7 +138,7 @@ concrete = st.sampled_from(["sessions", "a", "b", "ab", "x", "@a"])
     st.lists(segments, min_size=1, max_size=4).map("/".join),
     st.lists(concrete, min_size=1, max_size=4).map("/".join),
 )
-def test_whatever_is_asked_for_only_the_session_itself_is_shown_its_events(asked: str, key: str) -> None:
+def test_only_the_session_itself_sees_its_events_for_any_expression(asked: str, key: str) -> None:
     try:
         expression = check_expression(asked)
     except KeyInvalid:
@@ -160,13 +160,13 @@ def test_whatever_is_asked_for_only_the_session_itself_is_shown_its_events(asked
 # Over HTTP.
 
 
-async def test_without_a_token_configured_everybody_on_this_machine_may_do_everything(log_path: Path) -> None:
+async def test_without_configured_tokens_every_local_client_may_do_everything(log_path: Path) -> None:
     async with served(log_path) as site:
         assert (await site.client.post("/events/shop/x", content=b"1")).status_code == 201
         assert [each["key"] for each in (await site.get("/log"))["events"]] == ["shop/x"]
 
 
-async def test_with_tokens_configured_nobody_may_do_anything_without_one(log_path: Path) -> None:
+async def test_with_configured_tokens_a_client_without_one_may_do_nothing(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         await site.publish("shop/x", b"1")
         paths = ["/events", "/log", "/metrics", *[f"/api/{name}" for name in ("topics", "publishers", *OVERVIEWS)]]
@@ -197,7 +197,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, []], ids=["needed", "not needed"])
-async def test_a_token_that_is_not_known_is_rejected_also_where_none_is_needed(log_path: Path, tokens: Any) -> None:
+async def test_an_unknown_token_is_rejected_even_if_none_is_required(log_path: Path, tokens: Any) -> None:
     async with served(log_path, tokens=tokens) as site:
         for header in UNKNOWN:
             answer = await site.client.get("/log", headers={"Authorization": header.encode("latin-1")})
@@ -207,12 +207,12 @@ async def test_a_token_that_is_not_known_is_rejected_also_where_none_is_needed(l
             assert "bearer" in answer.headers["www-authenticate"].lower()
 
 
-async def test_a_token_comes_by_header_cookie_or_address(log_path: Path) -> None:
+async def test_a_token_is_accepted_in_a_header_a_cookie_or_the_url(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         for how in ({"headers": bearer(ADMIN)}, {"headers": {"Cookie": f"a=b; zbus_token={ADMIN}"}}):
             assert (await site.client.get("/log", **how)).status_code == 200
         assert (await site.client.get(f"/log?access_token={ADMIN}")).status_code == 200
-        # An address is kept in histories and logs: it never changes anything.
+        # URLs end up in histories and logs, so a token in one authorizes no changes.
         assert (await site.client.post(f"/events/a?access_token={ADMIN}", content=b"")).status_code == 401
 
 
@@ -240,7 +240,7 @@ async def test_each_token_has_its_own_keys(log_path: Path) -> None:
         assert answer.status_code == 404
 
 
-async def test_a_cookie_changes_something_only_with_an_origin_that_may(log_path: Path) -> None:
+async def test_a_cookie_authorizes_changes_only_with_an_allowed_origin(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS, allowed_origins=["https://ops.example"]) as site:
         cookie = {"Cookie": f"zbus_token={ADMIN}"}
         own = site.url
@@ -265,7 +265,7 @@ async def test_a_cookie_changes_something_only_with_an_origin_that_may(log_path:
         assert caught.value.response.status_code == 403
         async with graph_socket(site, additional_headers=cookie, origin=own):  # type: ignore[arg-type]
             pass
-        assert (await site.client.get("/log", headers=cookie)).status_code == 200  # looking changes nothing
+        assert (await site.client.get("/log", headers=cookie)).status_code == 200  # A read needs no Origin.
         assert await site.bus.head() == 2
 
 
@@ -283,7 +283,7 @@ async def _keys_of_log(site: Site, expression: str, headers: dict[str, str]) -> 
 
 
 async def _keys_of_stream(site: Site, expression: str, headers: dict[str, str], until: str) -> list[str] | int:
-    """The keys that a feed shows, up to the one that is published last."""
+    """Return the keys that a stream sends, up to `until`, or its status if it is rejected."""
     answer = await site.client.send(
         site.client.build_request("GET", "/events", params={"key": expression, "from": "beginning"}, headers=headers),
         stream=True,
@@ -315,7 +315,7 @@ async def _keys_of_graph(site: Site, expression: str, headers: dict[str, str], u
     return found
 
 
-async def test_the_token_of_one_session_never_opens_another_on_any_route(log_path: Path) -> None:
+async def test_a_session_token_never_reads_another_session_on_any_route(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         for key in KEYS:
             await site.publish(key, b"1")
@@ -330,18 +330,18 @@ async def test_the_token_of_one_session_never_opens_another_on_any_route(log_pat
             assert await _keys_of_log(site, expression, mine) == 403, expression
             assert await _keys_of_stream(site, expression, mine, "") == 403, expression
             assert await _keys_of_graph(site, expression, mine, "") == 403, expression
-        # One that it may read beside one that it may not.
+        # One allowed expression with one that is not.
         for path in ("/log", "/events"):
             answer = await site.client.get(f"{path}?key=sessions/a/x&key=sessions/b/x", headers=mine)
             assert answer.status_code == 403
-        # Ids in an address that is encoded, once and twice.
+        # Session ids in a URL, encoded once and twice.
         assert (await site.client.get("/log?key=sessions%2Fb%2F%2A%2A", headers=mine)).status_code == 403
         assert (await site.client.get("/log?key=sessions%252Fa%252Fx", headers=mine)).status_code == 403
         once = await site.get("/log?key=sessions%2F%61%2Fx", headers=mine)
         assert [each["key"] for each in once["events"]] == ["sessions/a/x"]
 
 
-async def test_the_token_of_a_session_sees_nothing_of_the_bus_and_changes_nothing(log_path: Path) -> None:
+async def test_a_session_token_cannot_see_or_change_the_state_of_the_bus(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         for key in KEYS:
             await site.publish(key, b"1")
@@ -370,7 +370,7 @@ async def test_the_token_of_a_session_sees_nothing_of_the_bus_and_changes_nothin
         assert await site.bus.head() == len(KEYS)
 
 
-async def test_everybody_else_sees_everything_but_the_sessions(log_path: Path) -> None:
+async def test_other_tokens_see_everything_except_sessions(log_path: Path) -> None:
     tokens: Any
     for tokens, headers in ((TOKENS, bearer(ADMIN)), ([], {})):
         async with served(log_path, tokens=tokens) as site:
@@ -422,7 +422,7 @@ def _tampered(token: str) -> list[str]:
     ]
 
 
-async def test_a_session_token_that_is_expired_changed_or_of_another_secret_opens_nothing(log_path: Path) -> None:
+async def test_an_expired_tampered_or_foreign_session_token_is_rejected(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.publish("sessions/a/x", b"1")
         good = session_token("a")
@@ -441,7 +441,7 @@ async def test_a_session_token_that_is_expired_changed_or_of_another_secret_open
             assert caught.value.response.status_code == 401
 
 
-async def test_without_a_secret_no_session_opens(log_path: Path) -> None:
+async def test_without_a_secret_every_session_token_is_rejected(log_path: Path) -> None:
     async with served(log_path, bus={"session_secret": None}) as site:
         await site.publish("sessions/a/x", b"1")
 
@@ -451,7 +451,7 @@ async def test_without_a_secret_no_session_opens(log_path: Path) -> None:
         assert (await site.client.get("/log?key=sessions/a/**")).status_code == 403
 
 
-async def test_a_stream_ends_with_its_token_and_another_one_goes_on_where_it_was(
+async def test_a_stream_ends_when_its_token_expires_and_a_new_token_resumes_it(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()

@@ -1,4 +1,4 @@
-"""/api: what there is to see of a bus, what an operator may change, and the live stream of it all."""
+"""/api: the state of a bus, the operations on cursors, and the live stream."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
 
 
 async def _cursor(site: Site, name: str, key: str = "shop/**") -> None:
-    """A durable name that has read one event and is in nobody's hands."""
+    """Create a cursor that has acknowledged one event and is not in use."""
     async with site.bus.subscribe(key, start="beginning", durable=name) as sub:
         await (await anext(sub)).ack()
 
 
-async def test_a_newcomer_sees_nodes_buses_topics_and_publishers(log_path: Path) -> None:
+async def test_nodes_buses_topics_and_publishers_are_listed(log_path: Path) -> None:
     async with served(log_path, bus={"node": "here", "bus": "shop"}) as site:
         await site.publish("shop/a", b"1", b"22")
 
@@ -42,7 +42,7 @@ async def test_a_newcomer_sees_nodes_buses_topics_and_publishers(log_path: Path)
         assert (await site.get("/api/leases"))["leases"] == []
 
 
-async def test_subscribers_are_shown_with_what_waits_and_what_was_dropped(log_path: Path) -> None:
+async def test_subscribers_are_listed_with_their_queued_and_dropped_events(log_path: Path) -> None:
     async with served(log_path) as site:
         slow = site.bus.subscribe("shop/**", queue_events=3)
         behind = site.bus.subscribe("shop/a", start="beginning", durable="billing")
@@ -60,12 +60,12 @@ async def test_subscribers_are_shown_with_what_waits_and_what_was_dropped(log_pa
             }
             assert found[None]["dropped"] == slow.dropped > 0
             assert (found["billing"]["lag"], found["billing"]["overflow"]) == (4, "spill")
-            async with site.bus.subscribe("**", start="beginning"):  # it has read nothing yet
+            async with site.bus.subscribe("**", start="beginning"):  # It has received nothing yet.
                 assert max(each.lag for each in of(site.bus).subscriptions()) == 5
         await slow.aclose()
 
 
-async def test_schemas_and_the_document_of_the_whole_bus(log_path: Path) -> None:
+async def test_schemas_and_the_asyncapi_document_are_served(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.bus.schemas.register("shop/*", SCHEMA)
         await site.publish("audit/x", b"1")
@@ -100,14 +100,14 @@ async def test_an_operator_moves_and_deletes_a_cursor(log_path: Path) -> None:
         assert (await site.get("/api/cursors"))["cursors"] == []
 
 
-async def test_a_change_that_cannot_be_made_changes_nothing_and_says_why(log_path: Path) -> None:
+async def test_an_invalid_cursor_operation_changes_nothing_and_returns_an_error(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.publish("shop/a", b"1", b"2")
         await _cursor(site, "idle")
         async with site.bus.subscribe("shop/**", durable="busy") as sub:
             assert sub.durable == "busy"
             for path, body, expected in (
-                ("nobody/reset", {"offset": 1}, (404, "unknown_cursor")),
+                ("missing/reset", {"offset": 1}, (404, "unknown_cursor")),
                 ("busy/reset", {"offset": 1}, (409, "cursor_rejected")),
                 ("idle/reset", {"offset": 3}, (422, "invalid_offset")),
                 ("idle/reset", {"offset": -1}, (422, "invalid_offset")),
@@ -123,14 +123,14 @@ async def test_a_change_that_cannot_be_made_changes_nothing_and_says_why(log_pat
             for content in (b"", b"{", b'{"offset": 1e999}', b"\xff"):
                 answer = await site.client.post("/api/cursors/idle/reset", content=content)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body"), content
-            assert (await site.client.delete("/api/cursors/nobody")).status_code == 404
+            assert (await site.client.delete("/api/cursors/missing")).status_code == 404
             assert (await site.client.delete("/api/cursors/busy")).status_code == 409
             offsets = {each["name"]: each["offset"] for each in (await site.get("/api/cursors"))["cursors"]}
             assert offsets["idle"] == 1
             assert set(offsets) == {"idle", "busy"}
 
 
-async def test_a_question_that_makes_no_sense_is_rejected(log_path: Path) -> None:
+async def test_an_invalid_limit_is_rejected(log_path: Path) -> None:
     async with served(log_path) as site:
         for limit in ("0", "-1", "x", "10001", "1e3", "٣", "9" * 30):
             answer = await site.client.get("/api/topics", params={"limit": limit})
@@ -139,7 +139,7 @@ async def test_a_question_that_makes_no_sense_is_rejected(log_path: Path) -> Non
         assert (await site.client.post("/api/topics")).json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_who_reads_some_keys_is_shown_what_concerns_them(log_path: Path) -> None:
+async def test_a_token_for_some_keys_sees_only_what_concerns_them(log_path: Path) -> None:
     tokens = [{"name": "looker", "token": LOOKER, "read": ["shop/**"]}]
     async with served(log_path, tokens=tokens) as site:
         for key in ("shop/a", "audit/a"):
@@ -206,7 +206,7 @@ async def test_the_live_stream_tells_of_each_second_and_is_made_once_for_all(log
                 moment = await next_data(first)
             assert [each["record"] for each in moment["log_records"]] == [EVENT_DROPPED]
             quiet = await next_data(first)
-            assert quiet["log_records"] == []  # new ones only
+            assert quiet["log_records"] == []  # Only new log records are sent.
             assert quiet["latency"]["commit_ms"] == {"p50": None, "p99": None}  # of the last second only
             (ticking,) = [task for task in asyncio.all_tasks() if task.get_name() == "zbus-web-live"]  # one for both
             # The other one was shown the same, and it was worked out once.
@@ -227,7 +227,7 @@ async def test_the_live_stream_is_whole_when_the_server_stops(log_path: Path) ->
             looking = client.stream("GET", f"{site.url}/api/live")
             lines = (await looking.__aenter__()).aiter_lines()
             first = await anext(lines)
-        rest = [line async for line in lines]  # raises where the answer is cut off
+        rest = [line async for line in lines]  # Raises if the response is truncated.
         await looking.__aexit__(None, None, None)
 
     assert first.startswith("retry: ")

@@ -1,4 +1,4 @@
-"""`GET /events`: order, resuming, the seam between log and live, slow clients, gaps, and signs of life."""
+"""`GET /events`: order, resuming, the transition from log to live, slow clients, gaps and keep-alives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_an_event_is_a_frame_with_its_position_as_id(log_path: Path) -> No
     }
 
 
-async def test_what_is_not_utf8_comes_as_base64_and_a_line_break_stays_inside_its_frame(log_path: Path) -> None:
+async def test_a_binary_payload_is_base64_and_a_line_break_stays_inside_its_frame(log_path: Path) -> None:
     async with web(log_path) as server, server.stream() as stream:
         await server.publish("a", b"\xff\x00", b"one\n\ndata: two\r\nid: 99")
         assert (await stream.event())["payload_base64"] == "/wA="
@@ -49,7 +49,7 @@ async def test_what_is_not_utf8_comes_as_base64_and_a_line_break_stays_inside_it
         assert stream.last_id == 2
 
 
-async def test_after_the_first_bytes_everything_published_arrives(log_path: Path) -> None:
+async def test_every_event_published_after_the_first_bytes_arrives(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b"before")
         for number in range(20):
@@ -58,7 +58,7 @@ async def test_after_the_first_bytes_everything_published_arrives(log_path: Path
                 assert await stream.offsets(1) == [offset]
 
 
-async def test_several_expressions_are_one_stream_and_each_event_comes_once(log_path: Path) -> None:
+async def test_several_expressions_are_one_stream_without_duplicates(log_path: Path) -> None:
     async with web(log_path) as server, server.stream("?key=shop/**&key=shop/*/created&key=audit/*") as stream:
         for key in ("shop/orders/created", "fleet/truck", "audit/x", "audit/x/y", "shop/a"):
             await server.publish(key, b"")
@@ -66,10 +66,10 @@ async def test_several_expressions_are_one_stream_and_each_event_comes_once(log_
 
 
 @pytest.mark.parametrize("way", ["header", "parameter"])
-async def test_resuming_goes_on_exactly_after_the_last_event(log_path: Path, way: str) -> None:
+async def test_a_resumed_stream_continues_exactly_after_the_last_event(log_path: Path, way: str) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 10))
-        # `from` is in the address that a browser connects to again: the id of the last event wins.
+        # A browser reconnects to the same URL, including `from`: the last event id takes precedence.
         query, headers = "?from=beginning", {"last_event_id": "4"}
         if way == "parameter":
             query, headers = "?from=beginning&last_event_id=4", {}
@@ -102,7 +102,7 @@ async def test_a_stream_starts_by_offset_time_or_age(log_path: Path) -> None:
             assert await stream.offsets(1) == await exact.offsets(1) == [4]
 
 
-async def test_an_offset_that_is_still_to_come_is_waited_for(log_path: Path) -> None:
+async def test_a_stream_waits_for_a_future_offset(log_path: Path) -> None:
     async with web(log_path, keepalive_s=0.02) as server, server.stream("?from=3") as stream:
         frame = await stream.frame()
         assert frame is not None
@@ -112,7 +112,7 @@ async def test_an_offset_that_is_still_to_come_is_waited_for(log_path: Path) -> 
         assert await stream.offsets(2) == [3, 4]
 
 
-async def test_readers_that_join_while_events_are_published_miss_and_repeat_nothing(log_path: Path) -> None:
+async def test_clients_that_join_during_publishing_miss_and_repeat_nothing(log_path: Path) -> None:
     events = 1500
 
     async def publish(server: object) -> None:
@@ -132,7 +132,7 @@ async def test_readers_that_join_while_events_are_published_miss_and_repeat_noth
             assert seen == list(range(1, events + 1))
 
 
-async def test_a_reader_that_reconnects_all_the_time_sees_every_event_once_in_order(log_path: Path) -> None:
+async def test_a_client_that_reconnects_often_receives_every_event_once_in_order(log_path: Path) -> None:
     events, seen, last = 600, [], None
 
     async def publish() -> None:
@@ -144,7 +144,7 @@ async def test_a_reader_that_reconnects_all_the_time_sees_every_event_once_in_or
 
     async with web(log_path) as server:
         publishing = asyncio.create_task(publish())
-        # A browser's first connection has no id yet, and may be cut before the first event.
+        # The first connection of a browser has no id yet, and may break before the first event.
         async with server.stream("?key=a/*&from=beginning") as stream:
             last = stream.last_id
         while len(seen) < events:
@@ -156,18 +156,18 @@ async def test_a_reader_that_reconnects_all_the_time_sees_every_event_once_in_or
     assert seen == list(range(events))
 
 
-async def test_a_browser_that_is_cut_off_before_its_first_event_still_knows_its_place(log_path: Path) -> None:
+async def test_a_browser_that_is_cut_off_before_its_first_event_resumes_at_the_right_offset(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b"1", b"2")
         async with server.stream() as stream:
             last = stream.last_id
-        await server.publish("a", b"3")  # nobody is connected
+        await server.publish("a", b"3")  # no client is connected
         async with server.stream(last_event_id=str(last)) as stream:
             assert await stream.offsets(1) == [3]
 
 
-async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing(log_path: Path) -> None:
-    events, size = 6000, 4096  # 24 MB: more than sockets take
+async def test_a_slow_client_costs_little_memory_and_misses_nothing_and_does_not_slow_others(log_path: Path) -> None:
+    events, size = 6000, 4096  # 24 MB, more than the socket buffers hold
     async with web(log_path, stream_queue_events=64) as server:
         async with server.stream("?key=a") as slow, server.stream("?key=a") as quick:
             (waiting, live) = (
@@ -184,12 +184,12 @@ async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing
                 assert await quick.offsets(100) == list(range(at + 1, at + 101))  # while the other does not read
             assert not all(
                 each.is_live for each in node_of(server.bus).dispatcher.subscriptions
-            )  # one of them has spilled
+            )  # At least one subscription has spilled.
             assert await slow.offsets(events) == list(range(1, events + 1))
     assert most <= 128  # a page of the log at most
 
 
-async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_server(log_path: Path) -> None:
+async def test_unread_events_of_a_slow_client_are_not_held_in_the_server(log_path: Path) -> None:
     async with web(log_path, stream_queue_events=64) as server, server.stream("?key=a") as slow:
         publisher = await server.bus.publisher("a")
         for _ in range(60):
@@ -200,7 +200,7 @@ async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_serve
         assert slow.last_id == 0
 
 
-async def test_events_that_retention_removed_are_told_of_and_the_rest_follows(log_path: Path) -> None:
+async def test_events_removed_by_retention_are_a_gap_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
         await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=60))
@@ -213,13 +213,13 @@ async def test_events_that_retention_removed_are_told_of_and_the_rest_follows(lo
                 assert (gap.event, gap.id) == ("gap", 60)
                 assert gap.data == {"after": after, "until": 60, "reason": "removed by retention"}
                 assert await stream.offsets(40) == list(range(61, 101))
-        async with server.stream("?from=beginning") as stream:  # of what is left: nothing else was asked for
+        async with server.stream("?from=beginning") as stream:  # It starts with the remaining events, without a gap.
             assert await stream.offsets(40) == list(range(61, 101))
         async with server.stream("?last_event_id=60") as stream:
             assert await stream.offsets(40) == list(range(61, 101))
 
 
-async def test_retention_that_overtakes_a_slow_client_is_told_where_it_happened(log_path: Path) -> None:
+async def test_retention_that_overtakes_a_slow_client_is_reported_as_a_gap_in_its_place(log_path: Path) -> None:
     events, size = 4000, 8192
     async with web(log_path, stream_queue_events=16) as server, server.stream("?key=a") as slow:
         publisher = await server.bus.publisher("a")
@@ -257,7 +257,7 @@ async def test_a_corrupt_event_is_a_gap_of_one_and_the_rest_follows(log_path: Pa
             assert await stream.offsets(2) == [4, 5]
 
 
-async def test_what_no_schema_accepts_is_passed_over_and_the_rest_follows(log_path: Path) -> None:
+async def test_an_event_that_violates_its_schema_is_skipped_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b'{"id": 1}', b"{}", b'{"id": 3}')
         await server.bus.schemas.register("a", {"type": "object", "required": ["id"]})
@@ -267,7 +267,7 @@ async def test_what_no_schema_accepts_is_passed_over_and_the_rest_follows(log_pa
             assert await stream.offsets(1) == [4]
 
 
-async def test_an_idle_stream_shows_that_it_is_alive_and_moves_the_id_on(log_path: Path) -> None:
+async def test_an_idle_stream_sends_keep_alives_and_advances_the_id(log_path: Path) -> None:
     async with web(log_path, keepalive_s=0.05) as server, server.stream("?key=rare") as stream:
         frame = await stream.frame()
         assert frame is not None
@@ -282,7 +282,7 @@ async def test_an_idle_stream_shows_that_it_is_alive_and_moves_the_id_on(log_pat
             assert await stream.offsets(1) == await again.offsets(1) == [offset]
 
 
-async def test_the_id_of_an_idle_stream_never_passes_an_event_that_is_still_to_come(log_path: Path) -> None:
+async def test_the_id_of_an_idle_stream_never_passes_an_undelivered_event(log_path: Path) -> None:
     async with web(log_path, keepalive_s=0.001) as server, server.stream("?key=a/*") as stream:
         often, rare = await server.bus.publisher("b"), await server.bus.publisher("a/b")
         for number in range(200):
@@ -321,7 +321,7 @@ async def test_a_position_that_this_log_never_had_is_rejected(log_path: Path) ->
         ("?" + "&".join(f"key=k{number}" for number in range(101)), "too_many_keys"),
     ],
 )
-async def test_a_stream_that_cannot_be_is_rejected_with_the_reason(log_path: Path, query: str, code: str) -> None:
+async def test_an_invalid_stream_request_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
         answer = await server.client.get(f"/events{query}")
         assert answer.status_code == 400
@@ -329,7 +329,7 @@ async def test_a_stream_that_cannot_be_is_rejected_with_the_reason(log_path: Pat
         assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
-async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None:
+async def test_a_disconnected_client_is_removed_at_once(log_path: Path) -> None:
     async with web(log_path) as server:
         async with server.stream("?key=rare"), server.stream("?key=rare") as other:
             assert len(node_of(server.bus).dispatcher.subscriptions) == 2
@@ -340,7 +340,7 @@ async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None
         assert "zbus_web_streams 0.0" in metrics
 
 
-async def test_a_server_that_stops_tells_its_streams(log_path: Path) -> None:
+async def test_a_stopping_server_ends_its_streams_with_a_reason(log_path: Path) -> None:
     async with web(log_path) as server:
         stream = SseClient(server.url, "/events", {})
         await stream.__aenter__()
@@ -387,12 +387,12 @@ async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(
         publisher = await server.bus.publisher("a")
         for _ in range(40):
             await publisher.publish_many([b"x" * 8192] * 100)
-    transports = asyncio.get_running_loop()._transports  # of this loop, alive: ours is one of them
+    transports = asyncio.get_running_loop()._transports  # the open transports of this loop, including ours
     await until(lambda: gc.collect() is not None and len(transports) == 1)
     await stuck.__aexit__()
 
 
-async def test_asking_for_the_head_alone_opens_no_stream(log_path: Path) -> None:
+async def test_a_head_request_opens_no_stream(log_path: Path) -> None:
     async with web(log_path) as server:
         answer = await server.client.head("/events")
         assert answer.status_code == 200
@@ -412,7 +412,7 @@ async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -
         assert await owner.bus.head() == 4
 
 
-async def test_without_a_log_there_is_no_stream_and_the_answer_says_so() -> None:
+async def test_a_stream_without_a_log_is_rejected() -> None:
     from zbus_web import serve
     from zbus_web.http.settings import WebSettings
 

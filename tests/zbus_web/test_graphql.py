@@ -1,4 +1,4 @@
-"""GraphQL: what there is to see, what may be changed, live subscriptions, and that no document makes much work."""
+"""GraphQL: queries, mutations, live subscriptions, and limits for expensive documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EVENTS = """subscription($keys: [String!]!, $from: String! = "new") {
 }"""
 
 
-async def test_one_question_shows_all_there_is_to_see(log_path: Path) -> None:
+async def test_one_query_returns_every_view(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.bus.schemas.register("audit/*", {"type": "object"})
         await site.publish("shop/a", b"1", b"2")
@@ -71,7 +71,7 @@ async def test_one_question_shows_all_there_is_to_see(log_path: Path) -> None:
         assert data["stats"]["all"]["log"]["head"] == 2
 
 
-async def test_who_may_operate_moves_and_deletes_cursors_and_others_do_not(log_path: Path) -> None:
+async def test_only_an_operator_moves_and_deletes_cursors(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         await site.publish("shop/a", b"1", b"2", b"3")
         async with site.bus.subscribe("shop/**", start="beginning", durable="billing") as sub:
@@ -87,9 +87,9 @@ async def test_who_may_operate_moves_and_deletes_cursors_and_others_do_not(log_p
         assert moved.json()["data"]["resetCursor"] == {"name": "billing", "offset": 2, "lag": 1}
         for wrong, status, code in (
             ('resetCursor(name: "billing", offset: 4) { name }', 422, "invalid_offset"),
-            ('resetCursor(name: "nobody", offset: 1) { name }', 404, "unknown_cursor"),
+            ('resetCursor(name: "missing", offset: 1) { name }', 404, "unknown_cursor"),
             ('resetCursor(name: "billing", offset: 1.5) { name }', 400, "invalid_document"),
-            ('deleteCursor(name: "nobody")', 404, "unknown_cursor"),
+            ('deleteCursor(name: "missing")', 404, "unknown_cursor"),
         ):
             answer = await site.query(f"mutation {{ {wrong} }}", headers=bearer(ADMIN))
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
@@ -99,7 +99,7 @@ async def test_who_may_operate_moves_and_deletes_cursors_and_others_do_not(log_p
         assert (await site.get("/api/cursors", headers=bearer(ADMIN)))["cursors"] == []
 
 
-async def test_a_request_that_is_bad_is_answered_as_such(log_path: Path) -> None:
+async def test_an_invalid_request_gets_a_4xx_response(log_path: Path) -> None:
     async with served(log_path) as site:
         headers = {"Content-Type": "application/json"}
         for content, kind, expected in (
@@ -141,7 +141,7 @@ def deep(levels: int) -> str:
 
 
 def fragments(levels: int, twice: str = "...F{0} ...F{0}") -> str:
-    """Each names the next one twice: as they are written, they double with every line."""
+    """Return fragments that each name the next one twice, so that the expanded size doubles with every line."""
     lines = [f"fragment F{level} on Query {{ {twice.format(level + 1)} }}" for level in range(levels)]
     return f"{{ ...F0 }} {' '.join(lines)} fragment F{levels} on Query {{ stats {{ head }} }}"
 
@@ -161,7 +161,7 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("document", TOO_MUCH.values(), ids=TOO_MUCH.keys())
-async def test_a_document_that_would_make_much_work_is_rejected_at_once(document: str) -> None:
+async def test_an_expensive_document_is_rejected_at_once(document: str) -> None:
     before = time.process_time()
     result = await make_schema().execute(document)
 
@@ -170,7 +170,7 @@ async def test_a_document_that_would_make_much_work_is_rejected_at_once(document
     assert time.process_time() - before < 20  # doubling takes longer than anybody waits
 
 
-def test_how_much_a_document_spreads_out_to_is_counted_without_spreading_it_out() -> None:
+def test_the_expanded_size_of_a_document_is_computed_without_expanding_it() -> None:
     assert _too_much(parse("{ stats { head } }")) is None
     assert "fields" in str(_too_much(parse(fragments(80))))
     assert _too_much(parse(fragments(5))) is None  # 32 times two fields
@@ -182,7 +182,7 @@ def test_how_much_a_document_spreads_out_to_is_counted_without_spreading_it_out(
     assert "itself" in str(_too_much(parse(TOO_MUCH["a fragment of itself"])))
 
 
-async def test_depth_is_limited_also_where_strawberry_alone_looks() -> None:
+async def test_depth_is_limited_by_strawberry_too() -> None:
     nested = "{ buses { nodes { name } } }"
     assert "exceeds" not in str((await make_schema().execute(nested)).errors)
     levels = "buses { " * (DEPTH_MAX + 2) + "bus" + " }" * (DEPTH_MAX + 2)
@@ -190,7 +190,7 @@ async def test_depth_is_limited_also_where_strawberry_alone_looks() -> None:
     assert any("exceeds maximum operation depth" in str(error) for error in result.errors or ())
 
 
-async def test_tools_may_ask_what_the_schema_is(log_path: Path) -> None:
+async def test_tools_can_introspect_the_schema(log_path: Path) -> None:
     async with served(log_path) as site:
         answer = await site.query(get_introspection_query(descriptions=True))
 
@@ -210,7 +210,7 @@ async def test_tools_may_ask_what_the_schema_is(log_path: Path) -> None:
         } <= names
 
 
-def test_a_long_is_a_whole_number_that_json_can_carry() -> None:
+def test_a_long_is_an_integer_that_json_can_represent() -> None:
     assert [read_long(value) for value in (0, -1, LONG_MAX, "42", "-7")] == [0, -1, LONG_MAX, 42, -7]
     for wrong in (LONG_MAX + 1, 1.5, True, "x", "1e3", "", "9" * 17, None, "٣"):
         with pytest.raises(GraphQLError, match="not an integer"):
@@ -220,7 +220,7 @@ def test_a_long_is_a_whole_number_that_json_can_carry() -> None:
 # Subscriptions.
 
 
-async def test_events_come_over_a_socket_from_any_position_and_none_is_missed(log_path: Path) -> None:
+async def test_a_websocket_receives_events_from_any_position_and_misses_none(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.publish("shop/a", *[b"%d" % number for number in range(50)])
         async with graph_socket(site) as socket:
@@ -237,7 +237,7 @@ async def test_events_come_over_a_socket_from_any_position_and_none_is_missed(lo
         assert events[0]["publisherId"].isdigit()
 
 
-async def test_an_event_that_does_not_fit_its_schema_ends_no_subscription(log_path: Path) -> None:
+async def test_an_event_that_violates_its_schema_does_not_end_a_subscription(log_path: Path) -> None:
     async with served(log_path) as site:
         await site.publish("shop/a", b"not JSON", b"{}")
         await site.bus.schemas.register("shop/*", {"type": "object"})
@@ -246,7 +246,7 @@ async def test_an_event_that_does_not_fit_its_schema_ends_no_subscription(log_pa
             assert (await receive(socket))["payload"]["data"]["events"]["offset"] == 2
 
 
-async def test_a_bug_is_logged_and_not_told(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_logged_and_its_details_are_not_sent(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(log_path) as site:
         monkeypatch.setattr(site.bus, "nodes", lambda: 1 // 0)
         answer = await site.query("{ nodes { name } }")
@@ -258,7 +258,7 @@ async def test_a_bug_is_logged_and_not_told(log_path: Path, monkeypatch: pytest.
         assert "division" not in answer.text + json.dumps(message)
 
 
-async def test_a_subscription_that_is_ended_leaves_nothing_behind(log_path: Path) -> None:
+async def test_an_ended_subscription_leaves_nothing_behind(log_path: Path) -> None:
     async with served(log_path) as site:
         async with graph_socket(site) as socket:
             for number in ("1", "2"):
@@ -283,7 +283,7 @@ async def test_a_subscription_that_is_ended_leaves_nothing_behind(log_path: Path
         await until(none)
 
 
-async def test_stats_come_every_second_and_only_while_somebody_listens(log_path: Path) -> None:
+async def test_stats_are_sent_every_second_and_only_while_there_is_a_listener(log_path: Path) -> None:
     async with served(log_path) as site:
         async with graph_socket(site) as socket:
             await subscribe(
@@ -307,7 +307,7 @@ async def test_stats_come_every_second_and_only_while_somebody_listens(log_path:
             await until(has_ended)
 
 
-async def test_permissions_and_limits_hold_over_a_socket_too(log_path: Path) -> None:
+async def test_permissions_and_limits_apply_to_websockets_too(log_path: Path) -> None:
     async with served(log_path, tokens=TOKENS) as site:
         await site.publish("shop/a", b"1")
         with pytest.raises(InvalidStatus) as caught:
@@ -339,7 +339,7 @@ async def test_permissions_and_limits_hold_over_a_socket_too(log_path: Path) -> 
 
 
 @pytest.mark.parametrize("document", [TOO_MUCH["tokens"], TOO_MUCH["deep braces"], "x" * 5000, '"' + "é" * 500])
-async def test_a_document_that_cannot_be_read_ends_its_socket_and_no_other(log_path: Path, document: str) -> None:
+async def test_an_unreadable_document_ends_only_its_own_socket(log_path: Path, document: str) -> None:
     async with served(log_path) as site, graph_socket(site) as other:
         async with graph_socket(site) as socket:
             await subscribe(socket, document)

@@ -1,4 +1,4 @@
-"""`GET /log`: pages in both directions, every filter, and work that is bounded."""
+"""`GET /log`: pages in both directions, every filter, and bounded work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def page(server: Web, query: str = "") -> dict[str, Any]:
 
 
 async def pages(server: Web, query: str, limit: int) -> tuple[list[int], int]:
-    """All offsets, page by page, and how many pages there were."""
+    """Read all pages. Return the offsets and the number of pages."""
     offsets: list[int] = []
     after, number = "", 0
     while True:
@@ -45,7 +45,7 @@ def iso(time_ns: int) -> str:
 
 
 async def fill(server: Web) -> list[Event]:
-    """300 events: three keys, four publishers, one second apart, some with headers."""
+    """Return 300 events, one second apart: three keys, four publishers, some with headers."""
     chance = random.Random(7)
     events = [
         Event(
@@ -62,7 +62,7 @@ async def fill(server: Web) -> list[Event]:
     return events
 
 
-async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(log_path: Path) -> None:
+async def test_pages_cover_all_events_in_both_directions_with_every_filter(log_path: Path) -> None:
     async with web(log_path) as server:
         events = await fill(server)
         wanted: dict[str, list[int]] = {
@@ -92,7 +92,7 @@ async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(
                 assert (await pages(server, f"{query}&order=desc", limit))[0] == expected[::-1], query
 
 
-async def test_a_page_has_the_events_as_a_stream_shows_them_and_tells_the_bounds_of_the_log(log_path: Path) -> None:
+async def test_a_page_has_events_in_the_form_of_a_stream_and_the_bounds_of_the_log(log_path: Path) -> None:
     async with web(log_path) as server:
         assert await page(server) == {"events": [], "next": None, "head": 0, "low_water": 0}
         await server.publish("a/b", b"\xff", b"text", region="eu")
@@ -108,7 +108,7 @@ async def test_a_page_has_the_events_as_a_stream_shows_them_and_tells_the_bounds
         assert (await page(server, "?after=0&order=desc"))["events"] == []
 
 
-async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
+async def test_events_removed_by_retention_are_not_an_error(log_path: Path) -> None:
     from zbus_log.retention import Rules
 
     async with web(log_path) as server:
@@ -120,7 +120,7 @@ async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
         assert (found["events"][0]["offset"], found["low_water"]) == (61, 60)
 
 
-async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
+async def test_the_work_of_one_request_is_bounded_and_the_next_one_continues(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_web.introspect.pages.SCAN_EVENTS", 500)
@@ -138,7 +138,7 @@ async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
         assert (empty["events"], empty["next"]) == ([], 500)
 
 
-async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
+async def test_a_request_that_ends_between_two_reads_continues_there(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_web.introspect.pages.SCAN_PAGES", 1)
@@ -163,7 +163,7 @@ async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pyte
             assert number >= 3
 
 
-async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
+async def test_reading_backwards_from_sparse_into_dense_events_reads_no_more_than_it_returns(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with web(log_path) as server:
@@ -185,7 +185,7 @@ async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
         assert (await pages(server, "key=crowd&order=desc", 1000))[0] == [last, *range(5000, 0, -1)]
 
 
-async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Path) -> None:
+async def test_a_corrupt_event_is_skipped_and_the_rest_is_returned(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 6))
     connection = raw(log_path)
@@ -198,7 +198,7 @@ async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Pa
             assert (await pages(server, "order=desc", limit))[0] == [5, 4, 2]
 
 
-async def test_while_events_are_published_pages_neither_miss_nor_repeat(log_path: Path) -> None:
+async def test_pages_read_during_publishing_neither_miss_nor_repeat_events(log_path: Path) -> None:
     async with web(log_path) as server:
         publisher = await server.bus.publisher("a")
         offsets, after = [], 0
@@ -228,7 +228,7 @@ async def test_while_events_are_published_pages_neither_miss_nor_repeat(log_path
         ("key=a//b", "invalid_key"),
     ],
 )
-async def test_what_cannot_be_asked_is_rejected_with_the_reason(log_path: Path, query: str, code: str) -> None:
+async def test_an_invalid_query_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
         answer = await server.client.get(f"/log?{query}")
         assert answer.status_code == 400

@@ -94,13 +94,8 @@ class EventStream:
     def __init__(
         self, bus: zbus.Bus, settings: WebSettings, frames: EventFrames, permissions: Permissions, keys: Sequence[str]
     ) -> None:
-        self._bus, self._settings, self._frames, self._permissions, self._keys = (
-            bus,
-            settings,
-            frames,
-            permissions,
-            keys,
-        )
+        self._bus, self._settings, self._frames = bus, settings, frames
+        self._permissions, self._keys = permissions, keys
         self._sub: EventSubscriber | None = None
         self._gap: bytes = b""
         self._start = self._last_id = 0  # the id that the client has at the start, and now

@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_json(event: Event) -> bytes:
-    """Return the event as a JSON object. A payload that is not UTF-8 is stored as `payload_base64`.
+    """Return the event as a JSON object. A payload that is not UTF-8 becomes `payload_base64`.
 
     >>> event_json(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode()
     '{"offset":3,"key":"a/b","publisher_id":"7","sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\

@@ -27,9 +27,7 @@ class Rates:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._per_s, self._burst, self._clock = per_s, float(burst), clock
-        self._left = Memo[str, tuple[float, float]](
-            clients_max
-        )  # The tokens in the bucket, and the time of that count.
+        self._left = Memo[str, tuple[float, float]](clients_max)  # tokens in the bucket, and when they were counted
 
     def __len__(self) -> int:
         return len(self._left)

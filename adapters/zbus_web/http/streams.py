@@ -36,7 +36,7 @@ class Streams:
     """All open streams, with one timer: a timer per stream would be set and cancelled at every burst."""
 
     def __init__(self, keepalive_s: float) -> None:
-        # A stream that sent nothing between two pulses sends a keep-alive, so it is never silent for `keepalive_s`.
+        # A stream that sent nothing between two pulses sends a keep-alive: no stream is silent over `keepalive_s`.
         self._pulse_s = keepalive_s / 2
         self._open: dict[Stream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
