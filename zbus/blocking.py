@@ -141,7 +141,7 @@ class Bus:
         return self._call("look at nodes", look())
 
     async def _subscribe(self, key_exprs: Sequence[str], options: dict[str, Any]) -> EventSubscriber:
-        return await self._inner.subscribe(*key_exprs, **options).declared()
+        return await self._inner.subscribe(*key_exprs, **options).ready()
 
     async def _live(self) -> None:
         """On the thread, from the opening of the bus to its end."""

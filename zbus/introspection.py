@@ -177,7 +177,7 @@ def snapshot(node: Node) -> dict[str, Any]:
 
 def _subscriptions(node: Node) -> list[EventSubscriber]:
     """Those that are open now. Any thread."""
-    return [each for each in tuple(node.dispatcher.subscriptions) if isinstance(each, EventSubscriber)]
+    return [each.subscriber for each in tuple(node.dispatcher.subscriptions)]
 
 
 def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -338,6 +339,7 @@ class Node:
         self,
         *key_exprs: str,
         start: Start = "new",
+        after: int | datetime | None = None,
         durable: str | None = None,
         queue_events: int = 1000,
         overflow: Overflow | None = None,
@@ -346,11 +348,12 @@ class Node:
         """Open a subscription; see `Bus.subscribe`."""
         self.check_open("subscribe")
         keys, reader = KeySet(key_exprs), self.reader
-        policy = check_options(reader, start, durable, queue_events, overflow)
+        policy = check_options(reader, start, after, durable, queue_events, overflow)
         return EventSubscriber(
             self,
             keys,
             start=start,
+            after=after,
             durable=durable,
             queue_events=queue_events,
             overflow=policy,

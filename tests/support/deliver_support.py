@@ -95,6 +95,7 @@ class FakeHost:
             self,
             KeySet(key_exprs or ("**",)),
             start=start,
+            after=None,
             durable=None,
             queue_events=queue_events,
             overflow=overflow,

@@ -44,9 +44,10 @@ class RemoteInterest(Protocol):
 
 
 class LocalSubscription(Target, Protocol):
-    """A target that users read from."""
+    """A subscription of this node, as the dispatcher sees it."""
 
     durable: str | None
+    subscriber: Any  # the object that users read from
 
     def end(self) -> None:
         """End the stream after the queued events."""

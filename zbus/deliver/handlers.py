@@ -48,7 +48,7 @@ async def serve(
                 continue
             if event is None:
                 return
-            with correlated(event.trail):
+            with correlated(event.correlation):
                 await _handle(handler, event, count, Backoff(*RETRY_S, uniform=uniform), retries)
 
 

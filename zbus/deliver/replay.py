@@ -8,7 +8,7 @@ from collections import deque
 from datetime import datetime
 from typing import Any
 
-from zbus.errors import ConfigInvalid, LogError
+from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
@@ -124,12 +124,3 @@ def _look_at_error(reading: asyncio.Future[Page]) -> None:
     """Nobody may ask for that page any more; its error is then nobody's."""
     if not reading.cancelled():
         reading.exception()
-
-
-def check_bounds(after: object, until: object) -> None:
-    """Raise `ConfigInvalid` for a bound that is neither an offset nor a datetime."""
-    for name, bound in (("after", after), ("until", until)):
-        if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
-            raise ConfigInvalid(name, f"{bound!r} is neither an offset nor a datetime")
-        if isinstance(bound, int) and bound < 0:
-            raise ConfigInvalid(name, "offsets are counted from 1")

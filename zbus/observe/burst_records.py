@@ -34,7 +34,7 @@ def tell_received(deliveries: Sequence[Sequence[Event]]) -> None:
     headers = [event.headers for events in deliveries for event in events if event.headers]
     keys = dict.fromkeys([event.key for events in deliveries for event in events])
     one = all(len(events) == 1 and events[0] is first for events in deliveries)
-    named = _named(keys, headers, number, first.trail if one else None)
+    named = _named(keys, headers, number, first.correlation if one else None)
     record(EVENT_RECEIVED, logging.DEBUG, events=number, subscriptions=len(deliveries), **named)
 
 

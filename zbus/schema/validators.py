@@ -113,5 +113,5 @@ def _fields(schema: Schema, key: str, reason: str, body: bytes, event: Event | N
         "mode": schema.mode,
     }
     if event is not None:
-        fields |= {"offset": event.offset, "correlation_id": event.trail}
+        fields |= {"offset": event.offset, "correlation_id": event.correlation}
     return fields

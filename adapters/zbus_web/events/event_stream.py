@@ -147,20 +147,20 @@ class EventStream:
     def pulse(self) -> None:
         """Say something, if nothing was said for a while."""
         if self._sub is not None and (self._grant.is_over or not self._sent):
-            self._sub.nudge()
+            self._sub.wake()
         self._sent = False
 
     def end(self, reason: str | None) -> None:
         """End soon; the client is told why, unless it is gone."""
         self._ended, self._reason = True, reason or ""
         if self._sub is not None:
-            self._sub.nudge()
+            self._sub.wake()
 
     async def _next(self) -> Iterable[bytes] | None:
         """The next chunks: events, a gap, or a sign of life. None at the end."""
         assert self._sub is not None
         try:
-            events = await self._sub.take(CHUNK_EVENTS)
+            events = await self._sub.next_batch(CHUNK_EVENTS)
         except LogTrimmed as trimmed:
             await self._go_on(trimmed.after, trimmed.low_water, "removed by retention")
         except EventCorrupt as corrupt:
