@@ -1,8 +1,8 @@
 """What does it cost to know what the bus does: durable publish to delivery with metrics and records on, beside off?
 
 On: latencies are measured, Prometheus scrapes the bus once a second, and every record from DEBUG on, those of events
-among them, is written to a file as JSON lines. Off: `metrics=False`, and the records that a program sees which sets
-up no logging.
+among them, is written to a file as JSON lines. Off: `latency_metrics=False`, and the log records that a program sees
+if it configures no logging.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _measured(where: Path, events: int, observed: bool) -> Callable[[], Figure]:
 
 async def measure(log: Path, events: int, observed: bool) -> Figure:
     """Events a second until the last one is acknowledged and delivered; the duration of each publish."""
-    async with zbus.open(log, metrics=observed) as bus:
+    async with zbus.open(log, latency_metrics=observed) as bus:
         publishers = [await bus.publisher(f"bench/orders/p{number}") for number in range(PUBLISHERS)]
         async with bus.subscribe("bench/**", overflow="spill") as subscription:
             await turn(publishers, subscription, WARM_UP_EACH)

@@ -50,7 +50,7 @@ def _ours(plan: Plan, url: str, log: Path | None = None) -> Figure:
     port = free_port()
     listening, _ = peer_to_peer(port)
     crossing = ["--between", url, "zenoh://", "--mode", "peer", "--connect", f"tcp/127.0.0.1:{port}"]
-    options = ["--keys", "bench/**", "--direction", "forth", "--raw", "--report-s", "0"]
+    options = ["--keys", "bench/**", "--direction", "forward", "--raw", "--report-interval", "0"]
     bridge = partial(End.command, str(COMMAND), "bridge", *crossing, *options, *(["--log", str(log)] if log else []))
     return measure(
         plan, ("_zbus_ends", "subscriber", {"settings": listening}), ("on_nats", "publisher", {"url": url}), bridge

@@ -47,13 +47,13 @@ def encode_headers(
         merged.update(headers)
     for name, value in merged.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise EventInvalid(f"header name {name!r} refused: lower-case letters, digits and -_. only; not stored")
+            raise EventInvalid(f"header name {name!r} rejected: lower-case letters, digits and -_. only; not stored")
         if not isinstance(value, str) or _CONTROL.search(value):
-            raise EventInvalid(f"header {name!r} refused: its value is not text without control characters; not stored")
+            raise EventInvalid(f"header {name!r} rejected: it must be text without control characters; not stored")
     try:
         encoded = _encode(merged)
     except UnicodeEncodeError as error:
-        raise EventInvalid(f"headers refused: {error}; not stored") from error
+        raise EventInvalid(f"headers rejected: {error}; not stored") from error
     if len(encoded) > HEADERS_BYTES_MAX:
         raise EventTooLarge("headers", len(encoded), HEADERS_BYTES_MAX)
     return encoded

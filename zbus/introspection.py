@@ -146,7 +146,7 @@ def snapshot(node: Node) -> dict[str, Any]:
         "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
         "readers_behind": sum(not each.is_live for each in subscriptions),
     }
-    if node.config.metrics:
+    if node.config.latency_metrics:
         found["latency"] = {
             "commit": node.stats.commit.snapshot(),
             "end_to_end": node.stats.end_to_end.snapshot(),
@@ -168,7 +168,7 @@ def snapshot(node: Node) -> dict[str, Any]:
             }
             for link in network.links
         }
-        found["nodes"] = sum(each.present for each in network.registry.nodes())
+        found["nodes"] = sum(each.alive for each in network.registry.nodes())
     node.list_cursors()
     if node.caches:
         found["caches"] = {name: cache.stats() for name, cache in list(node.caches.items())}

@@ -15,7 +15,7 @@ import zmq
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus.util.window import Window
 from zbus_zmq.carry.capacity import Capacity
@@ -121,7 +121,7 @@ class Brokered:
             try:
                 frame = self._accept(message)
             except EventInvalid as error:
-                self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), _source(message), detail=str(error)[:500])
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), _source(message), detail=str(error)[:500])
                 continue
             if frame is not None and self._receive is not None:
                 self._receive(frame, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
 from zbus.util.window import Window
 from zbus_nats.connection import HandoverPhase, NatsConnection, Subscribed
 from zbus_nats.options import load_options
@@ -122,7 +122,7 @@ class DynamoNats:
             frame = incoming(found, place, wanted, self._payload_bytes_max)
         except EventInvalid as error:
             source = subject.decode(errors="replace")
-            self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source, detail=str(error)[:500])
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source, detail=str(error)[:500])
             return
         seen = self._seen
         if frame is not None and (seen is None or not seen.seen(identity_of(found, place))):

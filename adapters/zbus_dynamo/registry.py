@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from zbus.errors import EventInvalid, TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_DISCOVERY_FAILED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED, TRANSPORT_INPUT_REJECTED
 from zbus.util.backoff import Backoff
 
 from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
@@ -56,7 +56,7 @@ class DynamoRegistry:
         try:
             self._store.close()
         except TransportError as error:  # they die by themselves, of age
-            self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
+            self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:
         """How much there is in the store."""
@@ -83,7 +83,7 @@ class DynamoRegistry:
                     self._keep_alive()
                 backoff.reset()
             except Exception as error:  # no content of the store may end the watch
-                self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
+                self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
                 retry_s = backoff.next()
             with self._wake:
                 if not self._ended and (retry_s is not None or not self._orders):
@@ -102,7 +102,7 @@ class DynamoRegistry:
     def _keep_alive(self) -> None:
         for name in self._store.touch():
             self._counts.tell(
-                FABRIC_DISCOVERY_FAILED, "record_written_again", name, detail="another process removed it"
+                TRANSPORT_DISCOVERY_FAILED, "record_written_again", name, detail="another process removed it"
             )
         self._store.reap()
 
@@ -112,7 +112,7 @@ class DynamoRegistry:
             return
         if len(found) >= ENTRIES_MAX:
             self._counts.tell(
-                FABRIC_DISCOVERY_FAILED,
+                TRANSPORT_DISCOVERY_FAILED,
                 "records_over_limit",
                 "store",
                 detail=f"only {ENTRIES_MAX:,} records are looked at",
@@ -134,10 +134,10 @@ class DynamoRegistry:
         value = self._store.read(name)
         if value is None:
             if self._store.unreadable != unreadable:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "record_invalid", name, detail="not a readable file")
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail="not a readable file")
             return None
         try:
             return read(value)
         except EventInvalid as error:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "record_invalid", name, detail=str(error)[:500])
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail=str(error)[:500])
             return None

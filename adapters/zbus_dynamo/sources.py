@@ -14,7 +14,7 @@ import zmq
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_CONNECT_FAILED, TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.io.io_thread import IoThread
@@ -146,7 +146,7 @@ class PublisherSources:
                 if not self._retrying:
                     self._retrying = True
                     self._io.later(RETRY_S, self._retry)
-                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
+                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
                 continue
             source.subscribe(topics)
 
@@ -167,7 +167,7 @@ class PublisherSources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source.endpoint, detail=str(error)[:500])
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

@@ -47,7 +47,7 @@ def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counters) -> Iterator[
         for each in events:
             event = each.event()
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
-                counts.tell(EVENT_CHANGED, "headers_left_out", key, detail="the dynamo wire carries none; sent without")
+                counts.tell(EVENT_CHANGED, "headers_dropped", key, detail="the dynamo wire carries none; sent without")
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
             yield DynamoOutgoing(place, event.publisher_id, event.sequence, body)
 

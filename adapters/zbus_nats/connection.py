@@ -16,7 +16,7 @@ import nats.errors
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_DISCONNECTED, TRANSPORT_INPUT_REJECTED
 from zbus.util.loop_thread import LoopEnded, LoopThread
 
 from .client import DirectClient
@@ -155,7 +155,7 @@ class NatsConnection:
             if not self._upkeep.opened.done():
                 self._upkeep.opened.set_exception(error)
             else:
-                self.counts.tell(FABRIC_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
+                self.counts.tell(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
 
     async def _change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None]
@@ -183,7 +183,10 @@ class NatsConnection:
         except VENDOR_ERRORS as error:
             # A connection that is gone is replaced, and the next one begins with the table.
             self.counts.tell(
-                FABRIC_INPUT_REFUSED, "subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options)
+                TRANSPORT_INPUT_REJECTED,
+                "subscribe_unconfirmed",
+                self._upkeep.server,
+                error=describe(error, self.options),
             )
         finally:
             self._remove(remove)

@@ -24,7 +24,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import TransportError
-from zbus.observe.records import FABRIC_INPUT_REFUSED, record
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record
 from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 
@@ -133,7 +133,7 @@ class Consumer:
                 await self._watch()
             except (TransportError, *VENDOR_ERRORS) as error:
                 self._counts.tell(
-                    FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
+                    TRANSPORT_INPUT_REJECTED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
             await asyncio.sleep(pauses.next())
 
@@ -229,7 +229,7 @@ class Consumer:
             return
         place = read_place(reply)
         if place is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "acknowledgement_malformed", self.stream)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
             return
         if not self.healthy:
             return  # it comes again, in its place

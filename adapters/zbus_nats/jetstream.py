@@ -16,7 +16,7 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
@@ -79,12 +79,16 @@ class JetStreamFabric:
         messages = []
         for event, subject in plain_events(frames, counts):
             if event.publisher_id == self._publisher or event.identity in self._received:
-                counts.note("own_not_returned")
+                counts.note("echo_suppressed")
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
             if len(headers) + len(event.payload) > max_payload:
                 counts.tell(
-                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                    TRANSPORT_INPUT_REJECTED,
+                    "too_large",
+                    event.key,
+                    size_bytes=len(event.payload),
+                    limit_bytes=max_payload,
                 )
                 continue
             messages.append((subject.encode(), headers, event.payload))
@@ -151,20 +155,20 @@ class JetStreamFabric:
                 raise SubjectInvalid("not a key")
             key = PLAIN.decode(delivery.subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", source)
+            counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
             delivery.done()
             return
         if keys is None or receive is None:
             self._consumer.stop()
             return  # nobody listens now: it comes again
         if key not in keys:
-            counts.note("not_wanted")
+            counts.note("filtered")
             delivery.done()
             return
         try:
             receive(self._frame(delivery, key), delivery.done)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", source, error=repr(error)[:200])
+            counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
             self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:

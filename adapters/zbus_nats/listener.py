@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from zbus.keys import KeySet
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
 
@@ -102,19 +102,22 @@ class NatsListener:
                 chosen.receive(frame, None)
             except Exception as error:  # a bug of the receiver must not end the reading of the socket
                 self._counts.tell(
-                    FABRIC_INPUT_REFUSED, "receiver_failed", subject.decode(errors="replace"), error=repr(error)[:200]
+                    TRANSPORT_INPUT_REJECTED,
+                    "receiver_failed",
+                    subject.decode(errors="replace"),
+                    error=repr(error)[:200],
                 )
 
         return sink
 
     def _judge(self, chosen: _Filter, subject: bytes) -> bool:
         if subject.startswith(FOREIGN):
-            self._counts.note("subject_foreign")  # inboxes and the like: each is another one, none is remembered
+            self._counts.note("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
             return False
         try:
             key = self._spelling.decode(subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            self._counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", subject.decode(errors="replace"))
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
             return False
         wanted = chosen.keys is not None and key in chosen.keys
         chosen.known[subject] = wanted

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 PART_HEADER = b"Zbus-Part"
 PARTS_MAX = 100_000
@@ -134,4 +134,4 @@ class Assembler:
             self._refuse("frame_incomplete", place[0])
 
     def _refuse(self, reason: str, subject: bytes) -> None:
-        self._counts.tell(FABRIC_INPUT_REFUSED, reason, subject.decode(errors="replace"))
+        self._counts.tell(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from zbus.errors import TransportError
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 from .connection import NatsConnection, Subscribed
 from .parts import publish_headers
@@ -82,7 +82,7 @@ class NatsPublishing:
                 batch.settled.set()
         else:
             self._connection.counts.tell(
-                FABRIC_INPUT_REFUSED, "acknowledgement_malformed", subject.decode(errors="replace")
+                TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", subject.decode(errors="replace")
             )
             batch.fail("an answer that is none")
 

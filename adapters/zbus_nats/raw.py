@@ -18,7 +18,7 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
@@ -104,12 +104,16 @@ class RawNatsFabric:
         commands: list[bytes] = []
         for event, subject in plain_events(frames, counts):
             if self._identities.made(event, subject):
-                counts.note("own_not_returned")
+                counts.note("echo_suppressed")
                 continue
             command_headers = write_headers(event, counts)
             if len(command_headers) + len(event.payload) > max_payload:
                 counts.tell(
-                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                    TRANSPORT_INPUT_REJECTED,
+                    "too_large",
+                    event.key,
+                    size_bytes=len(event.payload),
+                    limit_bytes=max_payload,
                 )
                 continue
             commands.append(publish_headers(subject.encode(), command_headers, event.payload))
@@ -165,7 +169,7 @@ def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counters) -> list[
         try:
             found += [(event, plain_subject(event.key)) for event in unpack(frame)]
         except EventInvalid as error:
-            counts.tell(FABRIC_INPUT_REFUSED, "frame_refused", key, error=str(error)[:200])
+            counts.tell(TRANSPORT_INPUT_REJECTED, "frame_refused", key, error=str(error)[:200])
     return found
 
 

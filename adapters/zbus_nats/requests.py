@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zbus.errors import TransportError
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Heard, IncomingRequest
 
 from .connection import NatsConnection, Subscribed
@@ -85,7 +85,7 @@ class NatsIncomingRequest:
                 self._connection.send([command])
             except TransportError:
                 # Whoever asked over this server is told by its own connection, or by its timeout.
-                self._connection.counts.tell(FABRIC_INPUT_REFUSED, "end_unsent", self.key)
+                self._connection.counts.tell(TRANSPORT_INPUT_REJECTED, "end_unsent", self.key)
 
 
 class NatsRequests:
@@ -168,7 +168,7 @@ class NatsRequests:
             end = _END.search(headers)
             if end or headers.startswith(_NOBODY):
                 if end and int(end[1]) != asked.replies:
-                    self._counts.tell(FABRIC_INPUT_REFUSED, "replies_missing", subject.decode(errors="replace"))
+                    self._counts.tell(TRANSPORT_INPUT_REJECTED, "replies_missing", subject.decode(errors="replace"))
                 self._finish(asked)
                 return
             upload = _UPLOAD.search(headers)
@@ -184,7 +184,7 @@ class NatsRequests:
 
     def _upload(self, asked: NatsPendingRequest, inbox: bytes) -> None:
         if not _INBOX.fullmatch(inbox):
-            self._counts.tell(FABRIC_INPUT_REFUSED, "upload_refused", inbox.decode(errors="replace"))
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "upload_refused", inbox.decode(errors="replace"))
             return
         try:
             self._connection.send(publish(inbox, asked.payload, self._connection.max_payload))
@@ -196,22 +196,22 @@ class NatsRequests:
         try:
             key = decode_subject(source.removeprefix(ASK_PREFIX))
         except SubjectInvalid:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_malformed", source)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_malformed", source)
             return
         if not _INBOX.fullmatch(reply):  # replies must not be a way to publish with our rights
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_without_inbox", source)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_without_inbox", source)
             return
         large = None if headers is None else _LARGE.search(headers)
         if large:
             self._announced(key, reply, int(large[1]))
         elif headers is not None and PART_HEADER in headers:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_in_parts", source)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_in_parts", source)
         else:
             self._hand_over(NatsIncomingRequest(self._connection, key, data, reply))
 
     def _announced(self, key: str, reply: bytes, size: int) -> None:
         if size > self._bytes_max or len(self._uploads) >= UPLOADS_MAX:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_too_large", key, size_bytes=size)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_too_large", key, size_bytes=size)
             self._hand_over_nothing(reply)
             return
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
@@ -222,7 +222,7 @@ class NatsRequests:
             self._connection.send([command])
         except TransportError:  # whoever asked hears of it from its own connection
             del self._uploads[inbox]
-            self._counts.tell(FABRIC_INPUT_REFUSED, "upload_unsent", key)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "upload_unsent", key)
 
     def _uploaded(self, inbox: bytes, data: bytes, headers: bytes | None) -> None:
         whole = data if headers is None else self._assembler.take(inbox, headers, data)
@@ -232,7 +232,7 @@ class NatsRequests:
 
     def _expire(self, inbox: bytes) -> None:
         if self._uploads.pop(inbox, None) is not None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "question_incomplete", inbox.decode())
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_incomplete", inbox.decode())
 
     def _hand_over(self, question: NatsIncomingRequest) -> None:
         asked = self._asked
@@ -240,7 +240,7 @@ class NatsRequests:
             if asked is not None:
                 asked(question)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", question.key, error=repr(error)[:200])
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", question.key, error=repr(error)[:200])
 
     def _hand_over_nothing(self, reply: bytes) -> None:
         NatsIncomingRequest(self._connection, "", b"", reply).close()
@@ -257,7 +257,7 @@ class NatsRequests:
         try:
             asked.heard(data)
         except Exception as error:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "heard", error=repr(error)[:200])
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", "heard", error=repr(error)[:200])
 
     def _lost(self) -> None:
         self._assembler.clear()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 # A reader's bus has no network and keeps no events of other nodes, even if the environment configures the owner so.
-READER: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": (), "record": "own"}
+READER: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": (), "keep": "own"}
 
 app = new_app()
 
@@ -45,7 +45,7 @@ def serve(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A file whose first line is a token that may do everything."),
     ] = None,
-    host_name: Annotated[
+    allowed_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another name under which browsers reach it.")
     ] = None,
     config: Annotated[
@@ -60,8 +60,8 @@ def serve(
     from .http.settings import load_settings
 
     given: dict[str, Any] = {"host": host, "port": port}
-    if host_name:
-        given["hosts"] = tuple(host_name)
+    if allowed_host:
+        given["allowed_hosts"] = tuple(allowed_host)
     if token_file:
         given["tokens"] = [
             {"name": each.stem or "token", "token_file": each, "operate": True} for each in dict.fromkeys(token_file)

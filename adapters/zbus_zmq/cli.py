@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zbus.cli.apps import new_app
-from zbus.cli.options import JsonOption
+from zbus.cli.options import JsonOption, ReportIntervalOption
 from zbus.cli.render.output import encode_json, note, write
 from zbus.errors import ConfigInvalid
 
@@ -26,10 +26,13 @@ app = new_app()
 def broker(
     xsub: Annotated[str, typer.Option(help="Where publishers connect.")] = "tcp://127.0.0.1:*",
     xpub: Annotated[str, typer.Option(help="Where subscribers connect.")] = "tcp://127.0.0.1:*",
-    report_s: Annotated[float, typer.Option(min=0, help="How often to report; 0: never.")] = 5.0,
+    report_interval: ReportIntervalOption = 5.0,
     hwm: Annotated[int, typer.Option(min=1, help="Messages in flight to one subscriber.")] = 10_000,
     max_message_bytes: Annotated[int, typer.Option(min=1, help="A larger message ends its connection.")] = 64 << 20,
-    stall_s: Annotated[float, typer.Option(min=0, help="How long a stuck subscriber may hold up the rest.")] = 1.0,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Skip a slow subscriber that has blocked the others for N s."),
+    ] = 1.0,
     curve_secret: Annotated[Path | None, typer.Option(help="The broker's secret key file: encrypt.")] = None,
     curve_allow: Annotated[Path | None, typer.Option(help="A folder of the public keys that may connect.")] = None,
     new_keys: Annotated[Path | None, typer.Option(metavar="DIR", help="Make a pair of keys there, and end.")] = None,
@@ -55,11 +58,11 @@ def broker(
     given: dict[str, Any] = {
         "hwm": hwm,
         "max_message_bytes": max_message_bytes,
-        "stall_s": stall_s,
+        "stall_s": stall_timeout,
         "curve_secret": curve_secret,
         "curve_allow": curve_allow,
     }
-    _run(Broker(xsub, xpub, validated(ZmqOptions, given)), report_s, json)
+    _run(Broker(xsub, xpub, validated(ZmqOptions, given)), report_interval, json)
 
 
 def _run(running: Broker, report_s: float, json: bool) -> None:

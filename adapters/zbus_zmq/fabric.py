@@ -23,7 +23,7 @@ import zmq
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record
 from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
 
 from .address.options import ZmqOptions, read_options
@@ -94,7 +94,7 @@ class ZmqFabric:
         except BaseException:
             self.close()
             raise
-        record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, node=self.node, publish=self._publish_endpoint)
+        record("TRANSPORT_OPEN", logging.DEBUG, transport=self.name, node=self.node, publish=self._publish_endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Queue frames for the I/O thread; wait while the queue is full or no broker is connected."""
@@ -175,7 +175,9 @@ class ZmqFabric:
                 publishing.close()
             # Draining and lingering take `linger_s` each at most.
             if not self._io.close(2 * self._options.linger_s + 2.0):
-                record(FABRIC_ERROR, logging.ERROR, fabric=self.name, doing="close", reason="its thread did not end")
+                record(
+                    TRANSPORT_ERROR, logging.ERROR, transport=self.name, doing="close", reason="its thread did not end"
+                )
 
     # opening, on the I/O thread
 

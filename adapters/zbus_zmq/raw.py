@@ -24,7 +24,7 @@ from zbus.errors import EventInvalid, KeyInvalid, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED, record
+from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
 from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
@@ -82,7 +82,7 @@ class RawZmqFabric:
         except BaseException:
             self._io.close(options.linger_s + 2.0)
             raise
-        record("FABRIC_OPEN", logging.DEBUG, fabric=self.name, bound=self.endpoint)
+        record("TRANSPORT_OPEN", logging.DEBUG, transport=self.name, bound=self.endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Send the payloads of the events that came from elsewhere; all of them, or `TransportError`."""
@@ -105,11 +105,11 @@ class RawZmqFabric:
             self._publishing.send(plain)
         # Only now: what was refused is tried again, and would be counted again.
         for key in invalid:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "frame_not_events", key)
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "frame_not_events", key)
         for key in unnamed:
             self._counts.tell(EVENT_DROPPED, "key_without_topic", key)
         if own:
-            self._counts.note("own_not_sent_back", own)
+            self._counts.note("echo_suppressed", own)
         self._count_unwanted(plain)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
@@ -186,10 +186,10 @@ class RawZmqFabric:
     def _count_unwanted(self, plain: Sequence[tuple[str, bytes]]) -> None:
         missed = sum(not self._publishing.wants(key) for key, _ in plain)
         if missed and self._publishing.subscribed:
-            self._counts.note("nobody_wanted", missed)  # as it goes with topics
+            self._counts.note("no_interest", missed)  # as it goes with topics
         elif missed:
             where = self.endpoint or ", ".join(self._options.publish) or "no socket to send on"
-            self._counts.tell(EVENT_DROPPED, "nobody_subscribed", where, missed)
+            self._counts.tell(EVENT_DROPPED, "no_subscribers", where, missed)
 
     def _topic(self, key: str) -> bytes:
         topic = topic_from(key, self._options.separator) or b""
@@ -210,7 +210,7 @@ class RawZmqFabric:
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
             if len(parts) != 2:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "frame_count", source_of(frames[0], "a publisher"))
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, "frame_count", source_of(frames[0], "a publisher"))
                 continue
             key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
@@ -221,7 +221,7 @@ class RawZmqFabric:
         """Return the key of a topic, or None if this node does not listen to it."""
         key = key_from(topic, self._options.separator)
         if key is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "topic", source_of(frame, "a publisher"))
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "topic", source_of(frame, "a publisher"))
             return None
         found = self._known[topic] = key if self._keys is not None and key in self._keys else None
         return found

@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zbus.ports.log import Row
+from zbus.util.renamed import renamed_to
 
 if TYPE_CHECKING:
-    from .client.proxied_writes import put, retain
+    from .client.proxied_writes import prune, put
     from .client.write_routes import OwnerRejectsProxiedWrites, Put
     from .cold.tier import Cold
     from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
@@ -30,8 +31,8 @@ __all__ = [
     "Segment",
     "SqliteLog",
     "open_log",
+    "prune",
     "put",
-    "retain",
     "verify",
 ]
 
@@ -48,14 +49,16 @@ _WHERE = {
     "SqliteLog": ".log",
     "Pruned": ".retention",
     "open_log": ".log",
+    "prune": ".client.proxied_writes",
     "put": ".client.proxied_writes",
-    "retain": ".client.proxied_writes",
     "verify": ".read.verify",
 }
+_RENAMED = {"retain": "prune"}
 
 
 # The command line imports this package to list its commands: what takes long to import comes when it is asked for.
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f": {renamed_to(_RENAMED[name])}" if name in _RENAMED else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return getattr(import_module(_WHERE[name], __name__), name)

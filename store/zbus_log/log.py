@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Answered, Appended, Committed, Page, Promise, Refused, Row, Span
+from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -52,7 +52,7 @@ POLL_S = (0.001, 0.02)
 def open_log(config: BusConfig) -> SqliteLog:
     """Open the log that a configuration names."""
     assert config.log is not None
-    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_past_cursors)
+    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
         # A log like any other, on a file system in memory where there is one; it goes with the bus.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
@@ -64,7 +64,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
-        cold=None if config.cold is None else str(Path(config.cold).expanduser()),
+        cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
     )
 
 
@@ -89,7 +89,7 @@ class SqliteLog:
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
         self._watching: threading.Thread | None = None
-        self._errands: ProxiedWriteServer | None = None
+        self._proxied_writes: ProxiedWriteServer | None = None
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
@@ -144,7 +144,7 @@ class SqliteLog:
         return self._writer.submit if self._writer is not None else self._refuse
 
     def _refuse(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
-        done(Answer(about, Refused(LogReadOnly(self.path))))
+        done(AppendResult(about, Refused(LogReadOnly(self.path))))
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
         """Call `committed` with each commit of this process, the only writer. A log that is only read has no tail."""
@@ -202,10 +202,10 @@ class SqliteLog:
         self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
         self._watching.start()
 
-    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
         """Do what other processes want written; a log in memory has no others, and one that is read here no say."""
         if self._writer is not None and self._folder is None:
-            self._errands = ProxiedWriteServer(self.path, take, self.retain)
+            self._proxied_writes = ProxiedWriteServer(self.path, take, self.retain)
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
         """Remove what the rules do not let stay, now; commits go on in between."""
@@ -250,8 +250,8 @@ class SqliteLog:
     def close(self, timeout_s: float) -> None:
         """Commit what was appended, then let go of the file. A disk that hangs is left to its daemon thread."""
         deadline = time.monotonic() + timeout_s
-        if self._errands is not None:  # first: those who wait are not to hear of errors that only closing makes
-            self._errands.close(timeout_s / 4)
+        if self._proxied_writes is not None:  # first: those who wait are not to hear of errors that only closing makes
+            self._proxied_writes.close(timeout_s / 4)
         self._closed.set()
         stopped = self._writer is None or self._writer.close(timeout_s)
         if self._watching is not None:
@@ -342,7 +342,7 @@ class SqliteLog:
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the end may be missing, as durability 'os' allows"
-        record("LOG_END_LOST", logging.WARNING, path=self.path, head=head, reason=reason)
+        record("LOG_TRUNCATED", logging.WARNING, path=self.path, head=head, reason=reason)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:

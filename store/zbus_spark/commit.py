@@ -27,7 +27,7 @@ from zbus.util.identities import first_identity
 from zbus_log import put
 from zbus_log.write.cursors import SqliteCursors
 
-from .staging import StagedPart, base_folder, check_there, remove, rows_of, sweep
+from .staging import StagedPart, base_folder, check_files, remove, remove_abandoned_folders, rows_of
 
 INTENT = ".intent"
 
@@ -60,12 +60,12 @@ class _Mark(NamedTuple):
     next_sequence: int
 
 
-def publish(log: Path, turn: SinkBatch, parts: Sequence[StagedPart]) -> None:
+def publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart]) -> None:
     """Publish the staged rows of a batch, unless that was done; then remove them."""
-    with _alone(log):
+    with _locked(log):
         cursors = SqliteCursors(str(log))
         try:
-            _publish(log, turn, parts, cursors)
+            _publish(log, batch, parts, cursors)
         finally:
             cursors.close(5.0)
         remove(_folders(parts))
@@ -104,59 +104,59 @@ def published(log: Path, sink: str) -> int | None:
     return None if mark is None else mark.next_sequence
 
 
-def withdraw(log: Path, parts: Sequence[StagedPart]) -> None:
+def discard(log: Path, parts: Sequence[StagedPart]) -> None:
     """Remove staged rows that are not to be published, unless a commit of them was begun: it is to be finished."""
     remove(_folders(parts) - needed_folders(log))
 
 
-def tidy(log: Path, base: Path) -> None:
+def remove_abandoned(log: Path, base: Path) -> None:
     """Remove what writes of this log left that were killed."""
     if base.is_dir():
-        with _alone(log, wait=False) as alone:
-            if alone:
-                sweep(base, needed_folders(log))
+        with _locked(log, wait=False) as locked:
+            if locked:
+                remove_abandoned_folders(base, needed_folders(log))
 
 
 def needed_folders(log: Path) -> set[Path]:
     """The folders that hold rows of commits that were begun."""
     found: set[Path] = set()
-    for path in _notes(log).glob(f"*{INTENT}"):
+    for path in _intents_folder(log).glob(f"*{INTENT}"):
         if (intent := _load(path)) is not None:
             found |= _folders(intent.parts)
     return found
 
 
-def _publish(log: Path, turn: SinkBatch, parts: Sequence[StagedPart], cursors: SqliteCursors) -> None:
-    path, mark = _notes(log) / f"{_name(turn.sink)}{INTENT}", _load_mark(cursors, turn)
+def _publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart], cursors: SqliteCursors) -> None:
+    path, mark = _intents_folder(log) / f"{_name(batch.sink)}{INTENT}", _load_mark(cursors, batch)
     intent = _load(path)
-    if mark is not None and (mark.query, mark.batch) == (_number(turn.query), turn.batch):
-        if intent is not None and intent.batch == turn.batch:  # killed after the mark
+    if mark is not None and (mark.query, mark.batch) == (_query_number(batch.query), batch.batch):
+        if intent is not None and intent.batch == batch.batch:  # killed after the mark
             _forget(path, intent)
         return
-    _check_order(turn, mark, intent)
+    _check_order(batch, mark, intent)
     if intent is None:
         if not parts:
             return
         publisher_id, first = (mark.publisher_id, mark.next_sequence) if mark else first_identity()
-        check_there(parts)  # a commit that outlived its driver may come after the files were removed
-        intent = Intent(*turn, publisher_id, first, list(parts))
+        check_files(parts)  # a commit that outlived its driver may come after the files were removed
+        intent = Intent(*batch, publisher_id, first, list(parts))
         _store(path, intent)
     put(log, rows_of(intent.parts, intent.publisher_id, intent.first_sequence))
     following = intent.first_sequence + sum(part.rows for part in intent.parts)
-    _store_mark(cursors, turn, _Mark(_number(turn.query), turn.batch, intent.publisher_id, following))
+    _store_mark(cursors, batch, _Mark(_query_number(batch.query), batch.batch, intent.publisher_id, following))
     _forget(path, intent)
 
 
-def _check_order(turn: SinkBatch, mark: _Mark | None, intent: Intent | None) -> None:
+def _check_order(batch: SinkBatch, mark: _Mark | None, intent: Intent | None) -> None:
     """Batches of a query come in order, and a name belongs to one query: else what is a repetition is not known."""
-    name = f"the sink {turn.sink!r}"
-    if mark is not None and mark.query != _number(turn.query):
+    name = f"the sink {batch.sink!r}"
+    if mark is not None and mark.query != _query_number(batch.query):
         reason = f"{name} has published for another query, or another kind of write: choose another name"
-    elif mark is not None and turn.batch < mark.batch:
+    elif mark is not None and batch.batch < mark.batch:
         reason = (
-            f"{name} has published batch {mark.batch}, and this is batch {turn.batch}: the checkpoint is an old one"
+            f"{name} has published batch {mark.batch}, and this is batch {batch.batch}: the checkpoint is an old one"
         )
-    elif intent is not None and (intent.query, intent.batch) != (turn.query, turn.batch):
+    elif intent is not None and (intent.query, intent.batch) != (batch.query, batch.batch):
         reason = f"{name} has not finished batch {intent.batch}: go on with the checkpoint that it belongs to"
     else:
         return
@@ -164,9 +164,9 @@ def _check_order(turn: SinkBatch, mark: _Mark | None, intent: Intent | None) -> 
 
 
 @contextmanager
-def _alone(log: Path, wait: bool = True) -> Iterator[bool]:
+def _locked(log: Path, wait: bool = True) -> Iterator[bool]:
     """One commit at a time: of a killed driver, the process that commits may live on for a while."""
-    path = _notes(log) / "lock"
+    path = _intents_folder(log) / "lock"
     descriptor, busy = None, False
     while descriptor is None and not busy:
         path.parent.mkdir(exist_ok=True)
@@ -192,7 +192,7 @@ def _alone(log: Path, wait: bool = True) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def _notes(log: Path) -> Path:
+def _intents_folder(log: Path) -> Path:
     """Where intents lie: beside the log, whatever folder rows are staged in."""
     return base_folder(log, None)
 
@@ -231,19 +231,19 @@ def _forget(path: Path, intent: Intent) -> None:
     remove(_folders(intent.parts))
 
 
-def _load_mark(cursors: SqliteCursors, turn: SinkBatch) -> _Mark | None:
+def _load_mark(cursors: SqliteCursors, batch: SinkBatch) -> _Mark | None:
     positions = cursors.positions.load()
-    names = [f"sink/{_name(turn.sink)}/{field}" for field in _Mark._fields]
+    names = [f"sink/{_name(batch.sink)}/{field}" for field in _Mark._fields]
     return _Mark(*(positions[name] for name in names)) if names[0] in positions else None
 
 
-def _store_mark(cursors: SqliteCursors, turn: SinkBatch, mark: _Mark) -> None:
-    cursors.positions.store({f"sink/{_name(turn.sink)}/{field}": value for field, value in mark._asdict().items()})
+def _store_mark(cursors: SqliteCursors, batch: SinkBatch, mark: _Mark) -> None:
+    cursors.positions.store({f"sink/{_name(batch.sink)}/{field}": value for field, value in mark._asdict().items()})
 
 
 def _name(sink: str) -> str:
     return blake2b(sink.encode(), digest_size=12).hexdigest()
 
 
-def _number(query: str) -> int:
+def _query_number(query: str) -> int:
     return int.from_bytes(blake2b(query.encode(), digest_size=7).digest()) if query else 0

@@ -35,10 +35,10 @@ def spark_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise reduced(error) from error
+        raise to_spark_failed(error) from error
 
 
-def reduced(error: BaseException) -> SparkFailed:
+def to_spark_failed(error: BaseException) -> SparkFailed:
     """The reason of a failed job: our own message where we raised it, else the first line of Spark's."""
     text = "\n".join([str(error), *_causes(error)])
     if found := _OURS.findall(text):
@@ -62,5 +62,5 @@ def _causes(error: BaseException) -> Iterator[str]:
 
 def _first_line(text: str) -> str:
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
-    return (told or lines or ["it failed without a word"])[0]
+    messages = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
+    return (messages or lines or ["it failed without a word"])[0]

@@ -80,7 +80,7 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Every event of a planned span in order, in batches of the columns asked for."""
     assert span.until is not None
-    _check_alone(path)
+    _check_not_open(path)
     with _adbc_errors(path), _connected(path) as connection:
         names, rows = _Names(connection), BATCH_ROWS[0]
         while span.after < span.until:
@@ -97,7 +97,7 @@ def batches(
             span = span._replace(after=page[-1].column("offset")[-1].as_py())
 
 
-def _check_alone(path: str) -> None:
+def _check_not_open(path: str) -> None:
     """Refuse to read where another SQLite of this process has the file open."""
     file = os.stat(path)  # noqa: PTH116 - as the descriptors
     for descriptor in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").is_dir() else ():
@@ -114,8 +114,8 @@ class _Names:
 
     def __call__(self, ids: Iterable[int]) -> Mapping[int, str]:
         if unknown := [id_ for id_ in ids if id_ not in self._known]:
-            wanted = ", ".join(map(str, unknown))
-            with _asked(self._connection, f"SELECT id, key FROM keys WHERE id IN ({wanted})", BATCH_ROWS[1]) as found:
+            id_list = ", ".join(map(str, unknown))
+            with _query(self._connection, f"SELECT id, key FROM keys WHERE id IN ({id_list})", BATCH_ROWS[1]) as found:
                 for batch in found:
                     self._known.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
         return self._known
@@ -129,7 +129,7 @@ def _connected(path: str) -> Iterator[AdbcConnection]:
     with AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=uri) as database:
         with AdbcConnection(database) as connection:
             # Whoever opens or closes the log has it alone for a moment.
-            with _asked(connection, f"PRAGMA busy_timeout={BUSY_MS}"):
+            with _query(connection, f"PRAGMA busy_timeout={BUSY_MS}"):
                 pass
             yield connection
 
@@ -138,15 +138,15 @@ def _page(
     connection: AdbcConnection, choice: Choice, span: Span, stored: list[str], rows: int
 ) -> tuple[list[pa.RecordBatch], int, int]:
     """Read on from `span.after` in one transaction, until there is enough; and how many rows to take at a time next."""
-    wanted = ", ".join(["events.offset", *[_SQL.get(each, f"events.{each}") for each in stored]])
+    columns_sql = ", ".join(["events.offset", *[_SQL.get(each, f"events.{each}") for each in stored]])
     found: list[pa.RecordBatch] = []
     size = count = 0
-    with _asked(connection, "BEGIN"):
+    with _query(connection, "BEGIN"):
         pass
     try:
-        with _asked(connection, "SELECT low_water FROM state") as told:
-            low_water = int(next(told).column(0)[0].as_py())
-        with _asked(connection, choice.sql(wanted, span, min(PAGE_ROWS, rows * 16)), rows) as batches_:
+        with _query(connection, "SELECT low_water FROM state") as state:
+            low_water = int(next(state).column(0)[0].as_py())
+        with _query(connection, choice.sql(columns_sql, span, min(PAGE_ROWS, rows * 16)), rows) as batches_:
             for batch in batches_:
                 if batch.num_rows:
                     found.append(batch)
@@ -155,7 +155,7 @@ def _page(
                     if size >= PAGE_BYTES:
                         break
     finally:
-        with _asked(connection, "ROLLBACK"):
+        with _query(connection, "ROLLBACK"):
             pass
     if count:
         rows = max(1, min(BATCH_ROWS[1], rows * 16, PAGE_BYTES * count // (2 * size)))
@@ -163,7 +163,7 @@ def _page(
 
 
 @contextmanager
-def _asked(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.RecordBatchReader]:
+def _query(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.RecordBatchReader]:
     """The answer to a statement, so many rows at a time."""
     with AdbcStatement(connection) as statement:
         statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows)})

@@ -32,12 +32,12 @@ def bounds(options: ReadOptions) -> tuple[int, int]:
     """The offsets after which, and up to which, the log has events now."""
     if not options.remote:
         return local.bounds(options.path)
-    with _asked(options, options.origin) as log:
+    with _connect(options, options.origin) as log:
         _, head, low_water = log.describe()
         return low_water, head
 
 
-def begin(options: ReadOptions) -> Span:
+def planned_span(options: ReadOptions) -> Span:
     """The span that the options name. It begins where the log does if they name no place, or allow for a loss."""
     span = options.span
     low_water, head = bounds(options)
@@ -57,7 +57,7 @@ def ends_before(options: ReadOptions, low_water: int) -> bool:
     left = Span(low_water, None, None, options.to_ns)
     if not options.remote:
         return not local.holds(options.path, left)
-    with _asked(options, options.origin) as log:
+    with _connect(options, options.origin) as log:
         return next(log.pages(left), None) is None
 
 
@@ -66,7 +66,7 @@ def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
     choice: Choice | None = None
     origin = options.origin
     if options.remote:
-        with _asked(options, origin) as log:
+        with _connect(options, origin) as log:
             origin, _, _ = log.describe()
     else:
         span, choice = local.plan(options.path, options.keys, span)
@@ -84,13 +84,13 @@ def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> I
     if part.choice is not None:
         yield from local.batches(options.path, part.choice, part.span, columns, options.fail_on_data_loss)
         return
-    with _asked(options, part.origin) as log:
+    with _connect(options, part.origin) as log:
         for events in log.pages(part.span, options.key, options.fail_on_data_loss):
             if events:
                 yield columns.from_events(events)
 
 
-def _asked(options: ReadOptions, origin: int | None) -> RemoteLog:
+def _connect(options: ReadOptions, origin: int | None) -> RemoteLog:
     from .remote import RemoteLog  # not before: most reads need no transport
 
     return RemoteLog(options.path, origin, options.timeout_s)

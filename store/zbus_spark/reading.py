@@ -59,32 +59,32 @@ def read(
 
     Raises `LogTrimmed` where a part of the range is gone from the log and the tier does not have it either.
     """
-    wanted = _wanted(log, key, start, end, options)
-    every = RAW if wanted.raw else SCHEMA
-    schema = every if columns is None else schema_of(columns, wanted.raw)
-    folder = _folder(wanted, cold)
-    manifest = _look(spark, folder)
-    wanted, origin, low_water = _ask(wanted)
+    chosen = _parse_options(log, key, start, end, options)
+    every = RAW if chosen.raw else SCHEMA
+    schema = every if columns is None else schema_of(columns, chosen.raw)
+    folder = _folder(chosen, cold)
+    manifest = _load_manifest(spark, folder)
+    chosen, origin, low_water = _identify(chosen)
     if low_water > manifest.last:  # trimmed after that look, or never offloaded: the manifest of now tells which
-        manifest = _look(spark, folder)
+        manifest = _load_manifest(spark, folder)
     if manifest.epoch and origin_of(bytes.fromhex(manifest.epoch)) != origin:
         reason = f"the tier belongs to another log than {origin:x}, or that began a new epoch after a loss"
         raise ColdDamaged(f"{folder}/{NAME}", reason, advice="Name the folder of this log's own tier")
-    span, fail = wanted.span, wanted.fail_on_data_loss
-    segments = [segment for segment in manifest.segments if _holds(segment, span)]
-    somewhere = bool(wanted.start_offset)  # else from the beginning of what is left
+    span, fail = chosen.span, chosen.fail_on_data_loss
+    segments = [segment for segment in manifest.segments if _overlaps(segment, span)]
+    explicit_start = bool(chosen.start_offset)  # else from the beginning of what is left
     gone = manifest.first - 1 if span.after < manifest.last else low_water
-    if fail and span.after < gone and (somewhere or _ends_before(wanted, manifest, gone)):
+    if fail and span.after < gone and (explicit_start or _ends_before(chosen, manifest, gone)):
         raise LogTrimmed(span.after, gone)
     rest = span.until is None or span.until > manifest.last
     if segments and rest and fail and low_water > manifest.last:
         raise LogTrimmed(manifest.last, low_water)
     if not segments:
-        after = max(span.after, manifest.last) if somewhere or low_water <= manifest.last else low_water
-        return _hot(spark, wanted, schema, after)
+        after = max(span.after, manifest.last) if explicit_start or low_water <= manifest.last else low_water
+        return _hot(spark, chosen, schema, after)
     with spark_errors():
-        frame = _cold(spark, folder, segments, wanted, schema)
-    return frame.unionByName(_hot(spark, wanted, schema, max(span.after, manifest.last))) if rest else frame
+        frame = _cold(spark, folder, segments, chosen, schema)
+    return frame.unionByName(_hot(spark, chosen, schema, max(span.after, manifest.last))) if rest else frame
 
 
 def derived(frame: DataFrame, schema: StructType) -> DataFrame:
@@ -111,7 +111,7 @@ def files(spark: SparkSession, folder: str, paths: Iterable[str]) -> DataFrame:
     return reader.parquet(*[f"{folder}/{path}" for path in paths])
 
 
-def _wanted(
+def _parse_options(
     log: str | Path,
     key: str | Iterable[str] | None,
     start: Position | None,
@@ -146,7 +146,7 @@ def _folder(options: ReadOptions, cold: str | Path | None) -> str:
     return f"file://{Path(path).absolute()}"
 
 
-def _look(spark: SparkSession, folder: str) -> Manifest:
+def _load_manifest(spark: SparkSession, folder: str) -> Manifest:
     """The manifest as it is now, from wherever Spark can read it."""
     if not folder:
         return Manifest()
@@ -161,7 +161,7 @@ def _look(spark: SparkSession, folder: str) -> Manifest:
     return load(Path(folder) / NAME, bytes(found[0].content))
 
 
-def _ask(options: ReadOptions) -> tuple[ReadOptions, int, int]:
+def _identify(options: ReadOptions) -> tuple[ReadOptions, int, int]:
     """What the log is called, and the offset up to which it has no events; and the options that name just this log."""
     if options.remote:
         from .remote import RemoteLog  # not before: most reads need no transport
@@ -177,8 +177,8 @@ def _ask(options: ReadOptions) -> tuple[ReadOptions, int, int]:
         engine.dispose()
 
 
-def _holds(segment: Segment, span: Span) -> bool:
-    """Whether some of what is wanted may lie in a segment."""
+def _overlaps(segment: Segment, span: Span) -> bool:
+    """Whether some of what is chosen may lie in a segment."""
     if segment.last <= span.after or (span.until is not None and segment.first > span.until) or not segment.files:
         return False
     after = span.from_ns is None or segment.published_max >= span.from_ns

@@ -60,7 +60,7 @@ class RemoteLog:
     def __enter__(self) -> RemoteLog:
         fabric = self._fabric = _connect(self._url, self._name)
         self._thread = LoopThread("zbus-remote", self._live)
-        self._asker = RequestClient(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
+        self._client = RequestClient(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
         self._thread.start()
         return self
 
@@ -75,18 +75,18 @@ class RemoteLog:
         """The log's origin, its head, and its low-water mark."""
         timeout_s = min(CONNECT_S, self._timeout_s)
         if self._origin is not None:
-            lost = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
-            looking = partial(ask_page, self._ask, self._origin, NOTHING, ENDLESS, 0, timeout_s)
-            page = self._thread.run(_asked(looking, CONNECT_S, lost))
+            failure = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
+            request = partial(ask_page, self._request, self._origin, NOTHING, ENDLESS, 0, timeout_s)
+            page = self._thread.run(_with_retries(request, CONNECT_S, failure))
             return self._origin, page.head, page.low_water
-        lost = f"nothing was read: no node with a log is to be found at {self._name}"
-        told = self._thread.run(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost))
-        if told.heard:
-            known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.heard}))
+        failure = f"nothing was read: no node with a log is to be found at {self._name}"
+        info = self._thread.run(_with_retries(partial(ask_log, self._request, timeout_s), CONNECT_S, failure))
+        if info.heard:
+            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.heard}))
             reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
             raise ConfigInvalid("origin", reason)
-        self._origin = told.origin
-        return told.origin, told.head, told.low_water
+        self._origin = info.origin
+        return info.origin, info.head, info.low_water
 
     def pages(self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True) -> Iterator[list[Event]]:
         """Every event of a span in order, for some expressions or all of them; an error where one is missing.
@@ -99,27 +99,29 @@ class RemoteLog:
         expressions = KeySet(keys).expressions if keys else ()
         origin, head, _ = self.describe() if self._origin is None or span.until is None else (self._origin, 0, 0)
         after, until = span.after, head if span.until is None else span.until
-        coming = self._page(origin, expressions, span, after, until) if after < until else None
+        pending = self._page(origin, expressions, span, after, until) if after < until else None
         try:
-            while coming is not None:
-                page = coming.result()
+            while pending is not None:
+                page = pending.result()
                 if fail_on_data_loss and page.low_water > after:
                     raise LogTrimmed(after, page.low_water)
                 self._check(page, after, until)
                 after = page.covered
-                coming = self._page(origin, expressions, span, after, until) if after < until else None
+                pending = self._page(origin, expressions, span, after, until) if after < until else None
                 if page.envelopes:
                     yield [envelope.event(envelope.offset) for envelope in page.envelopes]
         finally:
-            if coming is not None:
-                coming.cancel()
+            if pending is not None:
+                pending.cancel()
 
     def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
         times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
-        asking = partial(ask_page, self._ask, origin, keys, after, times[0], self._timeout_s)
-        asking = partial(asking, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
-        lost = f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
-        return self._thread.begin(_asked(asking, AWAY_S, lost))
+        request = partial(ask_page, self._request, origin, keys, after, times[0], self._timeout_s)
+        request = partial(request, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
+        failure = (
+            f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
+        )
+        return self._thread.begin(_with_retries(request, AWAY_S, failure))
 
     def _check(self, page: LogPage, after: int, until: int) -> None:
         if page.head < until:
@@ -136,8 +138,8 @@ class RemoteLog:
                 f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order"
             )
 
-    def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        return self._asker.ask(key, body, timeout_s, stream=True)
+    def _request(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        return self._client.ask(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
         await self._thread.stopping.wait()
@@ -163,14 +165,14 @@ def _connect(url: str, name: str) -> Fabric:
     raise ConfigInvalid("path", f"{name} leads to no node that could be asked for its log")
 
 
-async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: str) -> T:
+async def _with_retries(request: Callable[[], Awaitable[T]], retry_s: float, failure: str) -> T:
     """The answer; asked for again while that may help, for some time after the first failure."""
     loop, pauses, deadline = asyncio.get_running_loop(), Backoff(*RETRY_S), None
     while True:
         try:
-            return await asking()
+            return await request()
         except (RequestError, TransportError, EventInvalid) as error:
-            deadline, pause = deadline or loop.time() + patience_s, pauses.next()
+            deadline, pause = deadline or loop.time() + retry_s, pauses.next()
             if loop.time() + pause > deadline:
-                raise TransportError(f"{lost} ({error})") from error
+                raise TransportError(f"{failure} ({error})") from error
         await asyncio.sleep(pause)

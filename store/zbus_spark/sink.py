@@ -28,10 +28,10 @@ from zbus.keys import check_key
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import check_is_log
 
-from .commit import SinkBatch, publish, publish_unnamed, tidy, withdraw
+from .commit import SinkBatch, discard, publish, publish_unnamed, remove_abandoned
 from .staging import StagedPart, base_folder, run_folder, stage
 
-_OF_SPARK = {"checkpointlocation", "queryname"}  # given with the others, and none of our business
+_SPARK_OPTIONS = {"checkpointlocation", "queryname"}  # given with the others, and none of our business
 _QUERY = "sql.streaming.queryId"  # a property that Spark gives to each task of a query
 _TYPES: dict[str, tuple[type, ...]] = {"key": (StringType,), "payload": (BinaryType, StringType), "headers": (MapType,)}
 
@@ -55,7 +55,9 @@ class SinkOptions(BaseModel):
         """Options as Spark gives them: names in any case, values as text."""
         names = {field.alias.lower(): field.alias for field in cls.model_fields.values() if field.alias}
         values: dict[str, Any] = {
-            names.get(name.lower(), name): value for name, value in options.items() if name.lower() not in _OF_SPARK
+            names.get(name.lower(), name): value
+            for name, value in options.items()
+            if name.lower() not in _SPARK_OPTIONS
         }
         if not values.get("path"):
             raise ConfigInvalid("path", 'name a log: .save("app.db"), or .start("app.db")')
@@ -108,7 +110,7 @@ class _Plan:
         self.payload_bytes_max = load_config(log=str(self.log)).payload_bytes_max
         base = base_folder(self.log, chosen.staging)
         self.folder = run_folder(base)
-        tidy(self.log, base)
+        remove_abandoned(self.log, base)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Staged:
         """On an executor: check rows, and keep them for the commit."""
@@ -136,7 +138,7 @@ class _Writer(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. Spark calls it after a commit that failed as well."""
-        withdraw(self.plan.log, _parts(messages))
+        discard(self.plan.log, _parts(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -161,7 +163,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver. Spark calls it after a commit that failed as well."""
-        withdraw(self.plan.log, _parts(messages))
+        discard(self.plan.log, _parts(messages))
 
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[StagedPart]:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from .columns import RAW, SCHEMA, Columns
 from .options import ReadOptions
-from .partitions import begin, parts, read_part
+from .partitions import parts, planned_span, read_part
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -71,7 +71,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Ranges of offsets up to the head of this moment."""
         options = self.options
-        return list(parts(options, begin(options)))
+        return list(parts(options, planned_span(options)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of one range."""

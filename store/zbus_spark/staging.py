@@ -33,7 +33,7 @@ from zbus.ports.log import Row
 from zbus_log.file.process import is_alive, started_at
 
 CHUNK_ROWS = 1000
-LEFT_S = 86_400.0  # how long what another machine staged lies still before it is nobody's
+ABANDONED_S = 86_400.0  # how long what another machine staged lies still before it is nobody's
 _STAGED = pa.schema(
     [pa.field("key", pa.string(), False), pa.field("payload", pa.binary(), False), pa.field("headers", pa.binary())]
 )
@@ -57,7 +57,7 @@ def base_folder(log: Path, staging: str | None) -> Path:
 def run_folder(base: Path) -> Path:
     """A folder for the rows of one write; its name tells whether the driver that began it still runs."""
     driver = _driver()
-    return base / f"{_place()}-{driver}-{started_at(driver)}-{secrets.token_hex(4)}"
+    return base / f"{_pid_scope()}-{driver}-{started_at(driver)}-{secrets.token_hex(4)}"
 
 
 def stage(
@@ -104,7 +104,7 @@ def _create(file: Path) -> pa.RecordBatchFileWriter:
     raise FileNotFoundError(2, "the folder does not stay", str(file.parent))
 
 
-def check_there(parts: Sequence[StagedPart]) -> None:
+def check_files(parts: Sequence[StagedPart]) -> None:
     """Raise unless all staged files can be seen from here."""
     for part in parts:
         if not Path(part.path).is_file():
@@ -184,25 +184,25 @@ def remove(folders: Iterable[Path]) -> None:
             folder.parent.rmdir()
 
 
-def sweep(base: Path, needed: Iterable[Path]) -> None:
+def remove_abandoned_folders(base: Path, needed: Iterable[Path]) -> None:
     """Remove what killed drivers left, but for the folders that are needed."""
     if not base.is_dir():
         return
     kept = set(needed)
-    remove(folder for folder in base.iterdir() if folder.is_dir() and folder not in kept and _is_left(folder))
+    remove(folder for folder in base.iterdir() if folder.is_dir() and folder not in kept and _is_abandoned(folder))
 
 
-def _is_left(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     try:
-        place, pid, started, _ = folder.name.split("-")
-        if place == _place():
+        scope, pid, started, _ = folder.name.split("-")
+        if scope == _pid_scope():
             return not is_alive(int(pid), int(started))
-        return time.time() - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > LEFT_S
+        return time.time() - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > ABANDONED_S
     except (ValueError, OSError):
         return False  # none of ours, or somebody is at it
 
 
-def _place() -> str:
+def _pid_scope() -> str:
     """Within which processes are known by their number: one machine from start to stop, or one container."""
     try:
         return _digest(f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{Path('/proc/self/ns/pid').readlink()}")

@@ -55,11 +55,11 @@ def session(master: str = "local[*]", *, nice: int | None = None, **settings: st
     builder = SparkSession.builder.master(master).appName("zbus")
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    ours = SparkContext._gateway is None
+    started_here = SparkContext._gateway is None
     with spark_errors(), _without_banner():
         made = builder.getOrCreate()
-    if ours and nice > 0 and master.startswith("local"):
-        _give_way(nice)
+    if started_here and nice > 0 and master.startswith("local"):
+        _lower_priority(nice)
     # Spark looks for `format("zbus")` through the session of the calling thread, which may be another one each time.
     made._jvm.SparkSession.setActiveSession(made._jsparkSession)  # type: ignore[union-attr]
     return made
@@ -72,7 +72,7 @@ def _niceness() -> int:
     return int(text)
 
 
-def _give_way(nice: int) -> None:
+def _lower_priority(nice: int) -> None:
     """Lower the priority of the Java that was started. Its workers do not run yet, and inherit it.
 
     Linux has a priority for each thread, and a new one takes that of its creator: look until all have it.
@@ -111,10 +111,10 @@ def _without_banner() -> Iterator[None]:
     finally:
         os.dup2(own, 2)
         os.close(own)
-        threading.Thread(target=_pass_on, args=(reading,), name="spark-stderr", daemon=True).start()
+        threading.Thread(target=_forward_lines, args=(reading,), name="spark-stderr", daemon=True).start()
 
 
-def _pass_on(reading: int) -> None:
+def _forward_lines(reading: int) -> None:
     with os.fdopen(reading, "rb") as lines:
         for line in lines:
             if _BANNER not in line:

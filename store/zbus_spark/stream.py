@@ -15,7 +15,7 @@ from zbus.ports.log import Span
 
 from .columns import Columns
 from .options import ReadOptions
-from .partitions import begin, bounds, parts, read_part
+from .partitions import bounds, parts, planned_span, read_part
 
 OFFSET = "offset"  # the last one that a batch has covered
 
@@ -32,7 +32,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
         """Before the first event wanted."""
-        return {OFFSET: begin(self.options).after}
+        return {OFFSET: planned_span(self.options).after}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The head, or as far as one batch goes."""

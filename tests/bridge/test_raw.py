@@ -69,7 +69,7 @@ async def test_plain_nats_messages_become_events_and_events_plain_messages(
     assert (message.subject, message.data) == ("shop.prices", b"\xffevent")
     assert message.headers is not None
     assert message.headers["tenant"] == "x"
-    assert (stats["forth"]["crossed"], stats["back"]["crossed"]) == (1, 1)
+    assert (stats["forward"]["forwarded"], stats["reverse"]["forwarded"]) == (1, 1)
 
 
 async def test_requests_and_their_inboxes_are_left_to_those_who_use_them(server: NatsServer, zenoh_url: str) -> None:
@@ -115,7 +115,7 @@ async def test_plain_zmq_messages_become_events_and_events_plain_messages(zenoh_
                         await asyncio.sleep(0.05)
                 await (await node.publisher("shop/prices")).publish(b"event", headers={"lost": "here"})
                 message = await asyncio.to_thread(receiver.recv_multipart)
-                await until(lambda: bridge.stats()["back"]["crossed"] == 1)
+                await until(lambda: bridge.stats()["reverse"]["forwarded"] == 1)
         orders = [event for event in at_node.events if event.key == "shop/orders"]
         assert {event.payload for event in orders} == {b"plain"}
         assert [event.sequence for event in orders] == list(range(len(orders)))
@@ -142,18 +142,18 @@ async def test_a_durable_bridge_keeps_what_plain_zmq_subscribers_miss_while_none
     with zmq.Context() as context:
         async with zbus.open(tmp_path / "node.db", transport=zenoh_url) as node:
             publisher = await node.publisher("shop/orders")
-            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forth", log=log) as bridge:
+            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forward", log=log) as bridge:
                 assert "kept in the log" in bridge.promise
                 assert "nobody subscribes" in bridge.promise
                 await publisher.publish_many([b"%d" % number for number in range(50)])
-                await until(lambda: bridge.stats()["forth"]["waiting_events"] == 50)
-                assert bridge.stats()["forth"]["crossed"] == 0
+                await until(lambda: bridge.stats()["forward"]["pending_events"] == 50)
+                assert bridge.stats()["forward"]["forwarded"] == 0
                 before = await heard(context, 50)
-                await until(lambda: bridge.stats()["forth"]["crossed"] == 50)
+                await until(lambda: bridge.stats()["forward"]["forwarded"] == 50)
                 await until(lambda: bridge.diagnostics()["links"][1]["subscriptions"] == 0)
                 await publisher.publish_many([b"%d" % number for number in range(50, 100)])
-                await until(lambda: bridge.stats()["forth"]["waiting_events"] == 50)
-            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forth", log=log):  # and from its cursor
+                await until(lambda: bridge.stats()["forward"]["pending_events"] == 50)
+            async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forward", log=log):  # and from its cursor
                 after = await heard(context, 50)
 
     assert before + after == [b"%d" % number for number in range(100)]
@@ -177,7 +177,7 @@ BRIDGE = """
         Consumer.acknowledge = die  # it is in the log, and not acknowledged
 
     async def main():
-        async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log):
+        async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forward", log=log):
             print("ready", flush=True)
             await asyncio.to_thread(sys.stdin.read)
     asyncio.run(main())
@@ -240,14 +240,14 @@ async def test_events_go_into_a_stream_once_and_in_order_though_its_server_is_ki
         async with zbus.open(tmp_path / "node.db", transport=zenoh_url) as node:
             publisher = await node.publisher("shop/orders")
             log = tmp_path / "bridge.db"
-            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="back", log=log) as bridge:
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="reverse", log=log) as bridge:
                 for number in range(1000):
                     await publisher.publish(b"%d" % number)
                     if number == 300:
                         server.kill()
                     elif number == 700:
                         server.start()
-                await until(lambda: bridge.stats()["back"]["crossed"] == 1000)
+                await until(lambda: bridge.stats()["reverse"]["forwarded"] == 1000)
         await plain.flush()
         stream = plain.jetstream()
         assert (await stream.stream_info("ORDERS")).state.messages == 1000
@@ -272,12 +272,12 @@ async def test_a_stream_that_fills_while_the_bridge_is_away_crosses_whole_and_in
             ears(node, "shop/**", **PAST) as at_node,
         ):
             log = tmp_path / "bridge.db"
-            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log) as bridge:
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forward", log=log) as bridge:
                 events = await at_node.only(300)
-                await until(lambda: bridge.stats()["forth"]["crossed"] == 300)
+                await until(lambda: bridge.stats()["forward"]["forwarded"] == 300)
             for number in range(300, 400):
                 await stream.publish("shop.orders", json.dumps({"n": number}).encode())
-            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forth", log=log):
+            async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forward", log=log):
                 events = await at_node.only(400)
     finally:
         await plain.close()

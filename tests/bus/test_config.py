@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ZBUS_LOG", "env.db")
     monkeypatch.setenv("ZBUS_MODE", "peer")
     monkeypatch.setenv("ZBUS_LISTEN", "tcp/127.0.0.1:7447, tcp/127.0.0.1:7448")
-    monkeypatch.setenv("ZBUS_RETAIN_PAST_CURSORS", "true")
+    monkeypatch.setenv("ZBUS_RETAIN_IGNORE_CURSORS", "true")
     monkeypatch.setenv("ZBUS_CLOSE_TIMEOUT_S", "2.5")
 
     config = zbus.open().config
 
     assert (config.log, config.mode, config.close_timeout_s) == ("env.db", "peer", 2.5)
     assert config.listen == ("tcp/127.0.0.1:7447", "tcp/127.0.0.1:7448")
-    assert config.retain_past_cursors is True
+    assert config.retain_ignore_cursors is True
 
 
 def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
     secret.write_text("0123456789abcdef\n")
     given = {
         "log": "app.db",
-        "cold": "app.db-cold",
+        "cold_dir": "app.db-cold",
         "read_only": "false",
         "durability": "os",
         "transport": "zenoh",
@@ -92,27 +93,27 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "mode": "router",
         "listen": "tcp/127.0.0.1:7447",
         "connect": "tcp/127.0.0.1:7448",
-        "record": "own",
+        "keep": "own",
         "wire": "zbus",
         "tracing": "off",
         "node": "worker-7",
         "bus": "telemetry",
         "metadata": '{"team": "money"}',
         "node_ttl_s": "3.5",
-        "metrics": "false",
-        "records": "info",
+        "latency_metrics": "false",
+        "system_events": "info",
         "session_secret": "0123456789abcdef",
         "session_secret_file": str(secret),
         "payload_bytes_max": "2",
         "pending_bytes_max": "2048",
         "close_timeout_s": "3",
-        "check_schemas": "false",
+        "validate_schemas": "false",
         "skip_corrupt": "true",
         "accept_loss": "true",
         "retain_age_s": "4",
         "retain_bytes": "5",
         "retain_events": "6",
-        "retain_past_cursors": "true",
+        "retain_ignore_cursors": "true",
     }
     for name, value in given.items():
         monkeypatch.setenv(f"ZBUS_{name.upper()}", value)
@@ -218,9 +219,9 @@ def test_a_password_in_a_url_is_never_shown(field: str) -> None:
 
 OF_THE_APPLICATION = {
     "ZBUS_LOG": "env.db",
-    "ZBUS_COLD": "tier",
+    "ZBUS_COLD_DIR": "tier",
     "ZBUS_RETAIN_AGE_S": "86400",
-    "ZBUS_RECORD": "shop/**",
+    "ZBUS_KEEP": "shop/**",
     "ZBUS_TRANSPORT": "nats",
     "ZBUS_SESSION_SECRET_FILE": "missing",
     "ZBUS_OPTIONS": "not JSON",
@@ -327,15 +328,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"mode": "client", "listen": ["tcp/127.0.0.1:0"]}, "connect", "at least one endpoint to connect to"),
     ({"mode": "peer"}, "listen", "listen on or to connect to"),
     ({"mode": "router"}, "listen", "listen on or to connect to"),
-    ({"read_only": True}, "read_only", "there is no log"),
-    ({"retain_age_s": 1}, "retain_age_s", "there is no log"),
-    ({"retain_bytes": 1}, "retain_bytes", "there is no log"),
-    ({"retain_events": 1}, "retain_events", "there is no log"),
-    ({"accept_loss": True}, "accept_loss", "there is no log"),
-    ({"log": "memory", "read_only": True}, "read_only", "belongs to this bus alone"),
-    ({"cold": "tier"}, "cold", "there is no log"),
-    ({"log": "memory", "cold": "tier"}, "cold", "has no cold tier"),
-    ({"log": "app.db", "read_only": True, **PEER}, "mode", "read-only is embedded"),
+    ({"read_only": True}, "read_only", "needs a log"),
+    ({"retain_age_s": 1}, "retain_age_s", "needs a log"),
+    ({"retain_bytes": 1}, "retain_bytes", "needs a log"),
+    ({"retain_events": 1}, "retain_events", "needs a log"),
+    ({"accept_loss": True}, "accept_loss", "needs a log"),
+    ({"log": "memory", "read_only": True}, "read_only", "belongs to one bus"),
+    ({"cold_dir": "tier"}, "cold_dir", "needs a log"),
+    ({"log": "memory", "cold_dir": "tier"}, "cold_dir", "has no cold tier"),
+    ({"log": "app.db", "read_only": True, **PEER}, "mode", "must be embedded"),
 ]
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"mode": "broker"}, "mode", "'embedded', 'peer', 'client' or 'router'"),
@@ -351,17 +352,17 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"log": "app.db", "retain_events": 0}, "retain_events", "greater than or equal to 1"),
     ({"log": 5}, "log", "string"),
     ({"log": ""}, "log", "path"),
-    ({"log": "app.db", "cold": ""}, "cold", "path"),
-    ({"record": ["a/b*"], "log": "x.db"}, "record", "whole segments"),
-    ({"record": ["shop/**"]}, "record", "there is no log"),
-    ({"record": ["**"], "log": "x.db", "read_only": True}, "record", "only read"),
-    ({"wire": "dynamo"}, "wire", "nats and zmq"),
-    ({"transports": ["zenoh", "No URL"]}, "transports", "a transport is a name"),
+    ({"log": "app.db", "cold_dir": ""}, "cold_dir", "path"),
+    ({"keep": ["a/b*"], "log": "x.db"}, "keep", "whole segments"),
+    ({"keep": ["shop/**"]}, "keep", "needs a log"),
+    ({"keep": ["**"], "log": "x.db", "read_only": True}, "keep", "read-only log"),
+    ({"wire": "dynamo"}, "wire", "nats or zmq"),
+    ({"transports": ["zenoh", "No URL"]}, "transports", "must be a name"),
     ({"wire": "xml"}, "wire", "'zbus'"),
     ({"transport": "Not A Name"}, "transport", "a name such as 'zenoh'"),
     ({"transport": ""}, "transport", "a name such as 'zenoh'"),
-    ({"mode": "peer", "listen": ["127.0.0.1:7447"]}, "listen", "an endpoint is written like tcp/127.0.0.1:7447"),
-    ({"mode": "peer", "connect": "tcp://127.0.0.1"}, "connect", "an endpoint is written like tcp/127.0.0.1:7447"),
+    ({"mode": "peer", "listen": ["127.0.0.1:7447"]}, "listen", "must be an endpoint such as tcp/127.0.0.1:7447"),
+    ({"mode": "peer", "connect": "tcp://127.0.0.1"}, "connect", "must be an endpoint such as tcp/127.0.0.1:7447"),
     ({"no_such_thing": 1}, "no_such_thing", "there is no such setting; known are: log, "),
 ]
 
@@ -395,6 +396,52 @@ def test_a_wrong_value_in_the_environment_is_refused_like_an_argument(monkeypatc
         zbus.open()
 
     assert caught.value.field == "durability"
+
+
+RENAMED = {
+    "record": "keep",
+    "records": "system_events",
+    "cold": "cold_dir",
+    "check_schemas": "validate_schemas",
+    "retain_past_cursors": "retain_ignore_cursors",
+    "metrics": "latency_metrics",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_setting_under_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text(f"{old} = 1\n")
+
+    for make in (zbus.open, BusConfig, BusConfig.exactly):
+        with pytest.raises(ConfigInvalid) as caught:
+            make(**{old: 1})
+        assert str(caught.value) == f"{old}: renamed: use {new}"
+    with pytest.raises(ConfigInvalid) as caught:
+        zbus.open(config=toml)
+    assert str(caught.value) == f"{old}: renamed: use {new}"
+    monkeypatch.setenv("ZBUS_CONFIG", str(toml))
+    with pytest.raises(ConfigInvalid) as caught:
+        load_only(new)
+    assert str(caught.value) == f"{old}: renamed: use {new}"
+    assert new in BusConfig.model_fields
+    load_only("durability")  # it takes no setting that was renamed
+
+
+@pytest.mark.parametrize("case", [str.upper, str.lower])
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_variable_with_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, case: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(case(f"ZBUS_{old}"), "1")
+
+    for make in (zbus.open, BusConfig, lambda: load_only(new)):
+        with pytest.raises(ConfigInvalid) as caught:
+            make()
+        assert str(caught.value) == f"ZBUS_{old.upper()}: renamed: use ZBUS_{new.upper()}"
+    BusConfig.exactly()
+    load_only("durability")  # it takes no setting that was renamed
 
 
 @pytest.mark.parametrize(

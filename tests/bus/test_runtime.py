@@ -43,7 +43,7 @@ class OwnRuntime(Runtime):
 
 async def test_events_records_schemas_and_announcements_have_the_node_s_own_time_and_chance(log_path: Path) -> None:
     runtime = OwnRuntime()
-    config = BusConfig(log=str(log_path), records="warning", node_ttl_s=60)
+    config = BusConfig(log=str(log_path), system_events="warning", node_ttl_s=60)
     node = Node(config, runtime=runtime)
     await node.start()
     try:

@@ -527,12 +527,12 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_field_and_not_repeated(tmp_
     binary.write_bytes(b"\xff" * 40)
     folder.mkdir()
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"session_secret": "tooshort"}, "session_secret: under 16 bytes"),
-        ({"session_secret": "é" * 7}, "session_secret: under 16 bytes"),
-        ({"session_secret_file": str(short)}, "session_secret: under 16 bytes"),
+        ({"session_secret": "tooshort"}, "session_secret: must have at least 16 bytes"),
+        ({"session_secret": "é" * 7}, "session_secret: must have at least 16 bytes"),
+        ({"session_secret_file": str(short)}, "session_secret: must have at least 16 bytes"),
         ({"session_secret_file": str(tmp_path / "nowhere")}, "session_secret_file: .*No such file"),
         ({"session_secret_file": str(folder)}, "session_secret_file: .*directory"),
-        ({"session_secret_file": str(binary)}, "session_secret_file: .*no text"),
+        ({"session_secret_file": str(binary)}, "session_secret_file: .*not a text file"),
         ({"session_secret_file": str(short), "session_secret": "0123456789abcdef"}, "another secret"),
     ]
     for given_, said in cases:

@@ -31,7 +31,7 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
     arguments = ["bridge", "--between", server.url, url, "--keys", "shop/**", "--keys", "audit/*", "--name", "b"]
     async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
         async with ears(right, "**") as at_right:
-            with command(*arguments, "--json", "--report-s", "0.2") as running:
+            with command(*arguments, "--json", "--report-interval", "0.2") as running:
                 ready = await asyncio.to_thread(running.line)
                 assert ready == {
                     "ready": True,
@@ -41,20 +41,20 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
                 await (await left.publisher("audit/log")).publish(b"x")
                 await at_right.only(11)
                 report = await asyncio.to_thread(running.line)
-                while report["forth"]["crossed"] < 11:
+                while report["forward"]["forwarded"] < 11:
                     report = await asyncio.to_thread(running.line)
                 assert await asyncio.to_thread(running.end) == 0
     assert report["bridge"] == "b"
-    assert report["forth"] | {"lag_ms": 0} == {
+    assert report["forward"] | {"lag_ms": 0} == {
         "from": server.url,
         "to": url,
         "linked": True,
-        "crossed": 11,
+        "forwarded": 11,
         "lag_ms": 0,
-        "waiting_events": 0,
+        "pending_events": 0,
     }
-    assert report["back"]["crossed"] == 0
-    assert report["loops_stopped"] == 0
+    assert report["reverse"]["forwarded"] == 0
+    assert report["loops_prevented"] == 0
     assert any("there is no log" in line for line in running.errors)
     assert not any("Traceback" in line for line in running.errors)
 
@@ -62,13 +62,13 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
 async def test_prose_goes_to_stderr_and_ctrl_c_is_no_error(server: NatsServer, tmp_path: Path) -> None:
     endpoint = f"tcp/127.0.0.1:{free_port()}"
     arguments = ["bridge", "--between", server.url, "zenoh://", "--keys", "shop/**", "--listen", endpoint]
-    with command(*arguments, "--log", tmp_path / "b.db", "--report-s", "0.1") as running:
+    with command(*arguments, "--log", tmp_path / "b.db", "--report-interval", "0.1") as running:
         assert (await asyncio.to_thread(running.line))["ready"] is True
         async with zbus.open(mode="client", connect=[endpoint]) as right, ears(right, "**") as at_right:
             async with zbus.open(transport=server.url) as left:
                 await (await left.publisher("shop/orders")).publish(b"x")
                 await at_right.only(1)
-                await until(lambda: any("forth 1 crossed" in line for line in running.errors))
+                await until(lambda: any("forward 1 forwarded" in line for line in running.errors))
         assert await asyncio.to_thread(running.end, signal.SIGINT) == 0
     assert running.lines.empty()
     assert any("kept in the log" in line for line in running.errors)
@@ -82,7 +82,7 @@ async def test_a_bridge_that_is_killed_goes_on_where_it_was_and_nothing_is_lost(
     urls = {"nats": server.url, "zenoh": f"zenoh://127.0.0.1:{port}"}
     near, far = urls.pop(side), next(iter(urls.values()))
     arguments = ["bridge", "--between", near, far, "--keys", "shop/**", "--log", tmp_path / "b.db", "--json"]
-    arguments += ["--report-s", "0.1"]
+    arguments += ["--report-interval", "0.1"]
     async with router(port), zbus.open(tmp_path / "near.db", transport=near) as here, zbus.open(transport=far) as there:
         publisher = await here.publisher("shop/orders")
         async with ears(there, "shop/**") as heard:
@@ -102,8 +102,10 @@ async def test_a_bridge_that_is_killed_goes_on_where_it_was_and_nothing_is_lost(
                 assert await asyncio.to_thread(running.end) == 0
                 *_, report = running.rest()
     assert [event.sequence for event in events] == list(range(900))
-    assert 200 <= report["forth"]["crossed"] <= 800  # what had crossed at first was not sent again
-    assert report["back"]["crossed"] == 0  # and what it asked for afterwards does not go back to where it came from
+    assert 200 <= report["forward"]["forwarded"] <= 800  # what had crossed at first was not sent again
+    assert (
+        report["reverse"]["forwarded"] == 0
+    )  # and what it asked for afterwards does not go back to where it came from
 
 
 async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_when_it_is_back(
@@ -111,7 +113,18 @@ async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_w
 ) -> None:
     port = free_port()
     zenoh = f"zenoh://127.0.0.1:{port}"
-    arguments = ["bridge", "--between", server.url, zenoh, "--keys", "shop/**", "--raw", "--json", "--report-s", "0.1"]
+    arguments = [
+        "bridge",
+        "--between",
+        server.url,
+        zenoh,
+        "--keys",
+        "shop/**",
+        "--raw",
+        "--json",
+        "--report-interval",
+        "0.1",
+    ]
     arguments += ["--log", str(tmp_path / "b.db")]
     async with router(port), zbus.open(tmp_path / "node.db", transport=zenoh) as node:
         publisher = await node.publisher("shop/orders")
@@ -119,7 +132,7 @@ async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_w
             await asyncio.to_thread(running.line)
             server.kill()
             await publisher.publish_many([b"%d" % n for n in range(200)])
-            while (await asyncio.to_thread(running.line))["back"]["waiting_events"] < 200:
+            while (await asyncio.to_thread(running.line))["reverse"]["pending_events"] < 200:
                 pass
             running.kill()
         server.start()
@@ -150,18 +163,18 @@ async def test_a_file_runs_several_bridges(server: NatsServer, tmp_path: Path) -
         name = "orders"
         between = ["{server.url}", "{url}"]
         keys = ["shop/orders/**"]
-        direction = "forth"
+        direction = "forward"
         log = "{tmp_path}/orders.db"
 
         [[bridge]]
         name = "prices"
         between = ["{server.url}", "{url}"]
         keys = ["shop/prices/**"]
-        direction = "back"
+        direction = "reverse"
     """)
     async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
         async with ears(left, "**") as at_left, ears(right, "**") as at_right:
-            with command("bridge", "--config", file, "--report-s", "0") as running:
+            with command("bridge", "--config", file, "--report-interval", "0") as running:
                 ready = await asyncio.to_thread(running.line)
                 for node in (left, right):
                     for key in ("shop/orders/x", "shop/prices/x"):
@@ -208,7 +221,7 @@ def test_a_wrong_file_is_told_by_table_and_field_before_anything_starts(tmp_path
         ["--between", "nats://a", "--keys", "a"],
         ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--direction", "up"],
         ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--config", "x.toml"],
-        ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--report-s", "-1"],
+        ["--between", "nats://a", "zenoh://b:1", "--keys", "a", "--report-interval", "-1"],
     ],
 )
 def test_a_call_that_makes_no_sense_ends_with_two_and_one_line(arguments: list[str]) -> None:

@@ -18,8 +18,8 @@ from zbus import blocking
 OF_THE_LOG = {
     "ZBUS_RETAIN_AGE_S": "86400",
     "ZBUS_RETAIN_EVENTS": "5",
-    "ZBUS_COLD": "/no/such/tier",
-    "ZBUS_RECORD": "shop/**",
+    "ZBUS_COLD_DIR": "/no/such/tier",
+    "ZBUS_KEEP": "shop/**",
     "ZBUS_ACCEPT_LOSS": "true",
 }
 OF_THE_BUS = {"ZBUS_SESSION_SECRET_FILE": "/no/such/file", "ZBUS_RECEIVE_ON": "nats", "ZBUS_PENDING_BYTES_MAX": "1"}
@@ -92,7 +92,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_log_is_read_whatever_its_owner_keeps_and_wherever_its_events_go(name: str, filled: Path) -> None:
-    owner = {"ZBUS_RECORD": "shop/**", "ZBUS_WIRE": "dynamo", "ZBUS_MODE": "peer", "ZBUS_LISTEN": "tcp/127.0.0.1:1"}
+    owner = {"ZBUS_KEEP": "shop/**", "ZBUS_WIRE": "dynamo", "ZBUS_MODE": "peer", "ZBUS_LISTEN": "tcp/127.0.0.1:1"}
 
     done = run(*[str(filled) if each == "LOG" else each for each in READERS[name]], **owner, **OF_THE_BUS)
 
@@ -114,7 +114,7 @@ def test_a_log_that_only_the_file_of_settings_names_is_read_beside_its_owner(nam
 
 
 def test_doctor_does_not_blame_sqlite_for_a_cold_tier(tmp_path: Path) -> None:
-    found = json.loads(run("doctor", tmp_path, "--json", ZBUS_COLD="/no/such/tier", ZBUS_LOG="app.db").stdout)
+    found = json.loads(run("doctor", tmp_path, "--json", ZBUS_COLD_DIR="/no/such/tier", ZBUS_LOG="app.db").stdout)
 
     assert found["sqlite"]["ok"], found["sqlite"]["reason"]
 

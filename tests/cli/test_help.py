@@ -46,7 +46,7 @@ def without_blanks(text: str) -> str:
 
 def test_all_commands_are_there() -> None:
     own = {f"zbus {name}" for name in ("pub", "sub", "monitor", "top", "nodes", "demo", "bench", "doctor", "log")}
-    of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "retain")}
+    of_the_log = {f"zbus log {name}" for name in ("stats", "tail", "replay", "verify", "cursors", "prune")}
     jobs = {f"zbus pipeline {name}" for name in ("rollup", "gaps", "coverage", "sessions", "demo")}
 
     assert {"zbus"} | own | of_the_log | jobs <= set(ALL)

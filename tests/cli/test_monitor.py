@@ -231,14 +231,14 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 async def test_records_of_other_nodes_are_shown_beside_their_events(server: NatsServer) -> None:
     """Filters are for events: a record passes all of them, and counts for nothing."""
-    arguments = ["monitor", "shop/**", "--transport", server.url, "--records", "--grep", "hello", "--count", "1"]
+    arguments = ["monitor", "shop/**", "--transport", server.url, "--system-events", "--grep", "hello", "--count", "1"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "zbus", *arguments, env=ENVIRONMENT, stdout=pipe, stderr=pipe
     )
     assert process.stdout is not None
     async with asyncio.timeout(WAIT_S):
-        async with zbus.open(transport=server.url, records="info") as bus:
+        async with zbus.open(transport=server.url, system_events="info") as bus:
             publisher = await bus.publisher("shop/orders")
             first = asyncio.create_task(process.stdout.readline())
             while not first.done():  # it takes a moment until it listens
@@ -265,7 +265,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no publisher": (["monitor", "--log", "LOG", "--publisher", "me"], "publisher"),
     "no header": (["monitor", "--log", "LOG", "--header", "=x"], "header"),
     "no start": (["monitor", "--log", "LOG", "--from", "soon"], "soon"),
-    "records of a log": (["monitor", "--log", "LOG", "--records"], "--transport"),
+    "records of a log": (["monitor", "--log", "LOG", "--system-events"], "--transport"),
     "a dump in JSON": (["monitor", "--log", "LOG", "--json", "--dump", "**"], "--dump"),
 }
 

@@ -157,7 +157,7 @@ def test_on_a_transport_it_tells_what_nodes_publish_and_who_is_there(tmp_path: P
             publishing.join()
 
     assert [each["key"] for each in seen["topics"]] == ["shop/orders"]
-    assert [(each["name"], each["present"], each["has_log"]) for each in seen["nodes"]] == [("worker-7", True, False)]
+    assert [(each["name"], each["alive"], each["has_log"]) for each in seen["nodes"]] == [("worker-7", True, False)]
     assert (seen["head"], seen["source"], seen["dropped"]) == (None, "nats", 0)
 
 

@@ -22,7 +22,7 @@ from mesh_support import reserved_port
 from spark_support import write_log
 
 import zbus
-from zbus_log import Rules, retain
+from zbus_log import Rules, prune
 
 HOME = Path(pyspark.__file__).parent
 CHILD = Path(__file__).parents[1] / "support" / "cluster_child.py"
@@ -89,7 +89,7 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -
     if tier:
         offload(log, EVENTS // 4, EVENTS // 2)
         Path(f"{log}-cold").rename(cold)  # where the node does not look: what is trimmed is there alone
-        retain(log, Rules(upto=EVENTS // 3))
+        prune(log, Rules(upto=EVENTS // 3))
     with ExitStack() as stack:
         place = "--host", "127.0.0.1", "--webui-port", "0"
         stack.enter_context(started(tmp_path, "master", "org.apache.spark.deploy.master.Master", "--port", "0", *place))

@@ -41,7 +41,7 @@ async def served(bus: zbus.Bus, key: str) -> zbus.Event:
 
 def last_seen(bus: zbus.Bus) -> int:
     """When an announcement or a beacon of another node came last; 0 if none did."""
-    return max((node.last_seen for node in bus.nodes() if not node.here), default=0)
+    return max((node.last_seen for node in bus.nodes() if not node.is_self), default=0)
 
 
 @on_every_wire
@@ -111,7 +111,7 @@ async def test_what_exceeds_the_backlog_is_read_from_the_log_if_this_node_keeps_
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overflow, "BACKLOG_BYTES_MAX", 30 * EVENT_BYTES)
-    a, b = await buses.open("a"), await buses.open("b", record=["slow/**"])
+    a, b = await buses.open("a"), await buses.open("b", keep=["slow/**"])
     async with b.subscribe("slow/**", overflow="block", queue_events=10) as blocked:
         await wanted(a, "slow/x")
         await (await a.publisher("slow/x")).publish_many([b""] * EVENTS)

@@ -148,7 +148,7 @@ async def test_a_reader_of_what_is_new_is_not_given_what_its_node_missed_while_i
 
 @on_every_wire
 async def test_two_sinks_record_each_other_without_a_loop(buses: Buses) -> None:
-    one, two = await buses.open("one", record=["**"]), await buses.open("two", record=["**"])
+    one, two = await buses.open("one", keep=["**"]), await buses.open("two", keep=["**"])
     for bus in (one, two):
         await wanted(bus, KEY)
         await (await bus.publisher(KEY)).publish_many([b""] * 300)

@@ -280,7 +280,7 @@ async def test_events_that_the_log_does_not_take_are_counted_and_recorded(
     await turns()
 
     assert codes_of(caplog, EVENT_DROPPED) == [("store_failed", "not stored: the disk is full")]
-    assert host.counts["record_failed"] == 1
+    assert host.counts["store_failed"] == 1
 
 
 async def test_malformed_frames_are_counted_by_kind_and_recorded(

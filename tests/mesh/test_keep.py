@@ -1,4 +1,4 @@
-"""Recording what others publish: `record=["shop/**"]`, and a sink that records everything.
+"""Recording what others publish: `keep=["shop/**"]`, and a sink that records everything.
 
 Each event is in the recorder's log once, by identity; recorders do not send on what they recorded. All transports have
 their turn in `tests/faults/test_mesh_faults.py`.

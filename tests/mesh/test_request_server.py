@@ -114,7 +114,7 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
         assert handled == [b"good"]
         assert len(good.replies) == 3
         stats = bus.stats()
-        assert (stats["invalid_received"], stats["invalid_question"], "handler_errors" in stats) == (50, 50, False)
+        assert (stats["invalid_received"], stats["invalid_request"], "handler_errors" in stats) == (50, 50, False)
         assert told(caplog) == {"EVENT_INVALID": 1}
         assert junk[0].replies == []  # there is no telling who asked for what
         for each in junk[1:]:
@@ -137,7 +137,7 @@ async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
         assert await asyncio.to_thread(each.closed.wait, 10)
     await asyncio.sleep(0)  # what the threads left for the loop
 
-    assert counts == {"invalid_received": 50, "invalid_question": 50}
+    assert counts == {"invalid_received": 50, "invalid_request": 50}
     assert told(caplog) == {"EVENT_INVALID": 1}
     assert all(_read_reply(each.replies[-1])[0] == FAILED for each in junk)
     answers.close()

@@ -46,7 +46,7 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
     buses: Buses, tmp_path: Path
 ) -> None:
     losses = Losses()
-    sink = await buses.open("sink", losses=losses, record=["shop/**"])
+    sink = await buses.open("sink", losses=losses, keep=["shop/**"])
     losses.of_events = lambda sequences: 9 in sequences
     node = Node(tmp_path, "publisher", buses.wire)
     try:
@@ -72,7 +72,7 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
 
 
 async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_changed(buses: Buses) -> None:
-    a, sink = await buses.open("a"), await buses.open("sink", record=["shop/**"])
+    a, sink = await buses.open("a"), await buses.open("sink", keep=["shop/**"])
     assert node_of(a).network is not None
     assert node_of(sink).log is not None
     writes: list[dict[str, int]] = []
@@ -95,13 +95,13 @@ async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_
 
 
 async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses: Buses) -> None:
-    a, sink = await buses.open("a"), await buses.open("sink", record=["shop/**"])
+    a, sink = await buses.open("a"), await buses.open("sink", keep=["shop/**"])
     publisher = await a.publisher(KEY)
     await publisher.publish_many([b""] * 5)
     await eventually(lambda: positions_of(sink) == {publisher.publisher_id: 5})
     await sink.aclose()
 
-    again = await buses.open("sink", record=["shop/**"])
+    again = await buses.open("sink", keep=["shop/**"])
     assert node_of(again).network is not None
     node_of(again).network.inbox.heard.hear(
         Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), node_of(again).network.wants

@@ -202,7 +202,7 @@ async def test_a_replay_is_told_of_at_its_beginning_and_its_end(log_path: Path, 
 async def test_a_replay_of_what_retention_removed_is_told_of_as_failed(log_path: Path, told: Told) -> None:
     async with zbus.open(log_path) as bus:
         await (await bus.publisher("a/b")).publish_many([b"x"] * 10)
-    subprocess.run([sys.executable, "-m", "zbus", "log", "retain", str(log_path), "--events", "2"], check=True)
+    subprocess.run([sys.executable, "-m", "zbus", "log", "prune", str(log_path), "--max-events", "2"], check=True)
     async with zbus.open(log_path) as bus:
         with pytest.raises(zbus.LogTrimmed):
             await anext(bus.replay("a/**", after=1))
@@ -234,7 +234,7 @@ def test_an_unknown_form_or_level_is_refused(form: Any, level: str) -> None:
 
 
 async def test_records_reach_the_bus_under_a_key_that_no_wildcard_matches(log_path: Path) -> None:
-    async with zbus.open(log_path, records="info") as bus:
+    async with zbus.open(log_path, system_events="info") as bus:
         async with bus.subscribe("**") as everything, bus.subscribe("@zbus/record/*") as told_here:
             record("SOMETHING", logging.WARNING, number=7)
             record("DETAIL", logging.DEBUG)
@@ -253,7 +253,7 @@ async def test_records_reach_other_nodes_that_ask_for_them(tmp_path: Path) -> No
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
         async with there.subscribe("@zbus/record/*") as told_there, there.subscribe("@zbus/gap") as gaps:
-            async with zbus.open(mode="peer", connect=[endpoint], records="warning") as here:
+            async with zbus.open(mode="peer", connect=[endpoint], system_events="warning") as here:
                 assert node_of(here).network is not None
                 fabric = node_of(here).network.links[0].fabric
                 await until(lambda: fabric.ready("@zbus/record/SOMETHING"))
@@ -268,7 +268,7 @@ async def test_records_reach_other_nodes_that_ask_for_them(tmp_path: Path) -> No
 
 
 async def test_a_reader_of_records_that_is_slow_makes_no_more_of_them() -> None:
-    async with zbus.open(records="info") as bus, bus.subscribe("@zbus/record/*", queue_events=1) as told_here:
+    async with zbus.open(system_events="info") as bus, bus.subscribe("@zbus/record/*", queue_events=1) as told_here:
         for _ in range(5):
             record("SOMETHING", logging.WARNING)
         await until(lambda: told_here.dropped == 5)  # with BUS_STARTED
@@ -279,20 +279,20 @@ async def test_a_reader_of_records_that_is_slow_makes_no_more_of_them() -> None:
 
 
 async def test_a_flood_of_records_is_bounded_and_counted() -> None:
-    async with zbus.open(records="debug") as bus:
+    async with zbus.open(system_events="debug") as bus:
         for _ in range(5000):
             record("SOMETHING", logging.DEBUG)
         await until(lambda: bus.stats().get("dropped_records", 0) >= 4000)
 
 
 async def test_a_closed_bus_hears_no_records() -> None:
-    async with zbus.open(records="debug"):
+    async with zbus.open(system_events="debug"):
         assert len(records._listeners) == 1
     assert records._listeners == ()
 
 
 def test_the_command_line_writes_records_as_json() -> None:
-    command = [sys.executable, "-m", "zbus", "--records", "json", "pub", "a/b", "x", "--log", "memory"]
+    command = [sys.executable, "-m", "zbus", "--logging", "json", "pub", "a/b", "x", "--log", "memory"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     assert done.returncode == 0, done.stderr

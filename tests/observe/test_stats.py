@@ -62,7 +62,7 @@ async def test_without_a_log_the_same_is_counted() -> None:
 
 
 async def test_latencies_are_not_measured_where_metrics_are_off(log_path: Path) -> None:
-    async with zbus.open(log_path, metrics=False) as bus, bus.subscribe("**"):
+    async with zbus.open(log_path, latency_metrics=False) as bus, bus.subscribe("**"):
         await (await bus.publisher("a/b")).publish(b"x")
         assert "latency" not in bus.stats()
         assert node_of(bus).stats.commit.count == node_of(bus).stats.end_to_end.count == 0
@@ -87,7 +87,7 @@ async def test_each_durable_name_says_how_far_it_is_behind_also_of_other_process
 
 async def test_events_of_other_nodes_are_received_not_published(tmp_path: Path, log_path: Path) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
-    async with zbus.open(log_path, mode="peer", listen=[endpoint], record=["**"]) as there:
+    async with zbus.open(log_path, mode="peer", listen=[endpoint], keep=["**"]) as there:
         async with there.subscribe("a/**") as subscription:
             async with zbus.open("memory", mode="peer", connect=[endpoint]) as here:
                 await (await here.publisher("a/b")).publish_many([b"x"] * 10)
@@ -111,17 +111,19 @@ async def test_prometheus_is_shown_the_same_figures(log_path: Path) -> None:
             found = await asyncio.to_thread(scrape, bus)
             stats = bus.stats()
 
-    assert found["zbus_published_total",] == stats["published"] == 10
-    assert found["zbus_delivered_total",] == stats["delivered"] == 20
-    assert found["zbus_dropped_total", "queue_full"] == stats["dropped_queue_full"] == 6
-    assert found["zbus_queue_events_max",] == 9
-    assert found["zbus_subscribers",] == 2
+    assert found["zbus_events_published_total",] == stats["published"] == 10
+    assert found["zbus_events_delivered_total",] == stats["delivered"] == 20
+    assert found["zbus_events_dropped_total", "queue_full"] == stats["dropped_queue_full"] == 6
+    assert found["zbus_subscription_queue_largest_events",] == 9
+    assert found["zbus_subscriptions",] == 2
     assert found["zbus_log_head",] == 10
     assert found["zbus_cursor_lag_events", "billing"] == stats["cursors"]["billing"]
     live = stats["latency"]["end_to_end"]["count"]
     assert 10 <= live <= 20
-    assert found["zbus_end_to_end_seconds_count",] == found["zbus_end_to_end_seconds_bucket", "+Inf"] == live
-    assert found["zbus_commit_seconds_count",] == stats["latency"]["commit"]["count"]
+    assert (
+        found["zbus_delivery_latency_seconds_count",] == found["zbus_delivery_latency_seconds_bucket", "+Inf"] == live
+    )
+    assert found["zbus_commit_duration_seconds_count",] == stats["latency"]["commit"]["count"]
 
 
 async def test_caches_are_shown_by_their_names() -> None:
@@ -148,7 +150,7 @@ async def test_no_key_is_ever_a_label(tmp_path: Path, log_path: Path) -> None:
             registry.register(zbus.metrics.collector(bus))
             text = generate_latest(registry).decode()
 
-    assert "zbus_published_total 300.0" in text
+    assert "zbus_events_published_total 300.0" in text
     assert "secret" not in text
     assert len(text.splitlines()) < 250
 
@@ -164,10 +166,10 @@ async def test_a_bridge_shows_what_crossed_per_direction(tmp_path: Path) -> None
                         await publisher.publish(b"x")
                         await asyncio.sleep(0.02)
         found = await asyncio.to_thread(scrape, bridge)
-    assert found["zbus_bridge_crossed_total", "link", "forth"] >= 1
-    assert found["zbus_bridge_crossed_total", "link", "back"] == 0
-    assert ("zbus_bridge_lag_seconds", "link", "forth") in found
-    assert found["zbus_published_total",] == 0
+    assert found["zbus_bridge_forwarded_total", "link", "forward"] >= 1
+    assert found["zbus_bridge_forwarded_total", "link", "reverse"] == 0
+    assert ("zbus_bridge_lag_seconds", "link", "forward") in found
+    assert found["zbus_events_published_total",] == 0
 
 
 async def test_counting_on_many_threads_loses_nothing() -> None:
@@ -204,7 +206,7 @@ asyncio.run(main())
     assert "pip install 'zbus-mesh[metrics]'" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("setting", [{"records": "loud"}, {"node_ttl_s": 0}, {"metadata": {"a": 1}}])
+@pytest.mark.parametrize("setting", [{"system_events": "loud"}, {"node_ttl_s": 0}, {"metadata": {"a": 1}}])
 def test_settings_that_make_no_sense_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(zbus.ConfigInvalid, match=next(iter(setting))):
         zbus.open(**setting)

@@ -293,7 +293,7 @@ async def test_without_the_library_opening_and_registering_say_what_to_install(
     async with zbus.open() as bus:
         with pytest.raises(zbus.ConfigInvalid, match=r"pip install 'zbus-mesh\[schema\]'"):
             await bus.schemas.register(EXPRESSION, Order)
-    async with zbus.open(log_path, check_schemas=False) as bus:
+    async with zbus.open(log_path, validate_schemas=False) as bus:
         await (await bus.publisher(KEY)).publish(b"unchecked")
         assert bus.schemas.get(EXPRESSION) is not None
 

@@ -191,7 +191,7 @@ class ZmqBroker(Mesh):
         self._broker.kill()
 
     def restart_middle(self) -> None:
-        self._broker = Command("broker", "--xsub", self.xsub, "--xpub", self.xpub, "--report-s", "0")
+        self._broker = Command("broker", "--xsub", self.xsub, "--xpub", self.xpub, "--report-interval", "0")
 
     def inject(self, attack: Attack) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -143,5 +143,5 @@ async def soon(subscription: EventSubscriber, turns: int = 20) -> Event | None:
 
 def waits(host: FakeHost, key: str = KEY) -> bool:
     """Whether a publisher of this key has to wait."""
-    targets = host.dispatcher.router.routes(key)
+    targets = host.dispatcher.trie.routes(key)
     return host.backpressure.applies(lambda reasons: not reasons.isdisjoint(targets))

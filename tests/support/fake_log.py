@@ -26,9 +26,8 @@ from zbus.event import Event, Provenance
 from zbus.keys import KeySet
 from zbus.observe.records import record
 from zbus.ports.log import (
-    Answer,
-    Answered,
     Appended,
+    AppendResult,
     Committed,
     Cursor,
     Lease,
@@ -41,6 +40,7 @@ from zbus.ports.log import (
     Span,
     Stored,
     Unknown,
+    WriteDone,
 )
 
 ATOMIC_EVENTS = 100
@@ -170,9 +170,9 @@ class FakeLane:
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:
-            done(Answer(about, Refused(LogReadOnly(self.path))))
+            done(AppendResult(about, Refused(LogReadOnly(self.path))))
         elif self._closed:
-            done(Answer(about, Refused(LogError(f"{self.path} is closed; not stored"))))
+            done(AppendResult(about, Refused(LogError(f"{self.path} is closed; not stored"))))
         else:
             self._inbox.put((rows, done, about))
 
@@ -234,7 +234,7 @@ class FakeLane:
         self._watch = moved
         self.notify()
 
-    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
         pass  # other processes have lanes of their own
 
     def diagnostics(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class FakeLane:
                 self.held.wait()
                 outcome = self._store(rows)
                 self._feed_tail()
-                done(Answer(about, outcome))
+                done(AppendResult(about, outcome))
             else:
                 self._feed_tail()
 

@@ -263,7 +263,7 @@ class FakeLog:
     def watch(self, moved: Callable[[int], None]) -> None:
         raise NotImplementedError
 
-    def take_errands(self, take: Callable[..., None]) -> None:
+    def accept_proxied_writes(self, take: Callable[..., None]) -> None:
         raise NotImplementedError
 
     def diagnostics(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def check_recorded(sink: Node, *nodes: Node) -> None:
 
 def sink_restarts(directory: Path, kind: type[Wire]) -> None:
     with mesh_of(directory, kind) as mesh:
-        sink, a, c = mesh.node("sink", record=["**"]), mesh.node("a"), mesh.node("c")
+        sink, a, c = mesh.node("sink", keep=["**"]), mesh.node("a"), mesh.node("c")
         a.call("publish", "shop/orders", 500)
         c.call("publish", "audit/x", 500)
         sink.call("publish", "sink/own", 10)
@@ -52,7 +52,7 @@ def sink_restarts(directory: Path, kind: type[Wire]) -> None:
 
 def sink_killed_at_its_first_start(directory: Path, kind: type[Wire]) -> None:
     with mesh_of(directory, kind) as mesh:
-        a, sink = mesh.node("a"), mesh.node("sink", record=["**"])
+        a, sink = mesh.node("a"), mesh.node("sink", keep=["**"])
         sink.kill()
         a.call("publish", "shop/orders", 100)
         sink.start()
@@ -61,7 +61,7 @@ def sink_killed_at_its_first_start(directory: Path, kind: type[Wire]) -> None:
 
 def recorder_beside_a_third_node(directory: Path, kind: type[Wire]) -> None:
     with mesh_of(directory, kind) as mesh:
-        a, recorder, third = mesh.node("a"), mesh.node("recorder", record=["shop/**"]), mesh.node("third", log=False)
+        a, recorder, third = mesh.node("a"), mesh.node("recorder", keep=["shop/**"]), mesh.node("third", log=False)
         third.call("subscribe", "all", ["**"], queue_events=10_000)
         _heard(mesh, a, third)
         a.call("publish", "shop/orders", 1_000)

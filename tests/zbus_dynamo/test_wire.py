@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from zbus.errors import EventInvalid
 from zbus.event import Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.wire import envelope as codec
 from zbus_dynamo import envelope, frames
 from zbus_dynamo.translate import outgoing
@@ -174,7 +174,7 @@ def test_an_event_with_headers_goes_without_them_and_that_is_counted() -> None:
     sent = list(outgoing([("ns/c/t", plain), ("ns/c/t", traced)], counts))
 
     assert [envelope.decode(each.body).payload for each in sent] == [b"a", b"b"]
-    assert counts.snapshot() == {"headers_left_out": 1}
+    assert counts.snapshot() == {"headers_dropped": 1}
 
 
 def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() -> None:
@@ -195,7 +195,7 @@ def test_a_flood_of_one_kind_is_reported_once_a_minute(caplog: pytest.LogCapture
     counts = Counters("test")
 
     for _ in range(500):
-        counts.tell(FABRIC_INPUT_REFUSED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")
+        counts.tell(TRANSPORT_INPUT_REJECTED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")
 
     assert counts.snapshot() == {"invalid_received": 500}
     assert len([each for each in caplog.records if "invalid_received" in each.getMessage()]) == 1

@@ -98,7 +98,7 @@ def test_stats_count_what_retention_left(log_path: Path) -> None:
     with zbus.blocking.open(log_path) as bus:
         bus.publisher("a/b").publish_many([b"12345"] * 10_000)
 
-    trimmed = lines("retain", log_path, "--events", 4000, "--json")
+    trimmed = lines("prune", log_path, "--max-events", 4000, "--json")
     (figures,) = lines("stats", log_path, "--json")
 
     assert trimmed == [{"low_water": 6000, "removed": 6000, "held_by": None}]
@@ -182,6 +182,18 @@ def test_verify_finds_nothing_wrong_with_a_whole_log(log_path: Path) -> None:
 
     assert (done.returncode, done.stdout) == (0, "")
     assert "9,000 events" in done.stderr
+
+
+def test_verify_warns_of_requests_that_an_older_version_left(log_path: Path) -> None:
+    fill(log_path, 5)
+    left = Path(f"{log_path}-errands")
+    left.mkdir()
+    (left / "1-1-1-1.rows").touch()
+
+    done = run("verify", log_path)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"{left} holds 1 files with write requests of an older zbus" in done.stderr
 
 
 def test_verify_lists_every_problem_and_fails(log_path: Path) -> None:
@@ -279,13 +291,13 @@ def test_retention_stops_at_a_durable_name_and_says_so(log_path: Path) -> None:
     fill(log_path, 20)
     acknowledge(log_path, "billing", 6)
 
-    held = run("retain", log_path, "--events", 5)
+    held = run("prune", log_path, "--max-events", 5)
     assert held.returncode == 0
     assert "removed 6 events" in held.stderr
     assert "'billing'" in held.stderr
     assert lines("replay", log_path)[0]["offset"] == 7
 
-    (passed,) = lines("retain", log_path, "--events", 5, "--past-cursors", "--json")
+    (passed,) = lines("prune", log_path, "--max-events", 5, "--ignore-cursors", "--json")
     assert passed == {"low_water": 15, "removed": 9, "held_by": None}
     assert [event["offset"] for event in lines("replay", log_path)] == [16, 17, 18, 19, 20]
 
@@ -297,8 +309,8 @@ def test_retention_by_age_and_size_removes_the_oldest(log_path: Path) -> None:
         bus.put(*old)
         bus.publisher("a/b").publish_many([bytes(10_000)] * 400)
 
-    (by_age,) = lines("retain", log_path, "--age", "1d", "--json")
-    (by_size,) = lines("retain", log_path, "--bytes", "2M", "--json")
+    (by_age,) = lines("prune", log_path, "--max-age", "1d", "--json")
+    (by_size,) = lines("prune", log_path, "--max-bytes", "2M", "--json")
 
     assert (by_age["removed"], by_age["low_water"]) == (10, 10)
     assert 100 < by_size["removed"] < 400
@@ -309,11 +321,11 @@ def test_retention_by_age_and_size_removes_the_oldest(log_path: Path) -> None:
 def test_a_log_that_a_bus_owns_is_trimmed_by_that_bus(log_path: Path) -> None:
     with zbus.blocking.open(log_path) as bus:
         bus.publisher("a/b").publish_many([b"x"] * 50)
-        done = run("retain", log_path, "--events", 20)
+        done = run("prune", log_path, "--max-events", 20)
         assert bus.publisher("a/b").publish(b"x") == 51
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert "removed 30 events; what is left starts after offset 30" in done.stderr
+    assert "removed 30 events; the log now starts after offset 30" in done.stderr
     assert [event["offset"] for event in lines("replay", log_path)] == list(range(31, 52))
 
 
@@ -321,9 +333,9 @@ def test_retention_up_to_an_offset_stops_at_a_durable_name(log_path: Path) -> No
     fill(log_path, 20)
     acknowledge(log_path, "billing", 6)
 
-    (held,) = lines("retain", log_path, "--upto", 10, "--json")
-    (passed,) = lines("retain", log_path, "--upto", 10, "--past-cursors", "--json")
-    (beyond,) = lines("retain", log_path, "--upto", 1000, "--past-cursors", "--json")
+    (held,) = lines("prune", log_path, "--until", 10, "--json")
+    (passed,) = lines("prune", log_path, "--until", 10, "--ignore-cursors", "--json")
+    (beyond,) = lines("prune", log_path, "--until", 1000, "--ignore-cursors", "--json")
 
     assert held == {"low_water": 6, "removed": 6, "held_by": "billing"}
     assert passed == {"low_water": 10, "removed": 4, "held_by": None}

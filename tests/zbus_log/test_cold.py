@@ -222,7 +222,7 @@ def test_a_hole_between_tier_and_file_is_never_read_over(log_path: Path, caplog:
             with pytest.raises(LogTrimmed) as caught:
                 follow(log, KeySet.all(), span)
             assert caught.value.low_water == 400
-        told = [each for each in caplog.records if "LOG_COLD_HOLE" in each.getMessage()]
+        told = [each for each in caplog.records if "LOG_COLD_GAP" in each.getMessage()]
         assert [(each.zbus["first"], each.zbus["last"]) for each in told] == [(301, 400)]
 
 
@@ -313,7 +313,7 @@ async def test_the_folder_of_the_tier_can_be_another_one(log_path: Path, tmp_pat
         offload(log_path, 800, folder=tmp_path / "elsewhere")
         trim(log, 800)
         assert log.low_water() == 800
-    async with zbus.open(log_path, read_only=True, cold=str(tmp_path / "elsewhere")) as bus:
+    async with zbus.open(log_path, read_only=True, cold_dir=str(tmp_path / "elsewhere")) as bus:
         assert (await replayed(bus, "shop/**"))[0] < 10
 
 

@@ -436,7 +436,7 @@ def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch:
 
 def test_configured_retention_passes_a_durable_cursor_when_told_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
-    with opened(path, retain_events=10, retain_past_cursors=True) as log:
+    with opened(path, retain_events=10, retain_ignore_cursors=True) as log:
         log.cursors.claim("worker", ["**"], 40)
         append(log, [row(n) for n in range(100)])
 

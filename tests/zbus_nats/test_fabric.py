@@ -331,7 +331,7 @@ def test_a_question_cannot_make_the_answer_go_to_a_subject_of_choice(server: Nat
     there.answer(["a"], lambda question: asked(question.payload))
 
     plain(server, b"PUB @ask.a shop.orders 1\r\nx\r\nPUB @ask.a 1\r\nx\r\n")
-    wait_for(lambda: there.diagnostics()["counts"].get("question_without_inbox") == 2)
+    wait_for(lambda: there.diagnostics()["counts"].get("request_without_inbox") == 2)
 
     assert asked.items == []
 
@@ -345,7 +345,7 @@ def test_replies_of_others_are_not_events_even_to_one_who_listens_to_all(server:
     fence.send([("a", b"fence")])
 
     assert came.wait(1) == [b"fence"]
-    assert there.diagnostics()["counts"]["subject_foreign"] >= 3
+    assert there.diagnostics()["counts"]["subject_unmapped"] >= 3
 
 
 def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:

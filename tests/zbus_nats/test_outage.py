@@ -66,8 +66,8 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     assert heard.wait(2) == [b"yes", None]
     assert here.diagnostics()["reconnects"] == 1
     names = [each.getMessage().split()[0] for each in caplog.records if each.name == "zbus"]
-    assert names.count("FABRIC_DISCONNECTED") >= 2
-    assert names.count("FABRIC_RECONNECTED") == 2
+    assert names.count("TRANSPORT_DISCONNECTED") >= 2
+    assert names.count("TRANSPORT_RECONNECTED") == 2
 
 
 def _answer(question: IncomingRequest) -> None:

@@ -110,7 +110,7 @@ async def test_an_event_made_here_is_not_sent_back(server: NatsServer, opened: O
     await asyncio.to_thread(fabric.send, [("a", frames[0] or b""), ("a", encode(Event(5, 0, 0, "a", b"other")))])
 
     assert [(await seen.next_msg(5)).data for _ in range(2)] == [b"once", b"other"]
-    assert fabric.diagnostics()["counts"] == {"own_not_returned": 1}
+    assert fabric.diagnostics()["counts"] == {"echo_suppressed": 1}
     await client.close()
 
 

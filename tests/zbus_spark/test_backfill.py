@@ -11,7 +11,7 @@ from tier_support import SEGMENT_EVENTS, make_log, replayed
 
 import zbus
 from zbus.errors import ConfigInvalid, KeyInvalid, LogTrimmed, ZbusError
-from zbus_log import Rules, retain
+from zbus_log import Rules, prune
 from zbus_spark.cli import app
 from zbus_spark.failures import SparkFailed
 from zbus_spark.jobs.backfill import backfill
@@ -95,7 +95,7 @@ BAD: dict[str, tuple[type[ZbusError], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BAD)
 async def test_what_cannot_be_backfilled_is_one_clear_error(log: Path, name: str) -> None:
     kind, says, changed = BAD[name]
-    retain(log, Rules(upto=100))
+    prune(log, Rules(upto=100))
     before = await replayed(log)
     asked = {"log": log, "function": SHOUT, "key": "shop/**"} | changed
 

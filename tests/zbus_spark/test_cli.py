@@ -23,7 +23,7 @@ from spark_support import spark
 from tier_support import SEGMENT_EVENTS, make_log
 
 from zbus.errors import ConfigInvalid
-from zbus_log import Rules, SqliteLog, retain
+from zbus_log import Rules, SqliteLog, prune
 from zbus_spark import session
 from zbus_spark.cli import progress
 from zbus_spark.jobs import coverage, gaps, rollup, sessions
@@ -259,7 +259,7 @@ def test_gaps_tells_what_is_missing_and_what_beacons_told_of(log_path: Path) -> 
 
 def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
     store(log_path, shop(minutes=3))
-    retain(log_path, Rules(upto=20))
+    prune(log_path, Rules(upto=20))
 
     done = pipeline("gaps", log_path, "--check")
 
@@ -274,7 +274,7 @@ def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
 @pytest.mark.nightly  # the function itself is tested with the others
 def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", 9000)
-    retain(log, Rules(upto=1000))
+    prune(log, Rules(upto=1000))
     offload(spark(), log, segment_events=SEGMENT_EVENTS)
     trim(log)
     moved = shutil.copytree(f"{log}-cold", tmp_path / "moved")
@@ -357,7 +357,7 @@ def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
     (tmp_path / "FOLDER" / "file").touch()
     for name in ("LOG", "NEWER", "TRIMMED"):
         store(tmp_path / name, shop(minutes=1))
-    retain(tmp_path / "TRIMMED", Rules(upto=10))
+    prune(tmp_path / "TRIMMED", Rules(upto=10))
     connection = raw(tmp_path / "NEWER")
     connection.execute("PRAGMA user_version = 99")
     connection.close()

@@ -23,7 +23,7 @@ from tier_support import KEYS, SEGMENT_EVENTS, damage, in_tier, make_log, replay
 
 import zbus
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError, LogTrimmed, ZbusError
-from zbus_log import Rules, retain
+from zbus_log import Rules, prune
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.cli import app
@@ -305,7 +305,7 @@ def test_what_cannot_be_offloaded_is_one_clear_error_and_nothing_is_written(
     refused(ConfigInvalid, "is not a path", other, cold="s3a://bucket/tier")
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     refused(ColdDamaged, "another log", other, cold=cold)
-    retain(log, Rules(upto=10_000))
+    prune(log, Rules(upto=10_000))
     refused(LogTrimmed, "removed by retention", log)
 
 
@@ -359,7 +359,7 @@ def test_the_commands_say_what_was_done(log: Path, capfd: pytest.CaptureFixture[
         return capfd.readouterr().err
 
     assert "offloaded 8,191 events from offset 1 to 8,191: 1 segments" in call(
-        "--keep-events", "9000", "--master", "local[2]"
+        "--max-events", "9000", "--master", "local[2]"
     )
     said = call("--trim", "--master", "local[2]")
     assert "offloaded 8,192 events from offset 8,192 to 16,383" in said

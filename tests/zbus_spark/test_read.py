@@ -15,7 +15,7 @@ from tier_support import NIGHT_NS, SEGMENT_EVENTS, hot, make_log, rows
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
 from zbus.keys import KeySet
-from zbus_log import Rules, retain
+from zbus_log import Rules, prune
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.columns import SCHEMA
@@ -51,7 +51,7 @@ def test_hot_and_cold_are_one_at_every_stage_of_an_offload(tmp_path: Path) -> No
     same("nothing offloaded")
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     same("one segment offloaded, nothing trimmed")
-    retain(log, Rules(upto=3000))
+    prune(log, Rules(upto=3000))
     same("half of that segment trimmed")
     trim(log)
     same("that segment trimmed")
@@ -120,7 +120,7 @@ def test_a_segment_that_the_manifest_does_not_name_is_not_there(
 def test_a_hole_between_the_tier_and_the_log_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
-    retain(log, Rules(upto=10_000))
+    prune(log, Rules(upto=10_000))
 
     with pytest.raises(LogTrimmed) as caught:
         read(spark(), log)
@@ -145,7 +145,7 @@ def test_what_is_trimmed_after_the_look_at_the_manifest_is_an_error_rather_than_
 
 def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
-    retain(log, Rules(upto=1000))
+    prune(log, Rules(upto=1000))
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
 
     assert read(spark(), log).count() == EVENTS - 1000
@@ -156,7 +156,7 @@ def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
 
 def test_an_end_before_all_that_is_left_is_an_error_and_not_an_empty_frame(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
-    retain(log, Rules(upto=1000))
+    prune(log, Rules(upto=1000))
 
     def gone() -> None:
         for end in (1, 1000, night(0.9)):

@@ -24,7 +24,7 @@ from zbus.keys import KeySet
 from zbus.mesh.log_service import log_key
 from zbus.ports.log import Span
 from zbus.wire.envelope import encode
-from zbus_log import Rules, SqliteLog, retain
+from zbus_log import Rules, SqliteLog, prune
 from zbus_spark import SparkFailed, remote, spark_errors
 from zbus_spark import offload as spark_offload
 from zbus_spark import read as spark_read
@@ -132,7 +132,7 @@ def test_ranges_keys_and_times_are_those_of_the_log(url: str, log_path: Path) ->
 
 
 def test_what_a_node_recorded_of_others_is_read_with_its_offsets(mesh: Mesh) -> None:
-    sink = mesh.node("sink", record=["**"])
+    sink = mesh.node("sink", keep=["**"])
     publisher = mesh.node("a")
     publisher.call("publish", "shop/orders", 1_000)
     sink.call("publish", "sink/own", 10)
@@ -404,7 +404,7 @@ def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: st
     log = make_log(tmp_path / "app.db", 9_000)
     before = hot(log)
     spark_offload(spark(), log, segment_events=SEGMENT_EVENTS)
-    retain(log, Rules(upto=5_000))
+    prune(log, Rules(upto=5_000))
     tier = (tmp_path / "app.db-cold").rename(tmp_path / "elsewhere")  # where the node does not look
     # A file system of Hadoop's that is not the local one: paths of others, under names of its own.
     spark()._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.far.link./tier", f"file://{tier}")

@@ -29,7 +29,7 @@ from zbus_log import verify
 from zbus_log.write.writer import Writer
 from zbus_spark.failures import SparkFailed, spark_errors
 from zbus_spark.sink import make_stream_writer, make_writer
-from zbus_spark.staging import LEFT_S, run_folder, stage
+from zbus_spark.staging import ABANDONED_S, run_folder, stage
 
 KEY_AND_PAYLOAD = "key string, payload binary"
 
@@ -183,7 +183,7 @@ def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
         overtaken = running.result(30)
 
     assert sum(rows for rows, _ in commits) == 60_000 + len(overtaken)
-    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # three errands at most, and its own
+    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # at most three proxied writes, and its own
     assert max(overtaken) <= 3000
     assert median(took_s for _, took_s in commits) < 0.1  # a single one may meet a disk that is busy
 
@@ -277,7 +277,7 @@ def test_what_killed_drivers_left_goes_with_the_next_write_and_nothing_else(log:
         folder.mkdir(parents=True)
         (folder / "x.arrow").touch()
     for path in (old / "x.arrow", old):
-        os.utime(path, (path.stat().st_mtime - LEFT_S - 60,) * 2)
+        os.utime(path, (path.stat().st_mtime - ABANDONED_S - 60,) * 2)
     writer, message = write(log, ("a/b", b"1"), sinkId="daily")
     log.write_bytes(b"no log")
     with pytest.raises(LogDamaged):

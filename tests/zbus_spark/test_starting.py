@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from spark_support import spark
 
 from zbus.errors import ConfigInvalid
-from zbus_spark.starting import NICE, _give_way, _niceness, session
+from zbus_spark.starting import NICE, _lower_priority, _niceness, session
 
 # The tests' own session does not give way, or it would wait for the other tests.
 LOOK = """
@@ -63,9 +63,9 @@ def test_where_priorities_cannot_be_changed_spark_runs_as_it_is(monkeypatch: pyt
 
     spark()
     monkeypatch.setattr(os, "setpriority", refused)
-    _give_way(19)
+    _lower_priority(19)
     monkeypatch.setattr(os, "listdir", missing)
-    _give_way(19)
+    _lower_priority(19)
 
 
 def test_the_environment_says_how_far_spark_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:

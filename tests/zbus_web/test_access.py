@@ -226,7 +226,7 @@ async def test_each_token_has_its_own_keys(log_path: Path) -> None:
 
 
 async def test_a_cookie_changes_something_only_with_an_origin_that_may(log_path: Path) -> None:
-    async with served(log_path, tokens=TOKENS, origins=["https://ops.example"]) as site:
+    async with served(log_path, tokens=TOKENS, allowed_origins=["https://ops.example"]) as site:
         cookie = {"Cookie": f"zbus_token={ADMIN}"}
         own = site.url
 

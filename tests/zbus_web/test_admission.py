@@ -32,7 +32,7 @@ from zbus_web.access.admission import _place
 from zbus_web.access.origins import Origins
 from zbus_web.http.http_errors import HttpError
 from zbus_web.http.rates import Rates
-from zbus_web.http.settings import WebSettings
+from zbus_web.http.settings import WebSettings, load_settings
 
 TOKEN = "a-token-of-somebody-7"
 
@@ -74,7 +74,7 @@ HOSTS = {
 
 @pytest.mark.parametrize(("host", "may"), HOSTS.items())
 def test_a_request_names_a_host_that_the_server_goes_by(host: str, may: bool) -> None:
-    origins = Origins(WebSettings(host="10.0.0.7", hosts=["bus.example", "narrow.example:7480"]))
+    origins = Origins(WebSettings(host="10.0.0.7", allowed_hosts=["bus.example", "narrow.example:7480"]))
 
     for _ in range(2):  # the second time from memory
         if may:
@@ -120,7 +120,7 @@ ORIGINS = {
 
 @pytest.mark.parametrize(("named", "may"), ORIGINS.items())
 def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: tuple[str, str], may: bool) -> None:
-    origins = Origins(WebSettings(origins=["https://ops.example"]))
+    origins = Origins(WebSettings(allowed_origins=["https://ops.example"]))
 
     for _ in range(2):
         if may:
@@ -132,7 +132,12 @@ def test_a_page_uses_the_server_that_it_came_from_or_one_that_allows_it(named: t
 
 
 def test_settings_that_name_no_host_or_origin_are_refused() -> None:
-    for wrong in ({"origins": ["ops.example"]}, {"origins": ["*"]}, {"hosts": ["http://x"]}, {"hosts": ["a b"]}):
+    for wrong in (
+        {"allowed_origins": ["ops.example"]},
+        {"allowed_origins": ["*"]},
+        {"allowed_hosts": ["http://x"]},
+        {"allowed_hosts": ["a b"]},
+    ):
         with pytest.raises(ConfigInvalid, match="such as"):
             Origins(WebSettings(**wrong))
 
@@ -176,7 +181,7 @@ def test_of_ipv6_a_network_is_one_client() -> None:
 async def _refused(site: Site) -> Counter[str]:
     found: Counter[str] = Counter()
     for line in (await site.client.get("/metrics")).text.splitlines():
-        if line.startswith("zbus_web_refused_total{"):
+        if line.startswith("zbus_web_rejected_total{"):
             name, _, number = line.partition("} ")
             found[name.partition('reason="')[2].rstrip('"')] = int(float(number))
     return found
@@ -219,7 +224,7 @@ async def test_a_request_by_hand_with_no_host_or_two_is_refused(log_path: Path) 
 
 
 async def test_no_answer_lets_pages_of_others_read_it(log_path: Path) -> None:
-    async with served(log_path, origins=["https://ops.example"]) as site:
+    async with served(log_path, allowed_origins=["https://ops.example"]) as site:
         for origin in (site.url, "https://ops.example"):
             for method, path in (("GET", "/log"), ("OPTIONS", "/log"), ("POST", "/events/a"), ("GET", "/api/stats")):
                 answer = await site.client.request(method, path, headers={"Origin": origin})
@@ -325,3 +330,19 @@ async def test_feeds_that_are_open_go_on_while_others_are_refused(log_path: Path
             assert statuses == [200, 429, 429, 429]
             await site.publish("a/b", b"1")
             assert (await next_data(feed))["key"] == "a/b"
+
+
+@pytest.mark.parametrize(("old", "new"), [("hosts", "allowed_hosts"), ("origins", "allowed_origins")])
+def test_a_setting_under_a_retired_name_is_refused_with_its_new_name(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zbus.toml").write_text(f'[web]\n{old} = ["bus.example"]\n')
+
+    for make in (lambda: WebSettings(**{old: ["x.example"]}), lambda: load_settings(tmp_path / "zbus.toml")):
+        with pytest.raises(ConfigInvalid) as caught:
+            make()
+        assert str(caught.value) == f"{old}: renamed: use {new}"
+    monkeypatch.setenv(f"ZBUS_WEB_{old.upper()}", "x.example")
+    with pytest.raises(ConfigInvalid) as caught:
+        WebSettings()
+    assert str(caught.value) == f"ZBUS_WEB_{old.upper()}: renamed: use ZBUS_WEB_{new.upper()}"

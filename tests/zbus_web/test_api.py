@@ -28,9 +28,9 @@ async def test_a_newcomer_sees_nodes_buses_topics_and_publishers(log_path: Path)
         await site.publish("shop/a", b"1", b"22")
 
         (node,) = (await site.get("/api/nodes"))["nodes"]
-        assert (node["name"], node["here"], node["present"], node["has_log"]) == ("here", True, True, True)
+        assert (node["name"], node["is_self"], node["alive"], node["has_log"]) == ("here", True, True, True)
         assert node["publishes"] == ["shop/a"]
-        assert (await site.get("/api/buses"))["buses"] == [{"bus": "shop", "nodes": [node["node"]], "present": 1}]
+        assert (await site.get("/api/buses"))["buses"] == [{"bus": "shop", "nodes": [node["id"]], "alive": 1}]
         (topic,) = (await site.get("/api/topics"))["topics"]
         assert (topic["key"], topic["events"], topic["bytes"]) == ("shop/a", 2, 3)
         assert topic["events_per_s"] > 0
@@ -193,7 +193,7 @@ async def test_the_live_stream_tells_of_each_second_and_is_made_once_for_all(log
             assert moment["latency"]["end_to_end_ms"]["p99"] > 0
             assert [(each["key"], each["events"]) for each in moment["topics"]] == [("a/b", 50)]
             assert moment["stats"]["published"] == 50
-            assert moment["nodes"][0]["here"]
+            assert moment["nodes"][0]["is_self"]
             while not moment["records"]:
                 moment = await next_data(first)
             assert [each["record"] for each in moment["records"]] == [EVENT_DROPPED]

@@ -337,7 +337,7 @@ async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None
             await until(lambda: len(node_of(server.bus).dispatcher.subscriptions) == 1)
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
         metrics = (await server.client.get("/metrics")).text
-        assert "zbus_web_feeds 0.0" in metrics
+        assert "zbus_web_streams 0.0" in metrics
 
 
 async def test_a_server_that_stops_tells_its_feeds(log_path: Path) -> None:

@@ -33,9 +33,9 @@ TOKENS = [
     {"name": "shop", "token": SHOP, "read": ["shop/**"]},
 ]
 EVERYTHING = """{
-  nodes { node name buses host pid version startedAt lastSeen here present hasLog transport trust endpoints publishes
-          subscribes serves more metadata }
-  buses { bus present nodes { name } }
+  nodes { id name buses host pid version startedAt lastSeen isSelf alive hasLog transport trust endpoints publishes
+          subscribes serves truncated metadata }
+  buses { bus alive nodes { name } }
   topics(limit: 10) { key events eventsPerS bytes lastAt }
   publishers { key id sequence events lastAt }
   subscribers { keyExprs durable overflow live queued dropped lag }
@@ -125,8 +125,8 @@ async def test_a_request_that_is_bad_is_answered_as_such(log_path: Path) -> None
         unknown = {"query": "query A { stats { head } }", "operationName": "B"}
         answer = await site.client.post("/graphql", json=unknown)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "operation_invalid")
-        named = {"query": "query A { stats { head } } query B { nodes { here } }", "operationName": "B"}
-        assert (await site.client.post("/graphql", json=named)).json()["data"] == {"nodes": [{"here": True}]}
+        named = {"query": "query A { stats { head } } query B { nodes { isSelf } }", "operationName": "B"}
+        assert (await site.client.post("/graphql", json=named)).json()["data"] == {"nodes": [{"isSelf": True}]}
         for method in ("GET", "PUT", "DELETE"):
             answer = await site.client.request(method, "/graphql", headers=headers)
             assert answer.status_code == 405

@@ -36,30 +36,30 @@ async def test_promtool_accepts_every_figure(log_path: Path) -> None:
     check(answer.text)
     lines = answer.text.splitlines()
     for line in (
-        "zbus_published_total 3.0",
+        "zbus_events_published_total 3.0",
         "zbus_log_head 3.0",
-        "zbus_web_feeds 1.0",
+        "zbus_web_streams 1.0",
         'zbus_web_requests_total{route="events",status="201"} 3.0',
         'zbus_web_requests_total{route="events",status="400"} 1.0',
         'zbus_web_requests_total{route="other",status="404"} 1.0',
         'zbus_web_requests_total{route="metrics",status="200"} 1.0',
-        'zbus_web_refused_total{reason="key_invalid"} 1.0',
-        'zbus_web_refused_total{reason="not_found"} 1.0',
+        'zbus_web_rejected_total{reason="key_invalid"} 1.0',
+        'zbus_web_rejected_total{reason="not_found"} 1.0',
     ):
         assert line in lines
     for name in (
-        "zbus_delivered_total",
-        "zbus_dropped_total",
-        "zbus_redelivered_total",
+        "zbus_events_delivered_total",
+        "zbus_events_dropped_total",
+        "zbus_events_redelivered_total",
         "zbus_gaps_total",
         "zbus_gaps_repaired_total",
-        "zbus_queue_events",
-        "zbus_subscribers",
-        "zbus_commit_seconds",
-        "zbus_end_to_end_seconds",
+        "zbus_subscription_queue_events",
+        "zbus_subscriptions",
+        "zbus_commit_duration_seconds",
+        "zbus_delivery_latency_seconds",
         "zbus_log_bytes",
         "zbus_cursor_lag_events",
-        "zbus_sent_total",
+        "zbus_transport_sent_total",
     ):
         assert any(line.startswith(f"# TYPE {name} ") for line in lines), name
     assert "a/b" not in answer.text  # never a key

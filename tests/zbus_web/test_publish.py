@@ -11,7 +11,7 @@ from inside import node_of
 from web_support import Feed, refusal, until, web
 
 import zbus
-from zbus.ports.log import Answer, Refused
+from zbus.ports.log import AppendResult, Refused
 
 
 async def test_the_body_is_the_event_and_the_answer_its_place(log_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None
     async with web(log_path) as server:
         commits = node_of(server.bus).commits
         append = commits._append
-        commits._append = lambda rows, done, about: done(Answer(about, Refused(zbus.LogFull("app.db"))))
+        commits._append = lambda rows, done, about: done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
         plain = await server.client.post("/events/a", content=b"x")
         once = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (plain.status_code, refusal(plain.content)[0]) == (507, "log_full")

@@ -219,7 +219,7 @@ def test_requests_go_directly_though_events_go_through_the_broker(tmp_path: Path
 
 def test_the_broker_reports_subscriptions_and_rates(tmp_path: Path) -> None:
     with (
-        broker_process("--report-s", "0.2", "--json") as (process, ready),
+        broker_process("--report-interval", "0.2", "--json") as (process, ready),
         fabrics(url_of(tmp_path, ready)) as (one, two),
     ):
         two.listen(["a/**", "b/**"], Collector())

@@ -130,7 +130,7 @@ def test_rubbish_is_told_once_a_minute_however_much_there_is(
             rogue.send_multipart([b"rubbish"])
         assert until(lambda: here.diagnostics()["counts"].get("topic") == 100)
 
-    assert sum("FABRIC_INPUT_REFUSED" in record.getMessage() for record in caplog.records) == 1
+    assert sum("TRANSPORT_INPUT_REJECTED" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
@@ -151,7 +151,7 @@ def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
         assert until(lambda: here.diagnostics()["counts"].get("subscription_invalid") == 4)
         assert until(lambda: here.diagnostics()["counts"].get("request_invalid") == 4)
 
-    told = [each.getMessage() for each in caplog.records if "FABRIC_INPUT_REFUSED" in each.getMessage()]
+    told = [each.getMessage() for each in caplog.records if "TRANSPORT_INPUT_REJECTED" in each.getMessage()]
     assert sorted("topic" in each for each in told) == [False] * 4 + [True] * 2
     for publisher in publishers:
         endpoint = publisher.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")

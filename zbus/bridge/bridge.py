@@ -31,8 +31,8 @@ from zbus.wire.provenance import Forward
 from .config import BridgeConfig
 
 BRIDGE_STARTED = "BRIDGE_STARTED"
-BRIDGE_AWAY = "BRIDGE_AWAY"
-BRIDGE_LINKED = "BRIDGE_LINKED"
+BRIDGE_DISCONNECTED = "BRIDGE_DISCONNECTED"
+BRIDGE_CONNECTED = "BRIDGE_CONNECTED"
 RETRY_S = (0.5, 10.0)
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
@@ -46,7 +46,7 @@ class Bridge:
         async with zbus.Bridge(("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), ["shop/**"], log="bridge.db"):
             await asyncio.Event().wait()
 
-    `keys`: what crosses. `direction`: "both", "forth" (from the first to the second) or "back". `raw`: nats and
+    `keys`: what crosses. `direction`: "both", "forward" (from the first to the second) or "reverse". `raw`: nats and
     zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
     also at the start; without one, events of that time are dropped and counted, and both sides must be there
     at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
@@ -59,7 +59,7 @@ class Bridge:
         between: tuple[str, str],
         keys: Sequence[str],
         *,
-        direction: Literal["both", "forth", "back"] = "both",
+        direction: Literal["both", "forward", "reverse"] = "both",
         raw: bool = False,
         log: str | os.PathLike[str] | None = None,
         name: str = "",
@@ -130,20 +130,20 @@ class Bridge:
     def stats(self) -> dict[str, Any]:
         """What crossed in this run, per direction, and how far behind it is.
 
-        `crossed` counts an event once, however often it was sent; `waiting_events` are those that came and were not
+        `crossed` counts an event once, however often it was sent; `pending_events` are those that came and were not
         sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
         the oldest of them is now, or, where none waits, how old the last one was when it was sent.
         """
         counts = self._node.stats.counts()
         first, second = self.config.labels
-        ways = {"forth": (first, second), "back": (second, first)}
+        ways = {"forward": (first, second), "reverse": (second, first)}
         if self.config.direction != "both":
             ways = {self.config.direction: ways[self.config.direction]}
         return {
             "bridge": self.name,
             "durable": self.durable,
             **{way: self._way(*ends) for way, ends in ways.items()},
-            "loops_stopped": counts.pop("loops_stopped", 0),
+            "loops_prevented": counts.pop("loops_prevented", 0),
             "duplicates": counts.pop("duplicates_received", 0),
             "counts": counts,
         }
@@ -168,9 +168,9 @@ class Bridge:
             "from": source,
             "to": target,
             "linked": send_queue is not None,
-            "crossed": send_queue.forwarded if send_queue is not None else 0,
+            "forwarded": send_queue.forwarded if send_queue is not None else 0,
             "lag_ms": round(lag_ns / 1e6, 3),
-            "waiting_events": waiting,
+            "pending_events": waiting,
         }
 
     def _link(self, label: str) -> Link | None:
@@ -181,7 +181,7 @@ class Bridge:
         """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
         keys = self._keys
         first, second = self.config.labels
-        silent = {"both": None, "forth": first, "back": second}[self.config.direction]
+        silent = {"both": None, "forward": first, "reverse": second}[self.config.direction]
 
         def forward(key: str, came: Provenance) -> tuple[int, ...] | None:
             if came.link == link or link == silent or key not in keys:
@@ -210,7 +210,7 @@ class _Sides:
         except TransportError as error:
             if log is None:
                 raise
-            record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
+            record(BRIDGE_DISCONNECTED, logging.WARNING, transport=self._names[url], reason=str(error))
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
@@ -240,12 +240,12 @@ class _Sides:
             await asyncio.sleep(pause)
             try:
                 await self._node.link(url)
-                record(BRIDGE_LINKED, transport=self._names[url])
+                record(BRIDGE_CONNECTED, transport=self._names[url])
                 return
             except TransportError as error:
                 pause = pauses.next()
                 record(
-                    BRIDGE_AWAY,
+                    BRIDGE_DISCONNECTED,
                     logging.WARNING,
                     transport=self._names[url],
                     reason=str(error),

@@ -28,7 +28,9 @@ class BridgeConfig(BaseModel):
 
     between: tuple[str, str] = Field(repr=False, description="the URLs of the two transports")
     keys: tuple[str, ...] = Field(min_length=1, description="expressions of what crosses")
-    direction: Literal["both", "forth", "back"] = Field("both", description="forth: from the first to the second only")
+    direction: Literal["both", "forward", "reverse"] = Field(
+        "both", description="forward: from the first to the second only"
+    )
     raw: bool = Field(False, description="nats:// and zmq:// carry plain messages of programs that know no envelope")
     log: str | None = Field(None, min_length=1, description="path of the log that makes the bridge durable")
     name: str = Field("", description="what the bridge is called in reports")
@@ -91,7 +93,7 @@ class BridgeConfig(BaseModel):
     @property
     def title(self) -> str:
         """The name that was given, or the two ends."""
-        arrow = {"both": "<->", "forth": "->", "back": "<-"}[self.direction]
+        arrow = {"both": "<->", "forward": "->", "reverse": "<-"}[self.direction]
         return self.name or f"{self.labels[0]} {arrow} {self.labels[1]}"
 
     def bus_config(self) -> BusConfig:
@@ -99,9 +101,9 @@ class BridgeConfig(BaseModel):
         first, second = self.labels
         return BusConfig.exactly(
             transports=self.urls,
-            receive_on={"both": (), "forth": (first,), "back": (second,)}[self.direction],
+            receive_on={"both": (), "forward": (first,), "reverse": (second,)}[self.direction],
             log=self.log,
-            record=self.keys if self.log is not None else "own",
+            keep=self.keys if self.log is not None else "own",
             mode=(self.mode or "peer") if self.listen or self.connect else "embedded",  # zenoh://host:port is a client
             listen=self.listen,
             connect=self.connect,

@@ -91,16 +91,16 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
-    records: Annotated[
-        LoggingFormat | None, typer.Option(help="Write records of what happens to stderr, as text or as JSON lines.")
+    logging: Annotated[
+        LoggingFormat | None, typer.Option(help="Write log records to stderr, as text or as JSON lines.")
     ] = None,
-    records_level: Annotated[
-        LoggingLevel, typer.Option(help="From which level on: debug also tells of events, once per burst.")
+    logging_level: Annotated[
+        LoggingLevel, typer.Option(help="Minimum level to write. debug includes one record per burst of events.")
     ] = LoggingLevel.info,
 ) -> None:
-    """What comes before a command."""
-    if records is not None:
-        zbus.configure_logging(records.value, level=records_level.value)
+    """Process the root options before any subcommand."""
+    if logging is not None:
+        zbus.configure_logging(logging.value, level=logging_level.value)
 
 
 def main() -> NoReturn:

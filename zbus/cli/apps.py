@@ -1,4 +1,4 @@
-"""How the parts of the command line are made: help texts without markup, and groups that load when they are used."""
+"""Building blocks of the command line: help texts without markup, and groups that are imported on first use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import typer
 import typer.core
 import typer.main
 
-SENTENCE_LENGTH_MAX = 1000  # a listed command shows its whole first sentence
+from zbus.util.renamed import renamed_to
+
+from .renamed import COMMANDS
+
+SENTENCE_LENGTH_MAX = 1000  # long enough for the first sentence of any command
 
 
 class Group(typer.core.TyperGroup):
-    """A group whose help lists each command with the first sentence of its help, however long it is."""
+    """A group whose help lists each command with the complete first sentence of its help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that `args` names. Raises a usage error that names the new command if it was renamed."""
+        if args and (new := COMMANDS.get(f"{ctx.command_path} {args[0]}")):
+            ctx.fail(f"No such command {args[0]!r}: {renamed_to(new)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""
@@ -25,7 +35,7 @@ class Group(typer.core.TyperGroup):
 
 
 class _LazyGroup(Group):
-    """A group whose commands are those of another app, which is imported when they are listed or one is called."""
+    """A group with the commands of another app, which is imported when they are listed or one is called."""
 
     load: str
 
@@ -42,17 +52,17 @@ class _LazyGroup(Group):
 
 
 def new_app(help: str | None = None, cls: type[Group] = Group) -> typer.Typer:  # noqa: A002 - typer's own name
-    """Make an app whose help is printed as it is written: rich would take `[web]` for a style, and leave it out."""
+    """Create an app whose help is printed as written. Rich markup would read `[web]` as a style and drop it."""
     return typer.Typer(cls=cls, help=help, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 def lazy_app(help: str, load: str) -> typer.Typer:  # noqa: A002 - typer's own name
-    """Make an app for the commands of another one, such as "zbus_log.cli.schema:app".
+    """Create an app with the commands of another app, such as "zbus_log.cli.schema:app".
 
     `zbus --help` shows `help` without importing that module and the libraries that it needs.
     """
     app = new_app(help, type("LazyGroup", (_LazyGroup,), {"load": load}))
-    app.callback()(_nothing)  # an app without commands of its own needs one
+    app.callback()(_nothing)  # typer requires a callback or a command
     return app
 
 

@@ -1,4 +1,4 @@
-"""`zbus bridge`: bridges between transports as a process. Its first line on stdout says that events cross."""
+"""`zbus bridge`: a process that runs one or more bridges. It prints one JSON line when the bridges are running."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import typer
 
 from zbus.errors import ConfigInvalid, ZbusError
 
-from .options import JsonOption
+from .options import JsonOption, MaxAgeOption, MaxBytesOption, ReportIntervalOption
 from .render.output import encode_json, note, write
-from .render.values import parse_age, parse_size
 from .serving import serve
 
 if TYPE_CHECKING:
@@ -23,73 +22,80 @@ if TYPE_CHECKING:
 
 
 class Direction(StrEnum):
-    """Which way events cross."""
+    """Direction in which a bridge forwards events."""
 
     both = "both"
-    forth = "forth"
-    back = "back"
+    forward = "forward"
+    reverse = "reverse"
 
 
 def bridge(
     between: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="URL URL", help="The two transports, such as nats://… zenoh://….")
+        tuple[str, str] | None,
+        typer.Option(metavar="URL URL", help="URLs of the two transports, such as nats://… zenoh://…."),
     ] = None,
     keys: Annotated[
-        list[str] | None, typer.Option(metavar="EXPR", help="What crosses, such as 'shop/**'; may be given again.")
+        list[str] | None, typer.Option(metavar="EXPR", help="Forward keys that match, such as 'shop/**'. Repeatable.")
     ] = None,
-    direction: Annotated[Direction, typer.Option(help="forth: only from the first to the second.")] = Direction.both,
+    direction: Annotated[
+        Direction, typer.Option(help="forward: only from the first transport to the second.")
+    ] = Direction.both,
     raw: Annotated[
-        bool, typer.Option("--raw", help="nats and zmq carry plain messages of programs that know nothing of zbus.")
+        bool, typer.Option("--raw", help="Exchange plain messages, without the zbus envelope, on nats and zmq.")
     ] = False,
     log: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="The bridge's own log: nothing is lost while a side is away."),
+        typer.Option(metavar="PATH", help="Store events in this log, so that none is lost while a side is down."),
     ] = None,
-    retain_age: Annotated[
-        Any, typer.Option(parser=parse_age, metavar="AGE", help="Remove what is older from the log, such as 7d.")
+    max_age: MaxAgeOption = None,
+    max_bytes: MaxBytesOption = None,
+    max_events: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep at most N events in the log.")
     ] = None,
-    retain_size: Annotated[
-        Any, typer.Option(parser=parse_size, metavar="SIZE", help="Keep the log under this size, such as 10G.")
-    ] = None,
-    name: Annotated[str, typer.Option(help="What the bridge is called in reports.")] = "",
-    mode: Annotated[str | None, typer.Option(help="peer, client or router, for the side that is zenoh.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the bridge in reports.")] = "",
+    mode: Annotated[str | None, typer.Option(help="Mode of the zenoh side: peer, client or router.")] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(metavar="ENDPOINT", help="Where the zenoh side listens: tcp/127.0.0.1:7447.")
+        list[str] | None,
+        typer.Option(metavar="ENDPOINT", help="Listen here on the zenoh side, such as tcp/127.0.0.1:7447."),
     ] = None,
     connect: Annotated[
-        list[str] | None, typer.Option(metavar="ENDPOINT", help="What the zenoh side connects to.")
+        list[str] | None, typer.Option(metavar="ENDPOINT", help="Connect the zenoh side to this endpoint.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file of several bridges, instead of the above.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the bridges from a TOML file instead of the options above."),
     ] = None,
-    report_s: Annotated[float, typer.Option(min=0, help="How often to report; 0: never.")] = 5.0,
+    report_interval: ReportIntervalOption = 5.0,
     json: JsonOption = False,
 ) -> None:
-    """Carry events between two transports, keeping their identity.
+    """Forward events between two transports. Events keep their identity.
 
-    The first line on stdout is JSON: when it is there, events cross. Reports of what crossed go to stderr, or with
-    --json to stdout, a line for each bridge. Ctrl-C and SIGTERM end it.
+    Prints one JSON line on stdout when the bridges are running. Reports go to stderr, or to stdout as JSON with --json,
+    one line per bridge. Ctrl-C and SIGTERM stop the process.
 
-    A file holds an array of tables named "bridge", each with between, keys, and what else the options here say.
+    The file contains an array of tables named "bridge". Their keys are the settings of a bridge, such as between and
+    keys.
     """
     from zbus.bridge.config import BridgeConfig, load_bridges
 
     if config is not None:
-        alone = (between, keys, raw, log, retain_age, retain_size, name, mode, listen, connect)
+        alone = (between, keys, raw, log, max_age, max_bytes, max_events, name, mode, listen, connect)
         if any(alone) or direction is not Direction.both:
-            raise ConfigInvalid("config", "a file says all of it: give --config alone, or no file")
+            raise ConfigInvalid(
+                "config", "--config excludes the other options: the file has the settings of every bridge"
+            )
         configs = load_bridges(config)
     elif between is None or not keys:
         raise ConfigInvalid("between", "give --between URL URL and --keys EXPR, or --config FILE")
     else:
         given: dict[str, Any] = {"listen": listen or (), "connect": connect or (), "mode": mode, "name": name}
-        given |= {"retain_age_s": retain_age, "retain_bytes": retain_size}
+        given |= {"retain_age_s": max_age, "retain_bytes": max_bytes, "retain_events": max_events}
         path = str(log) if log is not None else None
         configs = [BridgeConfig(between=between, keys=keys, direction=direction.value, raw=raw, log=path, **given)]
-    serve(_run(configs, report_s, json))
+    serve(_run(configs, report_interval, json))
 
 
-async def _run(configs: list[BridgeConfig], report_s: float, json: bool) -> None:
+async def _run(configs: list[BridgeConfig], report_interval_s: float, json: bool) -> None:
     from zbus.bridge.bridge import Bridge
 
     bridges: list[Bridge] = []
@@ -107,8 +113,8 @@ async def _run(configs: list[BridgeConfig], report_s: float, json: bool) -> None
         write(encode_json({"ready": True, "bridges": ready}))
         try:
             while True:
-                await asyncio.sleep(report_s or 3600)
-                if report_s:
+                await asyncio.sleep(report_interval_s or 3600)
+                if report_interval_s:
                     _report(bridges, json)
         finally:
             _report(bridges, json)
@@ -125,13 +131,13 @@ def _report(bridges: list[Bridge], json: bool) -> None:
 
 def _line(stats: dict[str, Any]) -> str:
     parts = [
-        f"{way} {stats[way]['crossed']:,} crossed, {stats[way]['waiting_events']:,} waiting, "
+        f"{way} {stats[way]['forwarded']:,} forwarded, {stats[way]['pending_events']:,} pending, "
         f"lag {stats[way]['lag_ms']:,.0f} ms"
-        for way in ("forth", "back")
+        for way in ("forward", "reverse")
         if way in stats
     ]
     counted = "".join(f", {reason} {number:,}" for reason, number in sorted(stats["counts"].items()))
     return (
         f"{stats['bridge']}: {'; '.join(parts)}; {stats['duplicates']:,} duplicates, "
-        f"{stats['loops_stopped']:,} loops stopped{counted}"
+        f"{stats['loops_prevented']:,} loops prevented{counted}"
     )

@@ -1,6 +1,6 @@
-"""Every error that ends a command, as one line and an exit code; here and nowhere else.
+"""The one place that turns an error of a command into a line on stderr and an exit code.
 
-2 is for what the caller can fix in the call, 1 for what is wrong with the log or the machine.
+The exit code is 2 for errors that the caller can fix in the call, and 1 for errors of the log or the machine.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import typer
 
 from zbus.errors import ConfigInvalid, EventInvalid, LogRequired, SchemaConflict, SchemaError, ZbusError
+from zbus.util.renamed import renamed_to
+
+from .renamed import OPTIONS
 
 ERROR, USAGE = 1, 2
 
@@ -16,7 +19,7 @@ TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def describe(error: Exception) -> tuple[str, int]:
-    """The line for stderr and the exit code for an error."""
+    """Return the line for stderr and the exit code for an error."""
     if isinstance(error, TyperError):
         return _usage(error), getattr(error, "exit_code", USAGE)
     if isinstance(error, ZbusError):
@@ -27,16 +30,22 @@ def describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return _one_line(reason or type(error).__name__), ERROR
-    return _one_line(f"this is a bug of zbus: {type(error).__name__}: {error}; ZBUS_DEBUG=1 shows where"), ERROR
+    return _one_line(
+        f"this is a bug in zbus: {type(error).__name__}: {error}; ZBUS_DEBUG=1 prints the traceback"
+    ), ERROR
 
 
 def _usage(error: Exception) -> str:
     message: str = getattr(error, "format_message", error.__str__)()
     context = getattr(error, "ctx", None)
-    hint = f"; see: {context.command_path} --help" if context is not None else ""
-    return _one_line(message).rstrip(".") + hint
+    if context is None:
+        return _one_line(message).rstrip(".")
+    option = getattr(error, "option_name", "")
+    if new := OPTIONS.get(context.command_path, {}).get(option):
+        message = f"No such option: {option}: {renamed_to(new)}"  # without typer's guesses at similar options
+    return f"{_one_line(message).rstrip('.')}; see: {context.command_path} --help"
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks and control characters, whatever a path or a payload brought in."""
+    """Return the text without line breaks and control characters, which a path or a payload may contain."""
     return "".join(each if each.isprintable() else " " for each in " ".join(text.split()))

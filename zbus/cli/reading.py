@@ -12,7 +12,7 @@ import typer
 import zbus
 from zbus.errors import ConfigInvalid
 
-READER_SETTINGS = ("cold", "skip_corrupt")
+READER_SETTINGS = ("cold_dir", "skip_corrupt")
 NETWORK_SETTINGS = (
     "transport",
     "transports",
@@ -41,7 +41,7 @@ def open_to_read(log: Path) -> zbus.Bus:
     """
     from zbus.config import load_only
 
-    return zbus.open(config=load_only(*READER_SETTINGS, log=str(log), read_only=True, check_schemas=False))
+    return zbus.open(config=load_only(*READER_SETTINGS, log=str(log), read_only=True, validate_schemas=False))
 
 
 def open_networked(transport: str | None, **given: str) -> zbus.Bus:
@@ -49,7 +49,7 @@ def open_networked(transport: str | None, **given: str) -> zbus.Bus:
     from zbus.config import load_only
 
     chosen = {"transport": transport, "transports": ()} if transport else {}
-    return zbus.open(config=load_only(*NETWORK_SETTINGS, check_schemas=False, **chosen, **given))
+    return zbus.open(config=load_only(*NETWORK_SETTINGS, validate_schemas=False, **chosen, **given))
 
 
 def open_to_hear(log: Path | None, transport: str | None) -> zbus.Bus:

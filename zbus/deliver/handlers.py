@@ -1,4 +1,4 @@
-"""`@bus.on`: a handler that runs for every event of a subscription, as long as the bus is open."""
+"""`@bus.on`: runs a handler for every event of a subscription while the bus is open."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ async def serve(
     uniform: Callable[[float, float], float],
     retries: int | None = None,
 ) -> None:
-    """Hand events to `handler`, one after the other, until the subscription ends.
+    """Call `handler` with one event after the other until the subscription ends.
 
-    A handler that raises is reported. With a durable name the same event is tried again, with pauses that grow to
-    half a minute, because going on would acknowledge it; without one the next event follows. `retries` says how
-    often it is tried again, in either case. `uniform` shortens each pause by chance, so that handlers that failed
-    together do not try again together.
+    If the handler raises, the error is logged and counted. A durable subscription retries the same event, with pauses
+    that grow to half a minute, because continuing would acknowledge the event; any other continues with the next one.
+    `retries` limits the number of retries in both cases. `uniform` shortens each pause at random, so that handlers
+    that failed together do not retry together.
     """
     if retries is None and subscription.durable is None:
         retries = 0
@@ -39,9 +39,9 @@ async def serve(
             try:
                 event = await subscription.next()
             except SubscriberLagged:
-                continue  # recorded where it was noticed, and counted in `dropped`
+                continue  # the subscription has logged it, and counted it in `dropped`
             except SchemaInvalid:
-                continue  # recorded and counted where it was noticed, and passed over: trying again would not help
+                continue  # the validators have logged and counted it; a retry would fail again
             except PayloadInvalid as error:
                 count("invalid_payloads", 1)
                 record(EVENT_INVALID, logging.WARNING, reason=str(error))

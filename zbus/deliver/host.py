@@ -1,4 +1,4 @@
-"""What delivery needs from the node: its contract with the rest of the core."""
+"""The node, as delivery sees it: the contract of this package with the rest of the core."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Validators(Protocol):
 
 
 class Host(Protocol):
-    """What subscriptions and replays need from the node."""
+    """The node, as subscriptions and replays see it."""
 
     @property
     def dispatcher(self) -> Dispatcher:

@@ -1,7 +1,7 @@
 """A subscription: a bounded queue between the bus and one subscriber.
 
-The bus must never wait for a slow subscriber, and memory must never grow without limit. What happens when the queue is
-full is decided by an overflow policy (`overflow.py`): events are dropped and the subscriber is notified
+The bus must never wait for a slow subscriber, and memory must never grow without limit. An overflow policy
+(`overflow.py`) decides what happens when the queue is full: events are dropped and the subscriber is notified
 (`SubscriberLagged`), publishers wait, or the subscriber continues from the log and receives live events again after
 catching up. Every stored event carries its offset, so nothing is missed or repeated at that seam.
 """
@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
 from zbus.event import DeliveryHandle, Event
@@ -21,6 +21,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record
 from zbus.ports.log import Span
 from zbus.scope import Scope
+from zbus.util.renamed import unknown_attribute
 
 from .acknowledgements import Acknowledgements
 from .buffer import Backlog, Buffer
@@ -34,6 +35,7 @@ Start = Literal["new", "beginning"] | int | datetime
 
 PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
+_RENAMED = {"take": "next_batch", "nudge": "wake", "declared": "ready"}
 
 
 class _Inlet:
@@ -52,9 +54,9 @@ class _Inlet:
 class EventSubscriber:
     """A stream of events: `async with bus.subscribe("shop/**") as sub: async for event in sub: …`.
 
-    It receives from the moment it is made. One task at a time reads from it. Cancelling a read
-    loses nothing: the next read returns the same event. Closing it, or the bus, ends the stream
-    after what is already queued.
+    It receives events from the moment it is made. One task at a time reads from it. If a read is cancelled, nothing is
+    lost: the next read returns the same event. Closing the subscription or the bus ends the stream after the events
+    that are already queued.
     """
 
     def __init__(
@@ -99,6 +101,11 @@ class EventSubscriber:
             moment = start if after is None else after
             self._inlet.since_ns = to_ns(moment) if isinstance(moment, datetime) else host.runtime.time_ns()
         self._declared = self._dispatcher.attach(self._inlet)
+
+    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute("'EventSubscriber' object", name, _RENAMED)
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
@@ -262,7 +269,7 @@ class EventSubscriber:
             self._dispatcher.detach(self._inlet)
             self._wake()
         if self._durable is not None:
-            await self._durable.give_back()
+            await self._durable.release()
 
     # Called by the dispatcher, on the loop, through `_Inlet`.
 

@@ -246,7 +246,7 @@ class Inbox:
         key, want = "", NOTHING
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
-                self.count("loops_stopped", 1)
+                self.count("loops_prevented", 1)
                 continue
             if len(envelope.payload) > self._payload_bytes_max:
                 self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
@@ -345,7 +345,7 @@ class Inbox:
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
             if not done.cancelled() and isinstance(done.exception(), LogError):
-                self.count("record_failed", len(rows))
+                self.count("store_failed", len(rows))
                 self._report(
                     EVENT_DROPPED,
                     "log",

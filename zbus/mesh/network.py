@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
-from zbus.observe.records import FABRIC_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
@@ -89,7 +89,7 @@ class Network:
         """Load how far this node was with others; want what it records. Before the first link."""
         if self._log is None:
             return
-        record = self._config.record
+        record = self._config.keep
         recorded = list(record if record != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
             recorded += cursor.keys
@@ -391,7 +391,7 @@ class Network:
                 except TransportUnsupported as error:
                     lacking = error  # for whoever asked for it, once the others know
                 except TransportError as error:
-                    record(FABRIC_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
+                    record(TRANSPORT_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
             if lacking is not None:
                 raise lacking
 
@@ -448,4 +448,4 @@ def _try(close: Callable[[], None]) -> None:
     try:
         close()
     except TransportError as error:
-        record(FABRIC_ERROR, logging.WARNING, reason=str(error), doing="close")
+        record(TRANSPORT_ERROR, logging.WARNING, reason=str(error), doing="close")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
 from zbus.wire.announcement import NAMES_MAX, Announcement, decode_announcement, encode_announcement, node_key
@@ -28,10 +29,13 @@ NODES_MAX = 10_000
 GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
 
 
+_RENAMED = {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}
+
+
 class NodeInfo(NamedTuple):
     """A node of the mesh, this one included."""
 
-    node: str  # its origin in hex: stays the same as long as its log does
+    id: str  # its origin in hex: stays the same as long as its log does
     name: str
     buses: tuple[str, ...]
     host: str
@@ -39,8 +43,8 @@ class NodeInfo(NamedTuple):
     version: str
     started_at: int
     last_seen: int  # Unix ns, by our clock
-    here: bool  # it is this bus
-    present: bool
+    is_self: bool  # it is this bus
+    alive: bool
     has_log: bool
     transport: str  # over which it was heard
     trust: str  # how that transport makes sure who is at the far end
@@ -48,13 +52,21 @@ class NodeInfo(NamedTuple):
     publishes: tuple[str, ...]
     subscribes: tuple[str, ...]
     serves: tuple[str, ...]
-    more: int  # names left out of the four lists
+    truncated: int  # number of names left out of the four lists
     metadata: Mapping[str, str]
 
     @property
     def topics(self) -> tuple[str, ...]:
         """What it publishes and what it wants."""
         return (*self.publishes, *self.subscribes)
+
+
+def _unknown(self: NodeInfo, name: str) -> Any:
+    raise unknown_attribute("'NodeInfo' object", name, _RENAMED)
+
+
+# Not a method: a type checker would believe that every attribute exists.
+NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 
 
 class _KnownNode:
@@ -135,7 +147,7 @@ class NodeRegistry:
             for each in self._heard.values()
         ]
         own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
-        return [own, *sorted(others, key=lambda node: (not node.present, node.name, node.node))]
+        return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
 
     def leave(self) -> None:
         """Say goodbye, if the links still take it."""
@@ -167,7 +179,7 @@ class NodeRegistry:
     def _forget_one(self) -> None:
         gone = min(self._heard, key=lambda origin: (self._heard[origin].present, self._heard[origin].at))
         del self._heard[gone]
-        self._count("nodes_forgotten", 1)
+        self._count("nodes_evicted", 1)
 
     def _announce(self, leaving: bool = False) -> None:
         told = self._announcement(leaving)
@@ -203,7 +215,7 @@ class NodeRegistry:
         )
 
 
-def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> NodeInfo:
+def _node(told: Announcement, seen_ns: int, is_self: bool, alive: bool, transport: str, trust: str) -> NodeInfo:
     return NodeInfo(
         f"{told.origin:x}",
         told.name,
@@ -213,8 +225,8 @@ def _node(told: Announcement, seen_ns: int, here: bool, present: bool, transport
         told.version,
         told.started_at,
         seen_ns,
-        here,
-        present,
+        is_self,
+        alive,
         told.has_log,
         transport,
         trust,

@@ -122,14 +122,14 @@ class RequestServer:
                 number += 1
             question.reply(encode_reply(END, number))
         except TransportError as error:
-            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
         except EventInvalid as error:
             self._calls.soon(self._invalid, question.key, link, error)
             self._refuse(question, error)
         except ZbusError as error:
             self._refuse(question, error)
         except Exception as error:
-            record("ANSWER_FAILED", logging.ERROR, error, key=question.key)
+            record("REPLY_FAILED", logging.ERROR, error, key=question.key)
             self._refuse(question, error)
         finally:
             question.close()
@@ -137,14 +137,14 @@ class RequestServer:
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
         """Count every one; say it once a minute and source."""
         self._count("invalid_received", 1)
-        self._count("invalid_question", 1)
-        self._refused.tell(EVENT_INVALID, "invalid_question", link, key=key, detail=str(error)[:500])
+        self._count("invalid_request", 1)
+        self._refused.tell(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
 
     def _refuse(self, question: IncomingRequest, error: BaseException) -> None:
         try:
             question.reply(encode_reply(FAILED, 0, encode_failure(error)))
         except TransportError as failed:
-            record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(failed))
+            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(failed))
 
     def _begin(self, question: IncomingRequest, link: str) -> None:
         served = self._handlers.get(question.key)
@@ -197,7 +197,7 @@ class RequestServer:
                 for reply in replies:
                     question.reply(reply)
             except TransportError as error:
-                record("ANSWER_FAILED", logging.WARNING, key=question.key, reason=str(error))
+                record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
             finally:
                 if last:
                     question.close()

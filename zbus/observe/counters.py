@@ -22,8 +22,8 @@ SOURCE_CHARACTERS_MAX = 200
 class Counters:
     """Counters of one fabric. Any thread."""
 
-    def __init__(self, fabric: str, runtime: Runtime = REAL) -> None:
-        self._fabric = fabric
+    def __init__(self, transport: str, runtime: Runtime = REAL) -> None:
+        self._transport = transport
         self._counts: Counter[str] = Counter()
         self._throttle = Throttle(monotonic=runtime.monotonic)
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Counters:
             total = self._counts[reason]
             if not self._throttle.due((reason, source)):
                 return
-        fields = {"fabric": self._fabric, "reason": reason, "source": source, "count_total": total, **fields}
+        fields = {"transport": self._transport, "reason": reason, "source": source, "count_total": total, **fields}
         record(name, logging.WARNING, **fields)
 
     def snapshot(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import tell_published
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
-from zbus.ports.log import Answer, Committed, Log, Refused, Row, Stored, Unknown
+from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
@@ -64,7 +64,7 @@ class CommitQueue:
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
         self._bytes = self.pending_bytes = self._in_flight = 0
-        self._mailbox = Mailbox[Answer | Committed](self._loop, self._take)
+        self._mailbox = Mailbox[AppendResult | Committed](self._loop, self._take)
         self._behind, self._single = False, True
         self.stored_events = 0  # by this node: its own, and those that it keeps of others
         self._idle: asyncio.Future[None] | None = None
@@ -112,7 +112,7 @@ class CommitQueue:
             self._backpressure.block(self, "commits_pending", "too many bytes await commit")
         self._append(burst.rows, self._mailbox.post, burst)
 
-    def _take(self, items: list[Answer | Committed]) -> None:
+    def _take(self, items: list[AppendResult | Committed]) -> None:
         for item in items:
             if type(item) is Committed:
                 for listener in self.listeners:
@@ -120,7 +120,7 @@ class CommitQueue:
                 if wanted(logging.DEBUG):
                     _tell_published(item)
                 continue
-            assert type(item) is Answer
+            assert type(item) is AppendResult
             burst: Burst = item.about
             outcome = item.outcome
             self._in_flight -= 1

@@ -213,4 +213,4 @@ def check_identity(given: Event | Row) -> None:
     for name in ("publisher_id", "sequence", "published_at"):
         number = getattr(given, name)
         if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
-            raise EventInvalid(f"{name} {number!r} refused: it must be an integer from 0 to 2^63 - 1; not stored")
+            raise EventInvalid(f"{name} {number!r} rejected: it must be an integer from 0 to 2^63 - 1; not stored")

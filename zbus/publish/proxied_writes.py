@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from zbus.errors import BusClosed, ZbusError
-from zbus.ports.log import Answered, Row, Stored
+from zbus.ports.log import Row, Stored, WriteDone
 from zbus.util.mailbox import Mailbox
 
 from .entry import Entry
 
-Write = tuple[Sequence[Row], Answered]
+Write = tuple[Sequence[Row], WriteDone]
 
 
 class ProxiedWrites:
@@ -33,7 +33,7 @@ class ProxiedWrites:
         self._waiting: deque[Write] = deque()
         self._storing: asyncio.Task[None] | None = None
 
-    def take(self, rows: Sequence[Row], done: Answered) -> None:
+    def take(self, rows: Sequence[Row], done: WriteDone) -> None:
         """Take rows, at least one, to be stored together or not at all; `done` is called on the loop."""
         self._mailbox.post((rows, done))
 
@@ -58,7 +58,7 @@ class ProxiedWrites:
             entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
-def _report(done: Answered, stored: asyncio.Future[Stored]) -> None:
+def _report(done: WriteDone, stored: asyncio.Future[Stored]) -> None:
     error = stored.exception()
     if error is None:
         done(stored.result().offsets)

@@ -30,8 +30,8 @@ class Origins:
 
     def __init__(self, settings: WebSettings) -> None:
         own = [] if settings.host in ANY_ADDRESS else [_bracketed(settings.host)]
-        self._hosts = frozenset(_required(each) for each in (*LOCAL, *own, *settings.hosts))
-        self._origins = frozenset(_normal(each) for each in settings.origins)
+        self._hosts = frozenset(_required(each) for each in (*LOCAL, *own, *settings.allowed_hosts))
+        self._origins = frozenset(_normal(each) for each in settings.allowed_origins)
         self._allowed = Memo[tuple[str, str | None], None](KEPT_MAX, self._check)
 
     def check(self, host: str, origin: str | None) -> None:
@@ -46,7 +46,7 @@ class Origins:
                 403,
                 "origin_refused",
                 f"pages of {origin[:200]!r} may not use this server",
-                "Nothing was done. Name the origin in `origins` if they should",
+                "Nothing was done. Name the origin in `allowed_origins` if they should",
             )
 
     def _check_host(self, host: str) -> None:
@@ -56,7 +56,7 @@ class Origins:
                 421,
                 "host_refused",
                 f"this server does not go by the name {host[:200]!r}",
-                "Nothing was done. Use a name that it goes by, or add this one to `hosts`",
+                "Nothing was done. Use a name that it goes by, or add this one to `allowed_hosts`",
             )
 
     def _may_come(self, origin: str, host: str) -> bool:
@@ -85,7 +85,7 @@ def _split(origin: str) -> tuple[str, str, int | None] | None:
 def _normal(origin: str) -> str:
     found = _split(origin)
     if found is None:
-        raise ConfigInvalid("origins", f"{origin!r} is no origin, such as 'https://console.example.org'")
+        raise ConfigInvalid("allowed_origins", f"{origin!r} is no origin, such as 'https://console.example.org'")
     return origin_text(*found)
 
 
@@ -104,7 +104,9 @@ def _authority(text: str) -> Authority | None:
 def _required(host: str) -> Authority:
     found = _authority(_bracketed(host))
     if found is None:
-        raise ConfigInvalid("hosts", f"{host!r} is no name of a host, such as 'bus.example.org' or '10.0.0.7:8080'")
+        raise ConfigInvalid(
+            "allowed_hosts", f"{host!r} is no name of a host, such as 'bus.example.org' or '10.0.0.7:8080'"
+        )
     return found
 
 

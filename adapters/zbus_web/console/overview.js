@@ -8,8 +8,8 @@ export function showOverview(live) {
   const dropped = sum(stats, (name) => name.startsWith("dropped_"));
   const gaps = (stats.gaps_open ?? 0) + (stats.gaps_unrepaired ?? 0);
   const lags = (live.cursors ?? []).map((cursor) => cursor.lag ?? 0);
-  const here = (live.nodes ?? []).find((node) => node.here);
-  setText(byId("node"), here ? visible([here.name, here.host].filter(Boolean).join(" on ")) : "");
+  const own = (live.nodes ?? []).find((node) => node.is_self);
+  setText(byId("node"), own ? visible([own.name, own.host].filter(Boolean).join(" on ")) : "");
   set("published", rate(rates.published_per_s));
   set("delivered", rate(rates.delivered_per_s));
   set("commit", milliseconds(latency.commit_ms?.p99));

@@ -47,8 +47,8 @@ export class Participants {
 const joined = (value) => visible(Array.isArray(value) ? value.join(", ") : (value ?? "–"));
 
 const NODES = [
-  { name: "name", label: "Node", text: (row) => visible(row.name || row.node) },
-  { name: "here", label: "State", text: state, level: (row) => (row.present ? "" : "warning"), sort: state },
+  { name: "name", label: "Node", text: (row) => visible(row.name || row.id) },
+  { name: "is_self", label: "State", text: state, level: (row) => (row.alive ? "" : "warning"), sort: state },
   { name: "host", label: "Host", text: (row) => visible(row.host) },
   { name: "pid", label: "Process", number: true, text: (row) => String(row.pid) },
   { name: "transport", label: "Heard over", text: heardOver },
@@ -57,12 +57,12 @@ const NODES = [
 ];
 
 function heardOver(row) {
-  return visible(row.here ? "–" : `${row.transport}, ${row.trust}`);
+  return visible(row.is_self ? "–" : `${row.transport}, ${row.trust}`);
 }
 
 function state(row) {
-  if (row.here) return "this node";
-  return row.present ? "there" : "away";
+  if (row.is_self) return "this node";
+  return row.alive ? "there" : "away";
 }
 
 const PUBLISHERS = [

@@ -83,9 +83,9 @@ def _buses(info: Asked) -> list[types.BusOfNodes]:
     """As /api/buses, with the nodes themselves."""
     with _told():
         views, grant = info.context.views, info.context.grant
-        nodes = {each["node"]: types.Node(**each) for each in views.nodes(grant)}
+        nodes = {each["id"]: types.Node(**each) for each in views.nodes(grant)}
         return [
-            types.BusOfNodes(bus=each["bus"], present=each["present"], nodes=[nodes[node] for node in each["nodes"]])
+            types.BusOfNodes(bus=each["bus"], alive=each["alive"], nodes=[nodes[node] for node in each["nodes"]])
             for each in views.buses(grant)
         ]
 

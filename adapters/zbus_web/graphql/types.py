@@ -42,7 +42,7 @@ CONFIG = StrawberryConfig(
 class Node:
     """As `zbus.NodeInfo`."""
 
-    node: str
+    id: str
     name: str
     buses: list[str]
     host: str
@@ -50,8 +50,8 @@ class Node:
     version: str
     started_at: str
     last_seen: str
-    here: bool
-    present: bool
+    is_self: bool
+    alive: bool
     has_log: bool
     transport: str
     trust: str
@@ -59,7 +59,7 @@ class Node:
     publishes: list[str]
     subscribes: list[str]
     serves: list[str]
-    more: int
+    truncated: int
     metadata: JSON
 
 
@@ -68,7 +68,7 @@ class BusOfNodes:
     """One name of a bus."""
 
     bus: str
-    present: int
+    alive: int
     nodes: list[Node]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from zbus.config import Strings, config_errors
+from zbus.config import Strings, check_variables, config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 
@@ -66,10 +67,14 @@ class WebSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ZBUS_WEB_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    renamed: ClassVar[Mapping[str, str]] = {"hosts": "allowed_hosts", "origins": "allowed_origins"}
+
     host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
     port: int = Field(7480, ge=0, le=65535, description="the port to listen on; 0: any that is free")
-    hosts: Strings = Field((), description="names under which it is reached, beside its address and localhost")
-    origins: Strings = Field((), description="other origins whose pages may call it, such as https://ops.example.org")
+    allowed_hosts: Strings = Field((), description="names under which it is reached, beside its address and localhost")
+    allowed_origins: Strings = Field(
+        (), description="other origins whose pages may call it, such as https://ops.example.org"
+    )
     tokens: tuple[TokenSettings, ...] = Field((), description="who may do what; none: everybody, on loopback only")
     connections_max: int = Field(2000, ge=1, description="connections at once; more are answered 503")
     connections_per_client_max: int = Field(1500, ge=1, description="the same for one address")
@@ -84,7 +89,8 @@ class WebSettings(BaseSettings):
     stop_timeout_s: float = Field(3.0, gt=0, le=300, description="how long open connections have to end")
 
     def __init__(self, **given: Any) -> None:
-        with config_errors("web", known=type(self).model_fields):
+        check_variables("ZBUS_WEB_", self.renamed)
+        with config_errors("web", known=type(self).model_fields, renamed=self.renamed):
             super().__init__(**given)
 
     @property

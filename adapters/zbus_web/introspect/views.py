@@ -50,7 +50,7 @@ class Views:
             for bus in node["buses"]:
                 members.setdefault(bus, []).append(node)
         return [
-            {"bus": bus, "nodes": [node["node"] for node in nodes], "present": sum(node["present"] for node in nodes)}
+            {"bus": bus, "nodes": [node["id"] for node in nodes], "alive": sum(node["alive"] for node in nodes)}
             for bus, nodes in sorted(members.items())
         ]
 

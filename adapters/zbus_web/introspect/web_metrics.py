@@ -27,13 +27,13 @@ class WebMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by a scrape."""
-        yield GaugeMetricFamily("zbus_web_feeds", "Feeds of server-sent events that are open", len(self._streams))
+        yield GaugeMetricFamily("zbus_web_streams", "Feeds of server-sent events that are open", len(self._streams))
         requests = CounterMetricFamily(
             "zbus_web_requests", "Requests that were answered, by route and status", labels=["route", "status"]
         )
         for (route, status), number in self.requests.items():
             requests.add_metric([route, str(status)], number)
-        refused = CounterMetricFamily("zbus_web_refused", "Requests that were refused, by reason", labels=["reason"])
+        refused = CounterMetricFamily("zbus_web_rejected", "Requests that were refused, by reason", labels=["reason"])
         for code, number in self.refused.items():
             refused.add_metric([code], number)
         yield from (requests, refused)

@@ -15,7 +15,7 @@ import zmq
 
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
 from zbus.util.window import Window
@@ -179,7 +179,7 @@ class ZmqReceiving:
         source = source_of(head, "a publisher")
         if self._stamped and (key := key_of(head.bytes)) is not None:
             source = f"{key} through {source}"
-        self._counts.tell(FABRIC_INPUT_REFUSED, reason, source)
+        self._counts.tell(TRANSPORT_INPUT_REJECTED, reason, source)
 
     def _rest(self, last: zmq.Frame) -> list[bytes]:
         """The parts that follow one, all of them read; beyond a number that no message of ours has, not kept."""

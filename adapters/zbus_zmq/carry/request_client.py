@@ -16,7 +16,7 @@ from collections.abc import Callable
 import zmq
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_DROPPED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Heard
 from zbus_zmq.find.discovery import NodeRecord, Nodes
 from zbus_zmq.io.io_thread import IoThread
@@ -111,7 +111,7 @@ class ZmqRequestClient:
             parts = [frame.bytes for frame in frames]
             request = self._pending.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
-                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_invalid", _node_of(parts[0]))
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, "reply_invalid", _node_of(parts[0]))
             elif request is None or request.node is None or request.route != parts[0]:
                 self._counts.note("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
@@ -121,7 +121,7 @@ class ZmqRequestClient:
             elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == request.replies:
                 self._end(request)
             else:
-                self._counts.tell(FABRIC_INPUT_REFUSED, "reply_out_of_order", _node_of(parts[0]))
+                self._counts.tell(TRANSPORT_INPUT_REJECTED, "reply_out_of_order", _node_of(parts[0]))
                 self._cancel(request)  # or the other node would keep replying
                 request.end()
 

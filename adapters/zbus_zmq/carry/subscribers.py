@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import zmq
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus_zmq.address.topics import MARK, mark_of, node_of
 from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
@@ -81,7 +81,7 @@ class Subscribers:
         return subscribed
 
     def _refuse(self, frame: zmq.Frame) -> None:
-        self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", source_of(frame, "a subscriber"))
+        self._counts.tell(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(frame, "a subscriber"))
 
     def _acknowledge(self, mark: bytes) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import ConfigInvalid, TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_DISCOVERY_FAILED
+from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
@@ -116,7 +116,7 @@ class FileRegistry:
                     self._path(own).unlink(missing_ok=True)
             except OSError as error:  # it expires, then
                 self._counts.tell(
-                    FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
+                    TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
                 )
 
     def _run(self) -> None:
@@ -138,7 +138,7 @@ class FileRegistry:
                 backoff.reset()
             except OSError as error:
                 self._problem = f"{type(error).__name__}: {error.strerror}"
-                self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
+                self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
                 pause = backoff.next()
 
     def _beat(self) -> None:
@@ -171,14 +171,14 @@ class FileRegistry:
                 known = version, decode_lease(Path(entry.path).read_bytes())
                 self._known[entry.name] = known
                 if known[1] is None:
-                    self._counts.tell(FABRIC_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
+                    self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
         except FileNotFoundError:
             return None  # it left while we looked
         return known[1]
 
     def _reap(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
-        self._counts.note("registry_reaped")
+        self._counts.note("leases_expired")
 
     def _write(self, lease: RegistryLease) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import zenoh
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_DISCOVERY_FAILED
+from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
@@ -157,7 +157,7 @@ class LivelinessDiscovery:
 
     def _fail(self, error: Exception) -> None:
         self._problem = str(error)
-        self._counts.tell(FABRIC_DISCOVERY_FAILED, "liveliness_failed", self._root, detail=str(error))
+        self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "liveliness_failed", self._root, detail=str(error))
         self._wake.set()
 
     def _wanted(self) -> set[str]:
@@ -194,7 +194,7 @@ class LivelinessDiscovery:
             for name, tails in self._seen.items():
                 node, invalid = assemble(name, tails)
                 if invalid:
-                    self._counts.tell(FABRIC_DISCOVERY_FAILED, "liveliness_token_invalid", name)
+                    self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "liveliness_token_invalid", name)
                 if node is not None:
                     found[name] = node
             return found

@@ -17,7 +17,7 @@ from zmq.utils.z85 import decode, encode
 
 from zbus.errors import ConfigInvalid
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus_zmq.address.options import ZmqOptions
 
 from .receive import received
@@ -133,11 +133,11 @@ class ZapAuthenticator:
     def _is_known(self, version: bytes, rest: list[bytes]) -> bool:
         # domain, address, routing id, mechanism, credentials
         if version != b"1.0" or len(rest) != 5 or rest[3] != b"CURVE" or len(rest[4]) != 32:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "curve_refused", "a request that is not for CURVE")
+            self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", "a request that is not for CURVE")
             return False
         if self._keys.permits(encode(rest[4])):
             return True
-        self._counts.tell(FABRIC_INPUT_REFUSED, "curve_refused", rest[1].decode("ascii", "replace"))
+        self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", rest[1].decode("ascii", "replace"))
         return False
 
 

@@ -19,7 +19,7 @@ import zmq
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_ERROR
+from zbus.observe.records import TRANSPORT_ERROR
 
 from .failures import zmq_errors
 
@@ -174,7 +174,7 @@ class IoThread:
         try:
             step()
         except Exception as error:
-            self._counts.tell(FABRIC_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
+            self._counts.tell(TRANSPORT_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
 
     def _let_go(self) -> None:
         self._ending = True

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_CONNECT_FAILED, record
+from zbus.observe.records import TRANSPORT_CONNECT_FAILED, record
 from zbus.util.backoff import Backoff
 
 from .curve import Keys, is_public_key
@@ -82,11 +82,11 @@ class Links:
         """Connect now; return whether libzmq accepted the endpoint."""
         if self._keys is not None:
             if key is None or not is_public_key(key) or not self._keys.permits(key.encode()):
-                self._counts.tell(FABRIC_CONNECT_FAILED, "peer_key_refused", endpoint)
+                self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_key_refused", endpoint)
                 return False
             self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
         elif key is not None:
-            self._counts.tell(FABRIC_CONNECT_FAILED, "peer_needs_curve", endpoint)
+            self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_needs_curve", endpoint)
             return False
         try:
             if not endpoint.startswith(self._schemes):
@@ -96,7 +96,7 @@ class Links:
             self._socket.set(zmq.IPV6, "[" in endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
+            self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
             return False
         self._made[endpoint] = key
         self._failed.pop(endpoint, None)
@@ -135,7 +135,7 @@ class Links:
                 self._counts.note("disconnected")
                 self._set_connected(self.connected - {endpoint})
             elif event in REFUSED:
-                self._counts.tell(FABRIC_CONNECT_FAILED, "handshake_refused", endpoint)
+                self._counts.tell(TRANSPORT_CONNECT_FAILED, "handshake_refused", endpoint)
             self.on_event(event, endpoint)
 
     def _set_connected(self, connected: frozenset[str]) -> None:

@@ -69,7 +69,7 @@ class PacedSender:
         """Note that messages were sent since the last call, possibly after one of them had been refused."""
         self._full_since = None
         if self.stuck:
-            self._counts.note("past_stuck_subscriber", messages)
+            self._counts.note("dropped_slow_subscriber", messages)
 
     def released(self, node: str) -> None:
         """A node has shown that it receives, or is gone."""

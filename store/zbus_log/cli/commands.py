@@ -5,13 +5,13 @@ from __future__ import annotations
 from zbus.cli.apps import new_app
 
 from .cursors import cursors
+from .prune import prune
 from .read import replay, tail
-from .retain import retain
 from .stats import stats
 from .verify import verify
 
 __all__ = ["app"]
 
 app = new_app()
-for command in (stats, tail, replay, verify, cursors, retain):
+for command in (stats, tail, replay, verify, cursors, prune):
     app.command()(command)

@@ -82,8 +82,8 @@ def check(
         Path | None,
         typer.Argument(metavar="FILE]", help="… in this file.", exists=True, dir_okay=False, show_default=False),
     ] = None,
-    number: Annotated[
-        int, typer.Option("-n", "--number", min=0, help="Print so many of the events that do not fit.")
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=0, help="Print so many of the events that do not fit.")
     ] = 10,
 ) -> None:
     """Hold every stored event against the schemas in force; or, with EXPR and FILE, say whether a schema could follow.
@@ -102,7 +102,7 @@ def check(
         if checks is None:
             note(f"{log} has no schemas: every event fits")
             return
-        checked, wrong = _check_events(found, checks, list(in_force(versions)), number)
+        checked, wrong = _check_events(found, checks, list(in_force(versions)), limit)
     note(f"{checked:,} events were checked; {sum(wrong.values()):,} do not fit")
     for each, events in wrong.items():
         note(f"  {each}: {events:,}")
@@ -170,9 +170,7 @@ def _check_next(versions: Sequence[Schema], expression: str, file: Path) -> None
         note(f"it accepts all that version {before.version} accepts, and may follow it")
 
 
-def _check_events(
-    log: SqliteLog, checks: Validators, expressions: list[str], number: int
-) -> tuple[int, dict[str, int]]:
+def _check_events(log: SqliteLog, checks: Validators, expressions: list[str], limit: int) -> tuple[int, dict[str, int]]:
     wrong: dict[str, int] = {}
     checked = printed = 0
     with progress("events") as bar:
@@ -183,7 +181,7 @@ def _check_events(
             if reason is not None:
                 schema, why = reason
                 wrong[schema.expression] = wrong.get(schema.expression, 0) + 1
-                if printed < number:
+                if printed < limit:
                     printed += 1
                     fields = {"offset": event.offset, "key": event.key, "expression": schema.expression, "reason": why}
                     write(encode_json(fields | {"expected_hash": schema.hash}))

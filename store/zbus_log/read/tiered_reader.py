@@ -87,7 +87,7 @@ class TieredReader:
         if tier.last < low_water:
             if not self._warned:
                 self._warned = True
-                record("LOG_COLD_HOLE", logging.WARNING, path=self._file.path, first=tier.last + 1, last=low_water)
+                record("LOG_COLD_GAP", logging.WARNING, path=self._file.path, first=tier.last + 1, last=low_water)
             return low_water
         return tier.first - 1
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Appended, Committed, Outcome
+from zbus.ports.log import Appended, AppendResult, Committed, Outcome
 
 # Whom to notify of an append: the callback and what its caller passed, the outcome, and what is new to the tail.
 Notice = tuple[Appended, Any, Outcome, Committed | None]
@@ -61,6 +61,6 @@ class CommitNotifier:
         try:
             if committed is not None and self.tail is not None:
                 self.tail(committed)
-            done(Answer(about, outcome))
+            done(AppendResult(about, outcome))
         except Exception as error:  # a defect of the caller; the others must be notified too
             record("LOG_TASK_FAILED", logging.WARNING, error)

@@ -24,7 +24,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError, LogWriterFailed
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Appended, Committed, Refused, Row, Stored, Unknown
+from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
@@ -108,7 +108,7 @@ class Writer:
     def submit(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
         if self._ended:
-            done(Answer(about, self._refused()))
+            done(AppendResult(about, self._refused()))
         else:
             self._inbox.put((rows, done, about))
 
@@ -152,7 +152,7 @@ class Writer:
                 try:
                     self._commit(appends)
                 except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-                    record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+                    record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     self._announcer.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
             if callable(task):
@@ -164,7 +164,7 @@ class Writer:
         while not self._inbox.empty():  # submitted while it ended
             item = self._inbox.get_nowait()
             if isinstance(item, tuple):
-                item[1](Answer(item[2], self._refused()))
+                item[1](AppendResult(item[2], self._refused()))
 
     def _gather(self) -> tuple[list[Append], Task | _End | None]:
         """Take what to commit next, and then the task (or the end) that follows it. Waits if there is nothing to do.
@@ -210,7 +210,7 @@ class Writer:
         except struct.error as error:  # raised before anything was written
             failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
         except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+            record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = Unknown(self._stopped)
         else:

@@ -39,7 +39,7 @@ def coverage(
         counts = {row["finding"]: row["count"] for row in found.groupBy("finding").count().collect()}
         print_rows(found, json, rows, "coverage")
         found.unpersist()
-    told = (("only in the first", "left_only"), ("only in the second", "right_only"), ("different", "differs"))
-    note(", ".join(f"{words}: {counts.get(name, 0):,}" for words, name in told))
+    labels = (("only in the first", "left_only"), ("only in the second", "right_only"), ("different", "differs"))
+    note(", ".join(f"{words}: {counts.get(name, 0):,}" for words, name in labels))
     if check and counts:
         raise typer.Exit(ERROR)

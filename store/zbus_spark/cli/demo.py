@@ -48,7 +48,7 @@ def demo(
     log, html = folder / "shop.db", folder / "rollup.html"
     with _timed(f"{events:,} events published"), progress("events") as bar:
         task = bar.add_task("publishing", total=events)
-        put(log, _told(rows(events, time.time_ns() - HOUR_NS), lambda more: bar.advance(task, more)))
+        put(log, _reported(rows(events, time.time_ns() - HOUR_NS), lambda more: bar.advance(task, more)))
     with working("starting", master) as spark:
         _roll_up(spark, log, html)
         with _timed("gaps"):
@@ -68,10 +68,10 @@ def _roll_up(spark: SparkSession, log: Path, html: Path) -> None:
         rolled.unpersist()
 
 
-def _told(chunks: Iterator[list[Row]], tell: Callable[[int], None]) -> Iterator[list[Row]]:
+def _reported(chunks: Iterator[list[Row]], report: Callable[[int], None]) -> Iterator[list[Row]]:
     for chunk in chunks:
         yield chunk
-        tell(len(chunk))
+        report(len(chunk))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from zbus.cli.render.output import note
-from zbus_spark.failures import reduced
+from zbus_spark.failures import to_spark_failed
 
 LOOK_S = 0.2
 
@@ -29,29 +29,29 @@ def follow_stream(
     """
     if checkpoint is not None:
         checkpoint.mkdir(parents=True, exist_ok=True)  # where it cannot be made, nothing is begun
-    with tempfile.TemporaryDirectory(prefix="zbus-pipeline-") as folder, _told_to_end() as ended:
+    with tempfile.TemporaryDirectory(prefix="zbus-pipeline-") as folder, _stop_signals() as stopped:
         place = str(checkpoint.absolute()) if checkpoint else folder
         writer = stream.writeStream.outputMode("append").option("checkpointLocation", place).foreachBatch(handle)
         query = (writer.trigger(availableNow=True) if once else writer).start()
-        late = _Late(query)
+        late = _LateEvents(query)
         try:
-            while query.isActive and not ended.wait(LOOK_S):
-                late.tell()
+            while query.isActive and not stopped.wait(LOOK_S):
+                late.report()
         finally:
             query.stop()
-        late.tell()
+        late.report()
         if (error := query.exception()) is not None:
-            raise reduced(error)
+            raise to_spark_failed(error)
         return late.groups
 
 
-class _Late:
+class _LateEvents:
     """What a query left out, because its watermark had passed it; Spark itself tells only who asks."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query, self._seen, self.groups = query, "", 0
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Note what was left out since the last call."""
         last = self._query.lastProgress
         if last is None or last["timestamp"] <= self._seen:  # ISO, in UTC, all of one length
@@ -61,26 +61,26 @@ class _Late:
         dropped = sum(state["numRowsDroppedByWatermark"] for each in fresh for state in each["stateOperators"])
         if dropped:
             self.groups += dropped
-            ended = fresh[-1]["eventTime"].get("watermark", "the watermark")
+            watermark = fresh[-1]["eventTime"].get("watermark", "the watermark")
             note(
-                f"left out: events of {dropped:,} windows that were over before {ended}; "
+                f"left out: events of {dropped:,} windows that were over before {watermark}; "
                 "a longer --watermark waits for such as these"
             )
 
 
 @contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    ended = threading.Event()
+def _stop_signals() -> Iterator[threading.Event]:
+    stopped = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        ended.set()
+        stopped.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield ended
+        yield stopped
         return
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield ended
+        yield stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -18,7 +18,7 @@ from .options import LOCAL, CheckOption, ColdOption, LogArgument, MasterOption, 
 from .progress import working
 from .tables import print_rows
 
-HEARD = "heard/"  # the positions in which a node keeps what beacons told it: by publisher, the sequence and one more
+SEQUENCES = "heard/"  # positions with the highest sequence of each publisher in beacons, plus one
 
 
 def gaps(
@@ -36,7 +36,7 @@ def gaps(
     """
     with working("looking for gaps", master) as spark:
         low_water = low_water_of(log, cold)
-        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _heard(log), low_water).persist()
+        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _highest_sequences(log), low_water).persist()
         counts = {
             row["finding"]: row["events"]
             for row in found.groupBy("finding").agg(F.sum("events").alias("events")).collect()
@@ -51,10 +51,12 @@ def gaps(
         raise typer.Exit(ERROR)
 
 
-def _heard(log: str) -> dict[int, int]:
+def _highest_sequences(log: str) -> dict[int, int]:
     if "://" in log:
         return {}
     with opened(Path(log), read_only=True) as found:
         positions = found.positions.load()
-    told = {name.removeprefix(HEARD): number for name, number in positions.items() if name.startswith(HEARD)}
-    return {int(publisher, 16): number - 1 for publisher, number in told.items()}
+    found_sequences = {
+        name.removeprefix(SEQUENCES): number for name, number in positions.items() if name.startswith(SEQUENCES)
+    }
+    return {int(publisher, 16): number - 1 for publisher, number in found_sequences.items()}

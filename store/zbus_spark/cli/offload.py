@@ -12,7 +12,7 @@ from zbus.cli.render.output import encode_json, note, write
 from zbus.cli.render.values import OFFSET_MAX, parse_age
 from zbus_log import Pruned
 from zbus_log.cli.options import LogArgument, check_is_there
-from zbus_spark.jobs.offload import offload as offload_closed
+from zbus_spark.jobs.offload import offload as offload_sealed
 from zbus_spark.jobs.trim import trim as trim_offloaded
 
 from .options import LOCAL, ColdOption, MasterOption
@@ -22,11 +22,11 @@ from .progress import working
 def offload(
     log: LogArgument,
     cold: ColdOption = None,
-    keep_events: Annotated[
-        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest so many events.")
+    max_events: Annotated[
+        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest N events in the log.")
     ] = 0,
-    keep_age: Annotated[
-        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave what is younger, such as 12h or 7d.")
+    max_age: Annotated[
+        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave events younger than this, such as 12h or 7d.")
     ] = None,
     segment_events: Annotated[int, typer.Option(metavar="N", help="How many events a segment has at most.")] = 262_144,
     trim: Annotated[bool, typer.Option("--trim", help="Then remove from the log what the tier holds.")] = False,
@@ -39,8 +39,8 @@ def offload(
     """
     check_is_there(log)
     with working(f"offloading {log}", master) as spark:
-        done = offload_closed(
-            spark, log, cold=cold, segment_events=segment_events, keep_events=keep_events, keep_age_s=keep_age
+        done = offload_sealed(
+            spark, log, cold=cold, segment_events=segment_events, keep_events=max_events, keep_age_s=max_age
         )
     trimmed = trim_offloaded(log, cold) if trim and Path(cold or f"{log}-cold").is_dir() else None
     if json:
@@ -52,7 +52,7 @@ def offload(
     else:
         note("nothing to offload: what is closed is in the tier already")
     if trimmed is not None:
-        _tell(trimmed)
+        _report(trimmed)
 
 
 def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) -> None:
@@ -65,10 +65,10 @@ def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) ->
     if json:
         write(encode_json(trimmed._asdict()))
     else:
-        _tell(trimmed)
+        _report(trimmed)
 
 
-def _tell(trimmed: Pruned) -> None:
+def _report(trimmed: Pruned) -> None:
     note(f"trimmed {trimmed.removed:,} events; the log's file begins after offset {trimmed.low_water:,}")
     if trimmed.held_by is not None:
         note(f"durable {trimmed.held_by!r} has not acknowledged more, and held it back")

@@ -62,9 +62,9 @@ def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callab
         f'<line class="rule" x1="0" x2="{_WIDTH:g}" y1="{y:g}" y2="{y:g}"/>' for y in (_HEIGHT / 2, _HEIGHT)
     )
     hits = "".join(
-        f'<rect class="hit" x="{place * step:.2f}" y="0" width="{step:.2f}" height="{_HEIGHT:g}">'
-        f"<title>{escape(_told(place, time, drawn, shown))}</title></rect>"
-        for place, time in enumerate(times)
+        f'<rect class="hit" x="{index * step:.2f}" y="0" width="{step:.2f}" height="{_HEIGHT:g}">'
+        f"<title>{escape(_tooltip(index, time, drawn, shown))}</title></rect>"
+        for index, time in enumerate(times)
     )
     ends = dict.fromkeys((times[0], times[-1])) if times else {}
     return (
@@ -91,18 +91,18 @@ def _path(values: Sequence[float | None], step: float, top: float) -> str:
     """Neighbours are joined; a value without any is a dot."""
     drawn: list[str] = []
     pen_down = False
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is None:
             pen_down = False
             continue
-        x, y = (place + 0.5) * step, _HEIGHT * (1 - max(0.0, value) / top)
+        x, y = (index + 0.5) * step, _HEIGHT * (1 - max(0.0, value) / top)
         drawn.append(f"L{x:.2f} {y:.2f}" if pen_down else f"M{x:.2f} {y:.2f}h0")
         pen_down = True
     return "".join(drawn)
 
 
-def _told(place: int, time: str, drawn: Sequence[Line], shown: Callable[[float], str]) -> str:
-    values = [(line.name, line.values[place]) for line in drawn]
+def _tooltip(index: int, time: str, drawn: Sequence[Line], shown: Callable[[float], str]) -> str:
+    values = [(line.name, line.values[index]) for line in drawn]
     return f"{time}: " + ", ".join(f"{name} {'–' if value is None else shown(value)}" for name, value in values)
 
 

@@ -45,13 +45,13 @@ def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int =
             )
         ),
     )
-    known = df.sparkSession.createDataFrame(list((heard or {}).items()), "publisher_id long, heard long")
+    known = df.sparkSession.createDataFrame(list((heard or {}).items()), "publisher_id long, highest long")
     last = F.coalesce("last", F.lit(-1))
     unseen = F.when(F.col("last").isNull() & (F.lit(low_water) > 0), "trimmed").otherwise("after_last")
     found = F.concat(
         F.array(_finding(F.lit("trimmed" if low_water else "before_first"), F.lit(0), F.col("first") - 1)),
         F.coalesce("between", F.array().cast(f"array<{_FINDING}>")),
-        F.array(_finding(unseen, F.try_add(last, F.lit(1)), F.col("heard")), F.col("late"), F.col("duplicate")),
+        F.array(_finding(unseen, F.try_add(last, F.lit(1)), F.col("highest")), F.col("late"), F.col("duplicate")),
     )
     listed = summed.join(F.broadcast(known), "publisher_id", "full" if heard else "left")
     rows = listed.select("publisher_id", F.explode(found).alias("found")).select("publisher_id", "found.*")

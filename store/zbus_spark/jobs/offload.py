@@ -1,4 +1,4 @@
-"""Offload: closed segments of a log move to Parquet files, by date and namespace, and stay readable like the log.
+"""Offload: sealed segments of a log move to Parquet files, by date and namespace, and stay readable like the log.
 
 Each step leaves the tier whole: segments are written beside it, compared with the log, moved in, and count once the
 manifest names them. Killed at any point, the next run removes what the manifest does not name and goes on from
@@ -26,8 +26,8 @@ from zbus_log.file.manifest import ColdDamaged
 from zbus_log.file.tables import BLOCK
 from zbus_spark.failures import spark_errors
 
-from .sealed_segments import Keep, SealedRange, look
-from .staged import let_in, verify, write
+from .sealed_segments import Keep, SealedRange, read_state
+from .staged import move_into_tier, verify, write
 
 SEGMENTS_AT_ONCE = 8  # in one job of Spark
 SEGMENT_EVENTS_MAX = 1 << 24
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Offloaded(NamedTuple):
-    """What an offload added to the tier: its range, both ends included, is 0 to 0 where nothing was closed."""
+    """What an offload added to the tier: its range, both ends included, is 0 to 0 where nothing was sealed."""
 
     segments: int
     events: int
@@ -59,7 +59,7 @@ def offload(
     limit_segments: int | None = None,
     progress: Progress | None = None,
 ) -> Offloaded:
-    """Write what is closed in a log, and not in its cold tier yet, to the tier: a folder, by default `<log>-cold`.
+    """Write what is sealed in a log, and not in its cold tier yet, to the tier: a folder, by default `<log>-cold`.
 
     Closed are blocks of 4,096 offsets that the log has sealed; the newest `keep_events`, and those younger than
     `keep_age_s`, stay in the log alone. `limit_segments` ends it early. The log may be written meanwhile.
@@ -74,14 +74,14 @@ def offload(
         if value is not None and not least <= value <= most:
             raise ConfigInvalid(field, f"{value} is not between {least:,} and {most:,}")
     keep = Keep(keep_events, keep_age_s)
-    look(path, 0, segment_events, keep)  # a log that cannot be read makes no folder
-    with _alone(cold):
+    read_state(path, 0, segment_events, keep)  # a log that cannot be read makes no folder
+    with _locked(cold):
         tier = Cold(cold)
-        state = look(path, tier.last, segment_events, keep)
+        state = read_state(path, tier.last, segment_events, keep)
         _check(tier, state.epoch, state.low_water)
         tier.add([], state.epoch)  # a tier without a manifest would be one that lost it
         _remove_leftovers(tier)
-        return _offload(spark, path, tier, state.epoch, state.closed[:limit_segments], progress or _tell_nobody)
+        return _offload(spark, path, tier, state.epoch, state.sealed[:limit_segments], progress or _report_nothing)
 
 
 def check_local(log: str | Path, cold: str | Path | None) -> tuple[str, Path]:
@@ -93,41 +93,41 @@ def check_local(log: str | Path, cold: str | Path | None) -> tuple[str, Path]:
 
 
 def _offload(
-    spark: SparkSession, log: str, tier: Cold, epoch: bytes, closed: list[SealedRange], progress: Progress
+    spark: SparkSession, log: str, tier: Cold, epoch: bytes, sealed: list[SealedRange], progress: Progress
 ) -> Offloaded:
-    done, total = Offloaded(0, 0, 0, 0, 0), sum(each.events for each in closed)
-    while len(closed) > done.segments:
-        some = closed[done.segments : done.segments + SEGMENTS_AT_ONCE]
-        size = _move(spark, log, tier, some, epoch, partial(_tell, progress, done.events, total))
+    done, total = Offloaded(0, 0, 0, 0, 0), sum(each.events for each in sealed)
+    while len(sealed) > done.segments:
+        some = sealed[done.segments : done.segments + SEGMENTS_AT_ONCE]
+        size = _move(spark, log, tier, some, epoch, partial(_report, progress, done.events, total))
         events = done.events + sum(each.events for each in some)
-        done = Offloaded(done.segments + len(some), events, closed[0].first, some[-1].last, done.bytes + size)
+        done = Offloaded(done.segments + len(some), events, sealed[0].first, some[-1].last, done.bytes + size)
         progress("done", done.events, total)
     return done
 
 
-def _tell(progress: Progress, done: int, total: int, stage: str) -> None:
+def _report(progress: Progress, done: int, total: int, stage: str) -> None:
     progress(stage, done, total)
 
 
-def _tell_nobody(_stage: str, _done: int, _total: int) -> None:
+def _report_nothing(_stage: str, _done: int, _total: int) -> None:
     pass
 
 
 def _move(
-    spark: SparkSession, log: str, tier: Cold, closed: list[SealedRange], epoch: bytes, tell: Callable[[str], None]
+    spark: SparkSession, log: str, tier: Cold, sealed: list[SealedRange], epoch: bytes, report: Callable[[str], None]
 ) -> int:
     """Offload some segments, all or none of them; return how large their files are."""
     staging = tier.folder / f"{_STAGING}{secrets.token_hex(8)}"
     try:
         with spark_errors():
-            tell("writing")
-            written = write(spark, log, closed, staging)
-            tell("verifying")
-            segments = verify(spark, closed, staging, written)
-        for each in closed:
-            tell("moving")
-            let_in(tier.folder, staging, each)
-        tell("listing")
+            report("writing")
+            written = write(spark, log, sealed, staging)
+            report("verifying")
+            segments = verify(spark, sealed, staging, written)
+        for each in sealed:
+            report("moving")
+            move_into_tier(tier.folder, staging, each)
+        report("listing")
         tier.add(segments, epoch)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -156,7 +156,7 @@ def _remove_leftovers(tier: Cold) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Only one process at a time offloads to a tier; the lock goes with the process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

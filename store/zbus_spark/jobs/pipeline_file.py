@@ -53,11 +53,11 @@ def _expressions(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-class _Declared(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class PipelineSource(_Declared):
+class PipelineSource(_StrictModel):
     """What is read: a log and its cold tier, or with `stream` the log as it grows."""
 
     log: str = Field(min_length=1)
@@ -95,14 +95,14 @@ class PipelineSource(_Declared):
         return self.to if self.end is None else self.end
 
 
-class PipelineStep(_Declared):
+class PipelineStep(_StrictModel):
     """One query over the views before it."""
 
     sql: str = Field(pattern=r"\S")
     name: str | None = Field(None, pattern=f"^{_NAME}$")
 
 
-class PipelineSink(_Declared):
+class PipelineSink(_StrictModel):
     """Where the last step goes: one of `log`, `parquet` and `table`."""
 
     log: str | None = Field(None, min_length=1)
@@ -126,7 +126,7 @@ class PipelineSink(_Declared):
         return self
 
 
-class Pipeline(_Declared):
+class Pipeline(_StrictModel):
     """A whole file."""
 
     id: str | None = Field(None, min_length=1, max_length=100)
@@ -176,7 +176,7 @@ def load(path: str | Path) -> Loaded:
         raise ConfigInvalid(str(path), f"it is not TOML: {error}") from error
     with config_errors(within=str(path), noun="field"):
         pipeline = Pipeline(**_absolute(given, path.absolute().parent))
-    _check_places(pipeline, path)
+    _check_paths(pipeline, path)
     return Loaded(pipeline, pipeline.id or f"{path.stem} {blake2b(data, digest_size=12).hexdigest()}")
 
 
@@ -247,23 +247,23 @@ def _absolute(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return made
 
 
-def _check_places(pipeline: Pipeline, path: Path) -> None:
+def _check_paths(pipeline: Pipeline, path: Path) -> None:
     """What is read is there, and what is written has a folder to be written in."""
     source, sink = pipeline.source, pipeline.sink
     if "://" not in source.log and not Path(source.log).is_file():
         raise ConfigInvalid(f"{path}: source.log", f"there is no log {source.log!r}")
-    for field, place in (
+    for field, target in (
         ("source.checkpoint", source.checkpoint),
         ("sink.log", sink.log),
         ("sink.parquet", sink.parquet),
     ):
-        if place is None or ("://" in place and field != "sink.log"):
+        if target is None or ("://" in target and field != "sink.log"):
             continue
-        if "://" in place:
+        if "://" in target:
             raise ConfigInvalid(f"{path}: {field}", "a sink writes to a log's file on the driver's host")
-        if not Path(place).parent.is_dir():
-            raise ConfigInvalid(f"{path}: {field}", f"there is no folder {str(Path(place).parent)!r}")
-        if not os.access(Path(place) if Path(place).is_dir() else Path(place).parent, os.W_OK):
-            raise ConfigInvalid(f"{path}: {field}", f"{place!r} cannot be written")
+        if not Path(target).parent.is_dir():
+            raise ConfigInvalid(f"{path}: {field}", f"there is no folder {str(Path(target).parent)!r}")
+        if not os.access(Path(target) if Path(target).is_dir() else Path(target).parent, os.W_OK):
+            raise ConfigInvalid(f"{path}: {field}", f"{target!r} cannot be written")
     if sink.parquet is not None and not sink.replace and not source.stream and Path(sink.parquet).exists():
         raise ConfigInvalid(f"{path}: sink.parquet", f"{sink.parquet!r} is there already; replace = true replaces it")

@@ -73,7 +73,7 @@ def write_report(
 
 
 def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> ReportData | None:
-    """Compute the figures, None where there are no events. However long the time, there are few points."""
+    """Compute the data, None where there are no events. However long the time, there are few points."""
     window_us = milliseconds("window", window) * 1000
     whole = rolled.agg(
         F.sum("events").alias("events"),
@@ -94,7 +94,7 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
 
     counts = {row[0]: row[1] for row in rolled.groupBy(point("start")).agg(F.sum("events")).collect()}
     last = windows - (points - 1) * each  # the last point may have fewer windows
-    seconds = [(each if place < points - 1 else last) * window_us / 1e6 for place in range(points)]
+    seconds = [(each if index < points - 1 else last) * window_us / 1e6 for index in range(points)]
     found: dict[int, list[float | None]] = {}
     if whole["measured"]:
         latency = F.percentile_approx("latency_us", [0.5, 0.99], ACCURACY)
@@ -109,16 +109,16 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
         _utc(whole["begin"]),
         _utc(whole["end"]),
         each * window_us // 1000,
-        [counts.get(place, 0) / seconds[place] for place in range(points)],
-        [found.get(place, [None, None]) for place in range(points)],
+        [counts.get(index, 0) / seconds[index] for index in range(points)],
+        [found.get(index, [None, None]) for index in range(points)],
         by_key.take(KEYS_MAX),
         by_key.orderBy(F.desc("bytes"), "key").take(KEYS_MAX),
     )
 
 
-def render(log: str, window: str, figures: ReportData | None, latency_header: str) -> str:
+def render(log: str, window: str, data: ReportData | None, latency_header: str) -> str:
     """The page. Whatever comes from the log is escaped, and the page may load and run nothing."""
-    body = _body(window, figures, latency_header) if figures else "<p>There are no events in this range.</p>"
+    body = _body(window, data, latency_header) if data else "<p>There are no events in this range.</p>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -128,38 +128,38 @@ def render(log: str, window: str, figures: ReportData | None, latency_header: st
     )
 
 
-def _body(window: str, figures: ReportData, latency_header: str) -> str:
-    begin, point = figures.begin.timestamp(), figures.point_ms / 1000
-    times = [_shown(datetime.fromtimestamp(begin + place * point, UTC)) for place in range(len(figures.rates))]
-    cards = (("events", f"{figures.events:,}"), ("payload", size(figures.bytes)), ("keys", f"{figures.keys:,}"))
-    seconds = (figures.end - figures.begin).total_seconds()
+def _body(window: str, data: ReportData, latency_header: str) -> str:
+    begin, point = data.begin.timestamp(), data.point_ms / 1000
+    times = [_shown(datetime.fromtimestamp(begin + index * point, UTC)) for index in range(len(data.rates))]
+    cards = (("events", f"{data.events:,}"), ("payload", size(data.bytes)), ("keys", f"{data.keys:,}"))
+    seconds = (data.end - data.begin).total_seconds()
     return "".join(
         (
-            f'<p class="quiet">{_shown(figures.begin)} to {_shown(figures.end)} UTC, windows of {escape(window)}</p>',
+            f'<p class="quiet">{_shown(data.begin)} to {_shown(data.end)} UTC, windows of {escape(window)}</p>',
             "<dl>",
             *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards),
-            f"<div><dt>events a second</dt><dd>{rate(figures.events / seconds)}</dd></div></dl>",
+            f"<div><dt>events a second</dt><dd>{rate(data.events / seconds)}</dd></div></dl>",
             "<h2>Events a second</h2>",
-            lines("Events a second over time", [Line("events a second", figures.rates)], times, rate),
+            lines("Events a second over time", [Line("events a second", data.rates)], times, rate),
             "<h2>End-to-end latency</h2>",
-            _latency(figures, times, latency_header),
+            _latency(data, times, latency_header),
             "<h2>Keys with the most events</h2>",
-            bars([(row["key"], row["events"]) for row in figures.by_events], lambda value: f"{value:,.0f}"),
+            bars([(row["key"], row["events"]) for row in data.by_events], lambda value: f"{value:,.0f}"),
             "<h2>Keys with the most bytes</h2>",
-            bars([(row["key"], row["bytes"]) for row in figures.by_bytes], size),
+            bars([(row["key"], row["bytes"]) for row in data.by_bytes], size),
             "<h2>Keys</h2>",
-            _table(figures.by_events, figures.keys),
+            _table(data.by_events, data.keys),
         )
     )
 
 
-def _latency(figures: ReportData, times: Sequence[str], header: str) -> str:
-    if not figures.measured:
+def _latency(data: ReportData, times: Sequence[str], header: str) -> str:
+    if not data.measured:
         return f"<p>No event has the header <code>{escape(header)}</code> from which latency is counted.</p>"
-    told = f"{figures.measured:,} of {figures.events:,} events told when they began, in the header"
-    drawn = [Line(name, [point[place] for point in figures.latency]) for place, name in enumerate(("p50", "p99"))]
+    share = f"{data.measured:,} of {data.events:,} events share when they began, in the header"
+    drawn = [Line(name, [point[index] for point in data.latency]) for index, name in enumerate(("p50", "p99"))]
     return (
-        f'<p class="quiet">From the time in the header to publishing: {told} <code>{escape(header)}</code>.</p>'
+        f'<p class="quiet">From the time in the header to publishing: {share} <code>{escape(header)}</code>.</p>'
         f"{lines('Percentiles of the latency over time', drawn, times, duration)}"
     )
 

@@ -1,4 +1,4 @@
-"""Which part of a log is closed: whole blocks that the writer has sealed, cut into segments of a bounded size."""
+"""Which part of a log is sealed: whole blocks that the writer has sealed, cut into segments of a bounded size."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class LogState(NamedTuple):
 
     epoch: bytes
     low_water: int
-    closed: list[SealedRange]
+    sealed: list[SealedRange]
 
 
-def look(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
-    """The closed segments of a log over an offset, or over its low-water mark where that is higher.
+def read_state(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
+    """The sealed segments of a log over an offset, or over its low-water mark where that is higher.
 
     A segment has at most `segment_events` events and `SEGMENT_BYTES` of payloads, but at least one block.
     """
@@ -69,8 +69,8 @@ def look(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
             last, events, size = block * BLOCK + BLOCK - 1, events + block_events, size + block_bytes
         if events:
             ranges.append((first, last))
-        closed = [SealedRange(first, last, *_count(connection, first, last)) for first, last in ranges]
-        return LogState(get_epoch(connection), low_water, closed)
+        sealed = [SealedRange(first, last, *_count(connection, first, last)) for first, last in ranges]
+        return LogState(get_epoch(connection), low_water, sealed)
 
 
 def epoch_and_low_water(path: str) -> tuple[bytes, int]:

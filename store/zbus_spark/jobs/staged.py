@@ -39,7 +39,7 @@ class Digest(NamedTuple):
 
 
 def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], staging: Path) -> Digest:
-    """Write closed segments as Parquet under `staging`; return what was written, as it came from the log."""
+    """Write sealed segments as Parquet under `staging`; return what was written, as it came from the log."""
     first, last = segments[0].first, segments[-1].last
     share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
     rows = max(PARTITION_EVENTS_MIN, min(share, max(each.last - each.first + 1 for each in segments)))
@@ -81,9 +81,9 @@ def verify(spark: SparkSession, segments: Sequence[SealedRange], staging: Path, 
     return [_segment(staging, each, paths[each.name], summaries.get(each.name)) for each in segments]
 
 
-def let_in(folder: Path, staging: Path, closed: SealedRange) -> None:
+def move_into_tier(folder: Path, staging: Path, sealed: SealedRange) -> None:
     """Move a verified segment to where it belongs, on disk for good; in the manifest it is not yet."""
-    staged, target = staging / f"seg={closed.name}", folder / f"seg={closed.name}"
+    staged, target = staging / f"seg={sealed.name}", folder / f"seg={sealed.name}"
     if not staged.is_dir():
         return  # it has no events
     for path in staged.rglob("*"):
@@ -140,18 +140,18 @@ def _corrupt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({"offset": pa.array([error.offset], pa.int64())})
 
 
-def _segment(staging: Path, closed: SealedRange, paths: list[Path], row: Any) -> Segment:
+def _segment(staging: Path, sealed: SealedRange, paths: list[Path], row: Any) -> Segment:
     found = [_file(staging, path) for path in paths]
-    events, offsets = (row.events, int(row.offsets) - row.events * closed.first) if row is not None else (0, 0)
-    within = row is None or closed.first <= row.first <= row.last <= closed.last
+    events, offsets = (row.events, int(row.offsets) - row.events * sealed.first) if row is not None else (0, 0)
+    within = row is None or sealed.first <= row.first <= row.last <= sealed.last
     counted = sum(file.events for file in found)
-    if not within or (events, offsets, counted) != (closed.events, closed.offsets, closed.events):
-        range_ = f"from {closed.first} to {closed.last}"
-        raise LogError(f"the log has {closed.events} events {range_}, and the files others. {_NOTHING}")
+    if not within or (events, offsets, counted) != (sealed.events, sealed.offsets, sealed.events):
+        range_ = f"from {sealed.first} to {sealed.last}"
+        raise LogError(f"the log has {sealed.events} events {range_}, and the files others. {_NOTHING}")
     return Segment(
-        first=closed.first,
-        last=closed.last,
-        events=closed.events,
+        first=sealed.first,
+        last=sealed.last,
+        events=sealed.events,
         digest=f"xxhash64:{0 if row is None else row.digest}",
         published_min=0 if row is None else row.published_min,
         published_max=0 if row is None else row.published_max,

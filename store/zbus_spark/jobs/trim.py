@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from zbus.errors import ConfigInvalid
-from zbus_log import Pruned, Rules, retain
+from zbus_log import Pruned, Rules, prune
 from zbus_log.cold.merge import file_errors
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged, ColdFile
@@ -22,7 +22,7 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pru
 
     First the tier is looked at: that it is this log's, goes on where the log was trimmed before, and that each file
     of it is there with as many events as the manifest says. A durable name that has not acknowledged an event yet
-    holds it back; `held_by` says which. `options` are those of `zbus_log.retain`.
+    holds it back; `held_by` says which. `options` are those of `zbus_log.prune`.
     """
     path, folder = check_local(log, cold)
     epoch, low_water = epoch_and_low_water(path)
@@ -39,7 +39,7 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pru
         if segment.last > low_water:
             for file in segment.files:
                 _check(folder, file)
-    return retain(path, Rules(upto=manifest.last), **options)
+    return prune(path, Rules(upto=manifest.last), **options)
 
 
 def _check(folder: Path, file: ColdFile) -> None:

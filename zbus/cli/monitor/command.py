@@ -95,8 +95,8 @@ def monitor(
         list[str] | None,
         typer.Option("--dump", metavar="EXPR", help="Show the full payload of these keys: JSON, text, or hex."),
     ] = None,
-    records: Annotated[
-        bool, typer.Option("--records", help="Also show what nodes record of themselves; with --transport.")
+    system_events: Annotated[
+        bool, typer.Option("--system-events", help="Also show the system events of nodes. Needs --transport.")
     ] = False,
     start: StartOption = "new",
     count: CountOption = None,
@@ -115,10 +115,10 @@ def monitor(
     tags, publishers = [parse_tag(each) for each in header or ()], [parse_publisher(each) for each in publisher or ()]
     wanted = EventFilter(tags, publishers, None if grep is None else parse_pattern(grep))
     bus = open_to_hear(log, transport)
-    if records and not bus.config.networked:
-        raise ConfigInvalid("records", "they are in no log; nodes tell them over a transport: give --transport URL")
+    if system_events and not bus.config.networked:
+        raise ConfigInvalid("system-events", "a log does not contain them: give --transport URL")
     printer = MonitorPrinter(wanted, dumped or (), json or None, SchemaChecker(bus))
-    keys = [*(expressions or ["**"]), *([f"{RECORDS}**"] if records else [])]
+    keys = [*(expressions or ["**"]), *([f"{RECORDS}**"] if system_events else [])]
     try:
         serve(_monitor(printer, bus, keys, start, count, timeout))
     except TimeoutError:
