@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo demo-pipeline test java browser system screenshots check bench faults lock clean
+.PHONY: help demo demo-pipeline test java browser system screenshots reference check bench faults lock clean
 
 help:
 	@echo "make demo    an embedded bus at work, about ten seconds; installs only what it needs"
@@ -16,6 +16,7 @@ help:
 	@echo "make check   lint, types and import direction"
 	@echo "make bench   the benchmarks, each beside its peer; writes benchmarks/results/"
 	@echo "make faults  the long fault runs: 200 x kill -9 and more"
+	@echo "make reference    write docs/reference/ from the code: settings, command line and errors"
 	@echo "make lock    refresh requirements.lock and requirements-demo.lock from pyproject.toml"
 
 define CHECK_PYTHON
@@ -72,6 +73,9 @@ java browser system: $(READY)
 
 screenshots: browser
 	$(BIN)/python tests/browser/screenshots.py docs/images
+
+reference: $(READY)
+	$(BIN)/python tests/support/reference.py docs/reference
 
 test: system
 	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
