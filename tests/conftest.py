@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from vocabulary import Coded
 from xdist.scheduler import LoadFileScheduling
 
 SPARK = "zbus_spark"  # the tests in this folder share one Spark session
@@ -54,6 +56,16 @@ def nothing_left_behind(request: pytest.FixtureRequest, _no_thread_left: None) -
     """Fail a test after which a thread of zbus, or a task on the test's event loop, is still there."""
     if request.node.get_closest_marker("asyncio"):
         request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture(autouse=True)
+def every_reason_has_a_code() -> Iterator[None]:
+    """Fail a test in which a log record has a reason without a code."""
+    coded, logger = Coded(), logging.getLogger("zbus")
+    logger.addFilter(coded)
+    yield
+    logger.removeFilter(coded)
+    assert coded.without == []
 
 
 @pytest.fixture

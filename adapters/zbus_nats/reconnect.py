@@ -62,7 +62,7 @@ class Reconnect:
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
-        self.on_found: list[Callable[[], None]] = []
+        self.on_connected: list[Callable[[], None]] = []
         self.servers = list(options.servers)
         self.server = ""
         self.reconnects = 0
@@ -99,7 +99,7 @@ class Reconnect:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
         self._cause = error
         if "permissions violation" in str(error).lower():
-            self._counts.tell(TRANSPORT_PERMISSION_DENIED, "denied", describe(error, self.options))
+            self._counts.report(TRANSPORT_PERMISSION_DENIED, "permission_denied", describe(error, self.options))
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
         """One connection, from its start to its end; why it could not be made, if so."""
@@ -109,12 +109,12 @@ class Reconnect:
         self._cause = None
         try:
             await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
-            self._found(client, server)
+            self._connected(client, server)
         except Exception as error:  # a bug of the library must not end the attempts
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
             if self.opened.done():
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
             return cause or error
         closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
         try:
@@ -125,7 +125,7 @@ class Reconnect:
             self._lost(client)
         return None
 
-    def _found(self, client: DirectClient, server: str) -> None:
+    def _connected(self, client: DirectClient, server: str) -> None:
         client.write([client.take(sid, *each) for sid, each in self.table.items()])
         self.client, self.server = client, server
         for found in client.discovered_servers:
@@ -141,7 +141,7 @@ class Reconnect:
             away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
             record(TRANSPORT_RECONNECTED, logging.WARNING, transport=self.fabric, server=server, outage_s=away_s)
         self.lost_at = None
-        self._tell(self.on_found)
+        self._notify(self.on_connected)
 
     def _lost(self, client: DirectClient) -> None:
         self.client = None
@@ -152,15 +152,15 @@ class Reconnect:
             fields: dict[str, Any] = {"server": self.server, "error": self.last_error, "unsent_bytes": unsent}
             record(TRANSPORT_DISCONNECTED, logging.WARNING, transport=self.fabric, **fields)
         if unsent:
-            self._counts.note("unsent_at_disconnect")
-        self._tell(self.on_lost)
+            self._counts.add("unsent_at_disconnect")
+        self._notify(self.on_lost)
 
-    def _tell(self, listeners: list[Callable[[], None]]) -> None:
-        for tell in listeners:
+    def _notify(self, listeners: list[Callable[[], None]]) -> None:
+        for notify in listeners:
             try:
-                tell()
+                notify()
             except Exception as error:  # a bug of a listener must not end the attempts
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         with suppress(TimeoutError):

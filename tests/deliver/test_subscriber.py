@@ -331,7 +331,7 @@ async def test_a_new_durable_name_starts_where_it_was_made_also_after_a_crash(bu
 
 async def test_a_durable_name_has_one_reader_at_a_time(bus: zbus.Bus) -> None:
     async with bus.subscribe("**", durable="billing"):
-        with pytest.raises(zbus.CursorError, match=r"process \d+ reads with this name"):
+        with pytest.raises(zbus.CursorError, match=r"process \d+ holds its lease"):
             async with bus.subscribe("**", durable="billing"):
                 pass
     async with bus.subscribe("**", durable="billing"):

@@ -141,9 +141,9 @@ async def test_a_goodbye_of_an_earlier_run_does_not_end_the_next(tmp_path: Path)
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
         registry = node_of(there).network.registry  # type: ignore[union-attr]
-        registry.hear(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
-        registry.hear(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
-        registry.hear(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
 
         assert [node.alive for node in there.nodes()] == [True, True]
 
@@ -243,7 +243,18 @@ async def test_the_table_of_nodes_is_bounded_and_a_node_that_is_evicted_is_count
             announced = msgspec.structs.replace(
                 network.registry._announcement(), origin=origin, run=f"run-{origin}", name=f"node-{origin}"
             )
-            network.registry.hear(encode_announcement(announced), "nats", "none")
+            network.registry.receive(encode_announcement(announced), "nats", "none")
 
         assert [node.name for node in bus.nodes()] == [own.name, "node-4", "node-6"]
         assert bus.stats()["nodes_evicted"] == 1
+
+
+async def test_a_node_counts_the_names_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NAMES_MAX", 2)
+    async with zbus.open() as bus:
+        for key in ("a", "b", "c", "d", "e"):
+            await bus.publisher(key)
+
+        (node,) = bus.nodes()
+
+        assert (node.publishes, node.truncated) == (("a", "b"), 3)

@@ -149,8 +149,8 @@ def test_what_is_packed_is_unpacked_the_same(publisher: int, sequence: int, at: 
         ([b"t", b"\0" * 8, b"\0" * 9, b"\1\0\0\0\0"], "8 bytes"),
         ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0"], "no header"),
         ([b"t", b"\0" * 8, b"\0" * 8, b"\2\0\0\0\0"], "version 2"),
-        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\5abcd"], "5 bytes announced and 4"),
-        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\3abcd"], "3 bytes announced and 4"),
+        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\5abcd"], "5 bytes announced, 4"),
+        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\3abcd"], "3 bytes announced, 4"),
         (packed_frames(b"t", 12346, 42, GOLDEN), "different events"),
         (packed_frames(b"t", 12345, 43, GOLDEN), "different events"),
     ],
@@ -182,7 +182,7 @@ def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() ->
     given = [(key, codec.encode(Event(1, n, 0, key, b""))) for n, key in enumerate(("a/b/c/d/e", "alone", "ns/t"))]
 
     assert [each.place.key for each in outgoing(given, counts)] == ["ns/t"]
-    assert counts.snapshot() == {"refused_key": 2}
+    assert counts.snapshot() == {"key_rejected": 2}
 
 
 def test_a_frame_of_many_events_becomes_as_many_envelopes_in_order() -> None:

@@ -163,7 +163,7 @@ def test_close_stores_everything_that_was_appended_before_it(path: str) -> None:
 def test_an_append_after_close_says_that_it_was_not_stored(log: SqliteLog) -> None:
     log.close(5.0)
 
-    with pytest.raises(LogError, match="closed; not stored"):
+    with pytest.raises(LogError, match="closed; the events were not stored"):
         append(log, [row(1, 0)])
 
 

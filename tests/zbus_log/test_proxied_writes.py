@@ -503,7 +503,7 @@ async def test_a_bus_opens_even_if_the_folder_for_writes_cannot_be_created(
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
     (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
-    assert (found["log"], found["code"]) == (str(log_path), "folder_unusable")
+    assert (found["log"], found["code"]) == (str(log_path), "proxied_writes_off")
 
 
 def old_folder(path: Path) -> Path:

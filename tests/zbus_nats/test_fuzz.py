@@ -77,7 +77,7 @@ def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
 ) -> None:
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
-    asks.answer(["a/b"], asked.append)
+    asks.serve(["a/b"], asked.append)
     question = wire.sinks["@ask.a.b"]
 
     wire.away = away
@@ -99,7 +99,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
     wire = Wire()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     first: list[bytes | None] = []
-    asks.ask("a/b", b"?" * 5000, first.append, 5.0)
+    asks.request("a/b", b"?" * 5000, first.append, 5.0)
     (hear,) = (sink for subject, sink in wire.sinks.items() if subject.startswith("_INBOX."))
     inbox = wire.sent[-1].split()[2]
 
@@ -109,7 +109,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
         hear(inbox + b"x", b"", data, headers)  # nobody waits there
     wire.away = False
     second: list[bytes | None] = []
-    asks.ask("a/b", b"?", second.append, 5.0)
+    asks.request("a/b", b"?", second.append, 5.0)
     inbox = wire.sent[-1].split()[2]
     hear(inbox, b"", b"yes", None)
     hear(inbox, b"", b"", b"NATS/1.0\r\nZbus-End: 1\r\n\r\n")
@@ -169,7 +169,7 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
     consumer.stream, consumer._options, consumer.created = "S", NatsOptions(), ""
     found = False
     try:
-        asyncio.run(consumer.look(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
+        asyncio.run(consumer.find_stream(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
         found = True
     except TransportError:
         pass
@@ -179,7 +179,7 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
 def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
-    asks.answer(["a/b"], asked.append)
+    asks.serve(["a/b"], asked.append)
     wire.away = True
 
     wire.sinks["@ask.a.b"](b"@ask.a.b", b"_INBOX.me.1", b"", b"NATS/1.0\r\nZbus-Large: 5000\r\n\r\n")

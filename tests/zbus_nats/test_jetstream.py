@@ -345,7 +345,7 @@ async def test_a_consumer_that_pushes_is_refused_and_said_so(
 
     assert "not a pull consumer" in caplog.text
     with pytest.raises(TransportUnsupported):
-        fabric.ask("a", b"", lambda reply: None, 1.0)
+        fabric.request("a", b"", lambda reply: None, 1.0)
 
 
 async def test_close_is_bounded_while_the_server_is_frozen(server: NatsServer, client: Client, opened: Open) -> None:

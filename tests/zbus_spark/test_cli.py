@@ -166,9 +166,9 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
 
     assert [done.code for done in (first, second, third)] == [0, 0, 0]
     assert (first.err, third.err) == ("", "")
-    told, total = second.err.splitlines()
-    assert told.startswith("left out: events of 2 windows that were over before 2026-")
-    assert total == "in all, 2 times a window lacks events that came later than its watermark (1 minute)"
+    batch, total = second.err.splitlines()
+    assert batch.startswith("dropped: late events of 2 windows that ended before 2026-")
+    assert total == "dropped events of 2 windows in total: they were later than the watermark (1 minute)"
     assert [line["key"] for line in first.lines + second.lines + third.lines if "late" in line["key"]] == ["late/2"]
 
 
@@ -225,9 +225,9 @@ def test_a_job_shows_its_tasks_on_a_terminal_and_nothing_elsewhere(
 
     assert (done.code, done.out) == (0, "")
     assert b"starting Spark" in b"".join(shown)
-    assert b"looking for gaps" in b"".join(shown)
+    assert b"finding gaps" in b"".join(shown)
     plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", b"".join(shown))
-    assert re.search(rb"looking for gaps [^\r\n]* [1-9]\d*/\d+ tasks", plain)
+    assert re.search(rb"finding gaps [^\r\n]* [1-9]\d*/\d+ tasks", plain)
 
 
 def _read_all(descriptor: int, shown: list[bytes]) -> None:
@@ -254,7 +254,7 @@ def test_gaps_tells_what_is_missing_and_what_beacons_told_of(log_path: Path) -> 
         (2, "after_last", 1),
         (255, "after_last", 2),
     ]
-    assert (done.code, done.err) == (1, "missing: 5, late: 0, twice: 0\n")
+    assert (done.code, done.err) == (1, "missing: 5, late: 0, duplicate: 0\n")
 
 
 def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
@@ -266,8 +266,8 @@ def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
     assert done.code == 0
     assert done.out.count("trimmed") == 2
     assert done.err.splitlines() == [
-        "missing: 0, late: 0, twice: 0",
-        "everything up to offset 20 was removed from this log, and is not called missing",
+        "missing: 0, late: 0, duplicate: 0",
+        "events up to offset 20 were removed from this log and do not count as missing",
     ]
 
 
@@ -283,11 +283,11 @@ def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_pat
         done = pipeline("gaps", log, "--check", "--json", *asked)
         assert done.code == 0
         assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 1000)]
-        assert "everything up to offset 1,000 was removed" in done.err
+        assert "events up to offset 1,000 were removed" in done.err
     shutil.rmtree(f"{log}-cold")
     done = pipeline("gaps", log, "--check", "--json")
     assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 8191)]
-    assert "everything up to offset 8,191 was removed" in done.err
+    assert "events up to offset 8,191 were removed" in done.err
 
 
 @pytest.mark.nightly  # the function itself is tested with the others
@@ -311,9 +311,9 @@ def test_sessions_are_listed_and_events_without_one_are_counted(log_path: Path) 
     done = pipeline("sessions", log_path, "--by", "header:session-id", "--gap", "20s", "--json")
     table = pipeline("sessions", log_path, "--by", "payload:user", "--rows", 2)
 
-    assert (done.code, done.err) == (0, "30 events have no header:session-id: they belong to no session\n")
+    assert (done.code, done.err) == (0, "30 events have no header:session-id and belong to no session\n")
     assert done.lines == as_told(sessions(frame(events), "header:session-id", "20s").collect())
-    assert (table.code, table.err) == (0, "these are the first 2 rows; --rows prints more, and --json all of them\n")
+    assert (table.code, table.err) == (0, "only the first 2 rows are shown; use --rows for more, or --json for all\n")
     assert table.out.count("│ u") == 2
 
 
@@ -335,7 +335,7 @@ WRONG = {
     "a newer log to offload": (["offload", "NEWER"], 1, "upgrade zbus"),
     "a trimmed range": (["rollup", "TRIMMED", "--after", "5", "--parquet", "OUT"], 1, "5 up to 10 were removed"),
     "a trimmed end": (["sessions", "TRIMMED", "--by", "header:x", "--until", "10"], 1, "to 10 were removed"),
-    "a folder that is not empty": (["demo", "FOLDER"], 2, "not empty"),
+    "a folder that is not empty": (["demo", "FOLDER"], 2, "not an empty folder"),
 }
 
 
@@ -398,7 +398,7 @@ def test_a_missing_java_is_said_with_the_line_that_installs_it_after_what_is_wro
     file = tmp_path / "pipeline.toml"
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
-    told = "Spark needs Java 17 or later, and there is none: sudo apt-get install -y openjdk-17-jre-headless"
+    told = "Spark needs Java 17 or later, but it was not found: sudo apt-get install -y openjdk-17-jre-headless"
 
     with pytest.raises(ConfigInvalid, match=told) as caught:
         session()

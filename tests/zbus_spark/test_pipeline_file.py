@@ -67,7 +67,7 @@ def test_a_table_goes_to_stdout_and_a_folder_of_parquet_is_written_once(
     file.write_text(SOURCE + count + '[sink]\nparquet = "out"\n')
     app(["run", str(file), "--master", "local[2]"], standalone_mode=False)
     assert spark().read.parquet(str(file.parent / "out")).count() == 3
-    with pytest.raises(ConfigInvalid, match="is there already"):
+    with pytest.raises(ConfigInvalid, match="already exists"):
         load(file)
 
 
@@ -120,7 +120,7 @@ def test_sql_that_spark_does_not_understand_is_one_line(file: Path) -> None:
 
 
 BAD = {
-    "not-toml": ("source = [", "", "it is not TOML"),
+    "not-toml": ("source = [", "", "not valid TOML"),
     "no-source": (TABLE, "source", "Field required"),
     "no-sink": (SOURCE, "sink", "Field required"),
     "unknown-field": (SOURCE + 'kye = "a"\n' + TABLE, "source.kye", "there is no such field"),
@@ -132,15 +132,19 @@ BAD = {
     "missing-log": ('[source]\nlog = "none.db"\n' + TABLE, "source.log", "there is no log"),
     "empty-sql": (SOURCE + '[[steps]]\nsql = " "\n' + TABLE, "steps.1.sql", "should match"),
     "bad-name": (SOURCE + '[[steps]]\nname = "a b"\nsql = "SELECT 1"\n' + TABLE, "steps.1.name", "should match"),
-    "same-name": (SOURCE + '[[steps]]\nname = "Events"\nsql = "SELECT 1"\n' + TABLE, "", "two views 'Events'"),
+    "same-name": (
+        SOURCE + '[[steps]]\nname = "Events"\nsql = "SELECT 1"\n' + TABLE,
+        "",
+        "two views are named 'Events'",
+    ),
     "two-sinks": (SOURCE + TABLE + 'parquet = "out"\n', "sink", "one of: log, parquet, table"),
     "no-such-folder": (SOURCE + '[sink]\nparquet = "none/out"\n', "sink.parquet", "there is no folder"),
     "sink-key": (SOURCE + '[sink]\nlog = "out.db"\nkey = "a/*"\n', "sink", "without wildcards"),
     "remote-sink": (SOURCE + '[sink]\nlog = "zenoh://127.0.0.1:1"\n', "sink.log", "on the driver's host"),
     "no-checkpoint": (SOURCE + "stream = true\n" + TABLE, "source", "needs a checkpoint"),
-    "streamed-table": (SOURCE + 'stream = true\ncheckpoint = "c"\n' + TABLE, "", "a stream goes to a log"),
+    "streamed-table": (SOURCE + 'stream = true\ncheckpoint = "c"\n' + TABLE, "", "a stream needs a log"),
     "checkpoint-alone": (SOURCE + 'checkpoint = "c"\n' + TABLE, "source", "stream = true"),
-    "stream-with-end": (SOURCE + 'stream = true\ncheckpoint = "c"\nend = 5\n' + TABLE, "source", "reads on"),
+    "stream-with-end": (SOURCE + 'stream = true\ncheckpoint = "c"\nend = 5\n' + TABLE, "source", "has no end"),
 }
 
 

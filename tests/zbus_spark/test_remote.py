@@ -219,7 +219,7 @@ def test_nodes_without_a_log_are_an_error_that_names_the_place(url: str, monkeyp
     listening = {"mode": "peer", "listen": [url.replace("zenoh://", "tcp/")]}
 
     with blocking.open(**listening), RemoteLog(url, None, TIMEOUT_S) as log:
-        with pytest.raises(TransportError, match=f"no node with a log is to be found at {url}"):
+        with pytest.raises(TransportError, match=f"no node with a log was found at {url}"):
             log.describe()
     with blocking.open(**listening), RemoteLog(url, 0xABC, TIMEOUT_S) as log:
         with pytest.raises(TransportError, match=f"the log abc is not served at {url}"):
@@ -234,7 +234,7 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("mesh", [Nats], ids=["nats"], indirect=True)
 def test_a_transport_for_events_alone_is_refused(mesh: Mesh) -> None:
-    with pytest.raises(ConfigInvalid, match="no node that could be asked"):
+    with pytest.raises(ConfigInvalid, match="no nodes whose log can be requested"):
         read(mesh.wire.url.replace("nats://", "nats+raw://"), Span(0, 1))
 
 
@@ -298,7 +298,7 @@ def test_an_end_beyond_that_of_the_log_is_an_error(url: str, log_path: Path) -> 
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
 
-        with pytest.raises(LogError, match="ends at offset 100, and 101 was asked for"):
+        with pytest.raises(LogError, match="ends at offset 100, but 101 was requested"):
             read(url, Span(0, 101))
 
 
@@ -328,7 +328,7 @@ def test_a_page_that_cannot_be_right_is_an_error(
         origin = bus._inner._node.network.origin
         frames = [encode(Event(7, offset, 1, "a/b", b"", offset=offset), origin) for offset in offsets]
         page = [*frames, b"\0" + msgspec.msgpack.encode((covered, 100, 0, 0))]
-        bus._inner._node.network.answers.serve(log_key(origin), lambda question, link: page)
+        bus._inner._node.network.request_server.serve(log_key(origin), lambda question, link: page)
 
         with pytest.raises(TransportError, match="the page after offset 10"):
             read(url, Span(10, 100))
@@ -413,7 +413,7 @@ def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: st
             assert rows(spark_read(spark(), url, cold=cold)) == before
             part = spark_read(spark(), url, cold=cold, key="shop/**", start=100, end=8_500)
             assert rows(part) == [row for row in before if row[1].startswith("shop/") and 100 <= row[0] <= 8_500]
-        with pytest.raises(ConfigInvalid, match="there is no tier"):
+        with pytest.raises(ConfigInvalid, match="there is no cold tier"):
             spark_read(spark(), url, cold="viewfs://far/tier/none")
         assert rows(spark_read(spark(), url)) == before[5_000:]
 

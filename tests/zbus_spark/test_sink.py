@@ -246,7 +246,7 @@ def test_of_two_writes_under_one_name_at_the_same_time_one_is_published(log: Pat
 def test_a_write_that_fails_on_its_way_says_that_some_rows_may_be_in_the_log(log: Path) -> None:
     writer, message = write(log, *[("a/b", b"x")] * 5000)
     message.part = message.part._replace(rows=4999)
-    with pytest.raises(LogError, match=r"holds 5000 rows, and 4999 were staged; rows before that may be in the log"):
+    with pytest.raises(LogError, match=r"has 5000 rows, but 4999 were staged; earlier rows may be in the log"):
         writer.commit([message])
     writer.abort([message])
     assert left(log) == []
@@ -302,7 +302,7 @@ def test_rows_are_staged_in_the_folder_that_is_named(log: Path, tmp_path: Path) 
 
     writer, message = write(log, ("a/b", b"2"), staging=str(tmp_path / "shared"), sinkId="daily")
     shutil.rmtree(tmp_path / "shared")
-    with pytest.raises(LogError, match="name a folder that driver and executors share"):
+    with pytest.raises(LogError, match="name a folder that the driver and the executors share"):
         writer.commit([message])
     (tmp_path / "file").touch()
     with pytest.raises(ConfigInvalid, match=r"staging: .*file/.* cannot be written on"):
@@ -323,9 +323,9 @@ def test_a_stream_under_a_name_refuses_another_query(log: Path) -> None:
 
     for number in (0, 1, 1, 2):
         commit("one", number)
-    with pytest.raises(ConfigInvalid, match="for another query"):
+    with pytest.raises(ConfigInvalid, match="used for another query"):
         commit("other", 0)
-    with pytest.raises(ConfigInvalid, match="has published batch 2, and this is batch 1"):
+    with pytest.raises(ConfigInvalid, match="has published batch 2, but this is batch 1"):
         commit("one", 1)
     assert payloads(log) == [b"0", b"1", b"2"]
     assert left(log) == []
@@ -374,18 +374,18 @@ def test_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "error"),
     [
-        pytest.param("key string, payload binary, n int, m int", {}, "and not n, m", id="other-columns"),
-        pytest.param("key string", {}, "no column `payload`", id="no-payload"),
-        pytest.param("payload binary", {}, "no column `key`", id="no-key"),
+        pytest.param("key string, payload binary, n int, m int", {}, "not n, m", id="other-columns"),
+        pytest.param("key string", {}, "the column `payload` is missing", id="no-payload"),
+        pytest.param("payload binary", {}, "the column `key` is missing", id="no-key"),
         pytest.param("key string, payload int", {}, "`payload` is int", id="payload-type"),
         pytest.param("key binary, payload binary", {}, "`key` is binary", id="key-type"),
         pytest.param("key string, payload binary, headers map<string,int>", {}, "`headers` is map<", id="headers-type"),
-        pytest.param(KEY_AND_PAYLOAD, {"key": "a/b"}, "a column of that name", id="two-keys"),
+        pytest.param(KEY_AND_PAYLOAD, {"key": "a/b"}, "also a column `key`", id="two-keys"),
         pytest.param("payload binary", {"key": "a/*"}, "key: ", id="wildcard-option"),
         pytest.param(KEY_AND_PAYLOAD, {"sinkID": ""}, "sinkId: ", id="empty-sink"),
         pytest.param(KEY_AND_PAYLOAD, {"batchsize": "1"}, "batchsize: there is no such option", id="unknown-option"),
         pytest.param(KEY_AND_PAYLOAD, {"path": ""}, "name a log", id="no-path"),
-        pytest.param(KEY_AND_PAYLOAD, {"path": "zenoh://h:1"}, "a log's file on the driver's host", id="url"),
+        pytest.param(KEY_AND_PAYLOAD, {"path": "zenoh://h:1"}, "a log file on the driver's host", id="url"),
         pytest.param(KEY_AND_PAYLOAD, {"path": "/nowhere/at/all/app.db"}, "there is no folder", id="no-folder"),
         pytest.param(KEY_AND_PAYLOAD, {"path": "/"}, "is not a file", id="folder"),
     ],

@@ -328,7 +328,7 @@ def test_bad_input_is_one_clear_error(
 
 
 def test_a_column_that_a_log_has_not_is_named(shop: Path) -> None:
-    reason = "there is no column 'offset string'; a log has: offset bigint"
+    reason = "no column 'offset string'; a log has: offset bigint"
     with pytest.raises(SparkFailed, match=reason), spark_errors():
         spark().read.format("zbus").schema("offset string").load(str(shop)).count()
 

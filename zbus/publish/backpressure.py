@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from zbus.observe.records import EVENT_BACKPRESSURE, record
+from zbus.observe.records import EVENT_BACKPRESSURE, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.util.runtime import Runtime
 
@@ -38,7 +39,7 @@ class Backpressure:
         self.blocked = True
         self.blocked_count += 1
         if self._throttle.due():
-            record(EVENT_BACKPRESSURE, code=code, reason=why, blocked_total=self.blocked_count)
+            record_reason(EVENT_BACKPRESSURE, logging.INFO, code=code, reason=why, blocked_total=self.blocked_count)
 
     def unblock(self, reason: object) -> None:
         """Take one reason away. Every publisher that waits then looks at the others again."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from zbus.event import Offset, offset_of
-from zbus.observe.burst_records import tell_published
+from zbus.observe.burst_records import record_published
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
@@ -118,7 +118,7 @@ class CommitQueue:
                 for listener in self.listeners:
                     listener(item.rows, item.offsets)
                 if wanted(logging.DEBUG):
-                    _tell_published(item)
+                    _record_published(item)
                 continue
             assert type(item) is AppendResult
             burst: Burst = item.about
@@ -175,7 +175,7 @@ def _resolve(burst: Burst, stored: Stored) -> None:
         at += number or 1
 
 
-def _tell_published(committed: Committed) -> None:
+def _record_published(committed: Committed) -> None:
     own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
     if own:
-        tell_published([row for row, _ in own], [offset for _, offset in own])
+        record_published([row for row, _ in own], [offset for _, offset in own])

@@ -10,8 +10,8 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import Head, read_record
+from zbus_log.file.old_folder import OldFolder
 from zbus_log.file.tables import SEALED_UNTIL, get_epoch
-from zbus_log.proxy.write_files import OldFolder
 
 from .reader import SqliteReader
 
@@ -70,7 +70,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
     finally:
         engine.dispose()
     if record is not None and record.head and record.epoch != epoch:
-        problems.append("this is not the log that the head record describes")
+        problems.append("this is a different log from the one that the head record describes")
     elif record is not None and record.head > head:
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
     left = OldFolder(path).describe()
