@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+import zbus
 from zbus.keys import check_expression, check_key, matches
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +166,36 @@ def test_the_table_of_key_expressions_has_every_wildcard() -> None:
 
     assert len(MATCHING) >= 12
     assert all(each in written for each in ("`**`", "/*/", "/**/", "$*", "@"))
+
+
+def named_in(page: Path) -> set[str]:
+    """The words of the code spans of a page."""
+    return {word for span in re.findall(r"`([^`\n]+)`", page.read_text()) for word in re.findall(r"\w+", span)}
+
+
+def test_the_page_of_the_api_names_everything_that_is_public_and_nothing_that_is_retired() -> None:
+    public = {*zbus.__all__, *(name for name in dir(zbus.Bus) if not name.startswith("_"))}
+    page = ROOT / "docs" / "reference" / "api.md"
+    listed = page.read_text().partition("## Other names")[2].partition("## Errors")
+    first_cells = re.findall(r"^\| (`.*?`) \|", listed[0], re.MULTILINE)
+    others = {*re.findall(r"`(\w+)`", " ".join(first_cells)), *re.findall(r"`(\w+)`", listed[2])}
+
+    assert public - named_in(page) == set()
+    assert others == set(zbus.__all__) | {"ZbusError"}
+
+
+def test_the_install_page_names_every_extra_and_what_it_installs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (ROOT / "docs" / "install.md").read_text().partition("## Extras")[2].partition("```")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE))
+
+    def words(text: str) -> str:
+        return re.sub(r"[^a-z]", "", text.lower())
+
+    assert rows.keys() == extras.keys()
+    for extra in extras.keys() - {"all"}:
+        names = [re.split(r"[\[<>=]", each)[0] for each in extras[extra]]
+        assert [name for name in names if words(name).removesuffix("driversqlite") not in words(rows[extra])] == []
 
 
 def numbers(text: str) -> list[str]:
