@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from inside import node_of
 from log_support import append, ask, wait_until
+from mesh_fakes import recorded
 from msgspec.structs import replace
 
 import zbus
@@ -28,6 +29,7 @@ import zbus_log
 from zbus.ports.log import Row
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
+from zbus_log.proxy.owner import ProxiedWriteServer
 from zbus_log.proxy.write_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
 
 PUTTER = """
@@ -501,7 +503,7 @@ async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
     (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
-    assert found["log"] == str(log_path)
+    assert (found["log"], found["code"]) == (str(log_path), "proxied_writes_off")
 
 
 async def test_an_idle_owner_waits_in_the_kernel(log_path: Path) -> None:
@@ -603,3 +605,18 @@ async def test_an_error_of_retention_comes_back_to_who_asked(log_path: Path) -> 
         await in_thread(wait_until, errand.with_suffix(".answer").exists)
         with pytest.raises(zbus.LogError):
             decode_answer(errand.with_suffix(".answer").read_bytes())
+
+
+def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:
+    server = ProxiedWriteServer.__new__(ProxiedWriteServer)
+    server._log_path = str(log_path)
+
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    with recorded() as records:
+        server._attempt(fail)
+
+    assert [(each["record"], each["log"], each["error"]) for each in records] == [
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: the disk is full")
+    ]

@@ -21,7 +21,7 @@ KEPT_MAX = 100_000
 
 
 class Subscribers:
-    """The subscriptions, on the I/O thread; any thread may call `wants`. Without a node name, marks are plain prefixes."""
+    """The subscriptions, on the I/O thread; any thread may call `wants`. Without a node name, marks are prefixes."""
 
     def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counters) -> None:
         self._socket, self._node, self._counts = socket, node, counts
