@@ -4,7 +4,7 @@
         publisher = await bus.publisher("shop/orders/created")
         offset = await publisher.publish({"id": 1})
 
-This module is the list of what users may import; nothing else is public.
+`__all__` of this module lists the public names.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .scope import Scope
 from .session import Session
+from .util.renamed import unknown_attribute
 from .util.session_token import sign_session_token, verify_session_token
 from .version import __version__ as __version__
 
@@ -113,8 +114,22 @@ __all__ = [
 ]
 
 
+_RENAMED = {
+    "FabricError": "TransportError",
+    "FabricLacks": "TransportUnsupported",
+    "JsonLines": "JsonFormatter",
+    "LogMissing": "LogRequired",
+    "LogOwned": "LogLocked",
+    "LogStopped": "LogWriterFailed",
+    "NobodyAnswers": "NoResponders",
+    "read_session": "verify_session_token",
+    "sign_session": "sign_session_token",
+    "write_records": "configure_logging",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Load what is seldom needed, or slow to import, when it is asked for."""
+    """Load modules that are rarely needed, or slow to import, on first use."""
     import importlib
 
     if name == "BusConfig":
@@ -129,4 +144,4 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".mesh.node_registry", __name__).NodeInfo
     if name == "Cache":
         return importlib.import_module(".ports.cache", __name__).Cache
-    raise AttributeError(f"module 'zbus' has no attribute {name!r}")
+    raise unknown_attribute("module 'zbus'", name, _RENAMED)

@@ -1,4 +1,4 @@
-"""The bus: what users call. It holds the node that does the work."""
+"""The bus: the API that users call. The node that it holds does the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .deliver.handlers import Handler, serve
 from .deliver.overflow import Overflow
-from .deliver.replay import Replay, check_bounds
+from .deliver.replay import Replay
+from .deliver.start_position import check_offset_or_time
 from .deliver.subscriber import EventSubscriber, Start
 from .errors import ConfigInvalid, NoResponders
 from .event import Event, Offset
@@ -43,12 +44,12 @@ def open(  # noqa: A001 - zbus.open reads best
     session: Any = None,
     **settings: Any,
 ) -> Bus:
-    """A bus, to be used as `async with zbus.open("app.db") as bus: …`.
+    """Return a bus for `async with zbus.open("app.db") as bus: …`.
 
-    `log` is the path of the log, "memory" for one that ends with the bus, or nothing. Settings are
-    the fields of `BusConfig`; what is not given comes from `ZBUS_…` variables and from the TOML file
-    that `ZBUS_CONFIG` (or `config`) names. `session` lends the bus a Zenoh session that the
-    application already has. Raises `ConfigInvalid` with the field and the reason.
+    `log` is the path or URL of the log, "memory" for a log that ends with the bus, or None for no log. Settings are
+    the fields of `BusConfig`. Settings that are not given come from `ZBUS_…` variables and from the TOML file that
+    `ZBUS_CONFIG` (or `config`) names. `session` is a Zenoh session of the application for the bus to use. Raises
+    `ConfigInvalid` with the field and the reason.
     """
     from .config import BusConfig, load_config
 
@@ -110,23 +111,27 @@ class Bus:
     # Publishing.
 
     async def publisher(self, key: str) -> EventPublisher:
-        """A publisher for one concrete key; it has an identity of its own."""
+        """Return a publisher for one concrete key. Each publisher has its own identity.
+
+        orders = await bus.publisher("shop/orders/created")
+        """
         self._node.check_open("make a publisher")
         return EventPublisher(self._node.entry, key)
 
     def nodes(self) -> list[NodeInfo]:
-        """The nodes that this one knows of, itself first: who they are, what they publish and want, when last seen.
+        """Return the known nodes, this one first, with their keys and subscriptions, and when each was last seen.
 
-        Those that left, or fell silent, are kept for an hour with `present` false. Alone, it is the only one.
+        A node that left, or that stopped announcing itself, stays in the list for an hour with `alive` false.
         """
         self._node.check_open("look at nodes")
         return self._node.network.registry.nodes() if self._node.network is not None else []
 
     async def put(self, *events: Event) -> Sequence[Offset]:
-        """Store events that have an identity already: a retry, or events from elsewhere.
+        """Publish events that already have an identity. Idempotent.
 
-        An event whose identity is stored keeps its first offset; nothing is stored twice.
-        Without a log they are delivered only. Cancelled, they may or may not be stored.
+        For retries, and for events from another system. An event whose identity is already stored keeps its first
+        offset, and nothing is stored twice. Without a log, the events are only delivered. If cancelled, the events may
+        or may not have been stored: put the same events again.
         """
         node = self._node
         node.check_open("put events")
@@ -136,15 +141,15 @@ class Bus:
             return await node.entry.put(events, span)
 
     def namespace(self, name: str) -> Scope:
-        """A namespace: the first segment of keys."""
+        """Return the scope of a namespace, which is the first segment of keys."""
         return Scope(self, name)
 
     def component(self, namespace: str, name: str) -> Scope:
-        """A component: the first two segments of keys."""
+        """Return the scope of a component, which is the first two segments of keys."""
         return Scope(self, namespace, name)
 
     def session(self, session_id: str) -> Session:
-        """A session: publishes to the global key and to `sessions/{id}/…` in one commit, and signs tokens for the feed.
+        """Return a session: it publishes to a key and to `sessions/{id}/…` in one commit, and signs tokens.
 
         await bus.session("alice-7").publish("events/Todo/1", {"done": True})
         """
@@ -156,42 +161,49 @@ class Bus:
         self,
         *key_exprs: str,
         start: Start = "new",
+        after: int | datetime | None = None,
         durable: str | None = None,
         queue_events: int = 1000,
         overflow: Overflow | None = None,
         schema: Any = None,
     ) -> EventSubscriber:
-        """A stream of the events that any of the expressions matches.
+        """Return a stream of the events that match any of the key expressions.
 
-        `start`: "new", "beginning", an offset (the first one wanted), or a datetime. `durable`: a name
-        whose position is kept; it resumes after its last acknowledged event. `schema`: payloads must decode
-        to this type.
+        `start`: "new", "beginning", an offset or a datetime; the event at that offset or time is included. `after`: an
+        offset or a datetime instead, which is excluded, as in `replay`. `durable`: the name of a durable subscription,
+        which resumes after its last acknowledged event. `schema`: the type that payloads must decode to.
 
-        `overflow`: what happens when `queue_events` wait. "drop_oldest" (the default) and "drop_newest" drop events and
-        raise `SubscriberLagged`. "spill" (the default with a durable name) continues from the log. "block" lets the
-        publishers of this node wait and drops none of their events; events of other nodes wait in a backlog of
-        bounded size. Beyond that they are read from the log if it has them, and are otherwise dropped with
-        `SubscriberLagged`. A subscription that is full never delays events for other subscriptions.
+        `overflow`: the policy when `queue_events` events are queued. "drop_oldest" (the default) and "drop_newest" drop
+        events and raise `SubscriberLagged`. "spill" (the default of a durable subscription) continues from the log.
+        "block" makes the publishers of this node wait and drops none of their events; events of other nodes wait in a
+        backlog of bounded size. Beyond that they are read from the log if it has them, and are otherwise dropped with
+        `SubscriberLagged`. A full subscription never delays events for other subscriptions.
 
             async with bus.subscribe("shop/*/created", "audit/**") as sub:
                 async for event in sub: ...
         """
         return self._node.subscribe(
-            *key_exprs, start=start, durable=durable, queue_events=queue_events, overflow=overflow, schema=schema
+            *key_exprs,
+            start=start,
+            after=after,
+            durable=durable,
+            queue_events=queue_events,
+            overflow=overflow,
+            schema=schema,
         )
 
     def on(self, *key_exprs: str, retries: int | None = None, **options: Any) -> Callable[[H], H]:
-        """Run a handler for every event; options as for `subscribe`.
+        """Run a handler for every event. Options as for `subscribe`.
 
             @bus.on("shop/**", durable="billing")
             async def bill(event): ...
 
-        A handler that raises is reported; with a durable name the event is tried again, without one the next event
-        follows. `retries`: how often (with or without a name); after that EVENT_RETRY_LIMIT_EXCEEDED tells which event
-        it was, the log still has it, and the next one follows.
+        If the handler raises, the error is logged and counted. A durable subscription then retries the same event; any
+        other continues with the next event. `retries`: the maximum number of retries, durable or not. After the last
+        one, EVENT_RETRY_LIMIT_EXCEEDED names the event, which stays in the log, and the next event follows.
         """
         if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
-            raise ConfigInvalid("retries", f"{retries!r} is not a number of times")
+            raise ConfigInvalid("retries", f"{retries!r} must be a whole number, at least 0")
 
         def register(handler: H) -> H:
             def begin() -> None:
@@ -218,37 +230,37 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> Event:
-        """Ask whoever serves `key`, on this node or another, and return the reply.
+        """Send a request to a node that serves `key`, this one or another, and return the reply.
 
             reply = await bus.request("prices/quote", {"sku": 7}, timeout=2)
             reply.decode(Quote)
 
-        Raises `NoResponders` (nobody serves it now), `RequestTimeout` (it may have been handled), or
-        `HandlerFailed` (the handler raised). Cancelled, the handler is cancelled too.
+        Raises `NoResponders` if no node serves the key, `RequestTimeout` if no reply arrives in time (the request may
+        have been handled), and `HandlerFailed` if the handler raised. If cancelled, the handler is cancelled too.
         """
         node = self._node
-        node.check_open("ask")
+        node.check_open("send a request")
         if node.requests is None:
             raise NoResponders(key)
         if node.tracing is None:
-            return await node.requests.ask(key, payload, timeout, headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, headers, correlation_id)
         with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
-            return await node.requests.ask(key, payload, timeout, span.headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
-        """Answer questions for a key; what the handler returns is the reply, what it raises goes to the asker.
+        """Serve the requests for a key. The handler's result is the reply; its exception goes to the requester.
 
-        Raises `TransportUnsupported` (or `start` does) if no transport in use carries requests: raw ones and Dynamo.
+            @bus.serve("prices/quote")
+            async def quote(request): return {"price": 12}
 
-        @bus.serve("prices/quote")
-        async def quote(question): return {"price": 12}
+        Raises `TransportUnsupported` (or `start` does) if no transport in use carries requests (raw ones, Dynamo).
         """
 
         def register(handler: A) -> A:
             def begin() -> None:
                 requests, tracing = self._node.requests, self._node.tracing
                 if requests is None:
-                    raise ConfigInvalid("read_only", "a bus that is read-only serves nothing")
+                    raise ConfigInvalid("read_only", "a read-only bus cannot serve requests")
                 requests.serve(key, handler if tracing is None else tracing.handler(handler))
 
             check_key(key)
@@ -258,13 +270,13 @@ class Bus:
         return register
 
     def span(self, event: Event, operation: str = "process") -> AbstractContextManager[Any]:
-        """A span for what a reader does with an event; handlers of `on` and `serve` have theirs already.
+        """Return a span for processing an event. Handlers of `on` and `serve` already run in one.
 
             async for event in sub:
                 with bus.span(event): ...
 
-        Spans made and events published in the block are of the event's trace. An error that leaves it is
-        recorded. It gives OpenTelemetry's span, or None where this bus does not trace.
+        Spans made and events published in the block belong to the event's trace. An exception that leaves the block is
+        recorded. The block gets OpenTelemetry's span, or None if this bus does not trace.
         """
         tracing = self._node.tracing
         return nullcontext() if tracing is None else tracing.handling(event, operation)
@@ -272,15 +284,16 @@ class Bus:
     async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
         """Move to another transport without losing or repeating an event.
 
-        The new one is heard first, both carry events for `overlap_s`, then the old ones send what they have
-        left and close. With a log, what other nodes miss in between they ask for. Cancelled, both stay in use.
+        The bus subscribes on the new transport first, uses both for `overlap_s` seconds, and then sends what is left on
+        the old ones and closes them. With a log, other nodes request the events that they miss in between. If
+        cancelled, both transports stay in use.
         """
         await self._node.switch_transport(url, overlap_s)
 
     async def receive_on(self, *transports: str) -> None:
-        """Of several transports, receive on these only, by name or URL; on all, if none is given.
+        """Receive only on these transports, given by name or URL; on all of them if none is given.
 
-        The flag of a migration: publishing goes on over all of them, and it can be moved back at any time.
+        This is the switch of a migration: publishing continues on all transports, and the switch can be reversed.
         """
         await self._node.need_network("choose where to receive").receive_on(transports)
 
@@ -291,24 +304,27 @@ class Bus:
         until: int | datetime | None = None,
         skip_corrupt: bool | None = None,
     ) -> Replay:
-        """Stored events, from the log alone: over `after`, up to and including `until` (or the head of now).
+        """Iterate over stored events after `after`, up to and including `until` (default: the head when it starts).
 
-        async for event in bus.replay("shop/**", after=1000): ...
+        Both bounds are an offset or a datetime. Events come only from the log.
+
+            async for event in bus.replay("shop/**", after=1000): ...
         """
         node = self._node
         node.check_open("replay")
         node.need_log("replay")
-        check_bounds(after, until)
+        check_offset_or_time("after", after)
+        check_offset_or_time("until", until)
         skip = node.config.skip_corrupt if skip_corrupt is None else skip_corrupt
         return Replay(node, KeySet(key_exprs or ("**",)), after, until, skip)
 
     def cache(
         self, *, capacity: int = 10_000, ttl: float | None = None, tti: float | None = None, name: str | None = None
     ) -> Cache:
-        """A cache whose entries fall when events say so; it ends with the bus.
+        """Return a cache whose entries are invalidated by events. It closes with the bus.
 
-        Of `capacity` entries those stay that are used most. `ttl`: seconds that an entry lives, `tti`: seconds that it
-        lives unused. `name`: by which `stats()` tells of it.
+        Beyond `capacity` entries, the least used ones are evicted. `ttl`: seconds until an entry expires; `tti`:
+        seconds without use until it expires. `name`: the name of this cache in `stats()`.
 
             todos = bus.cache().invalidate_on("events/Todo/{id}", entry="todo/{id}")
             todo = await todos.load("todo/7", read_todo, 7)
@@ -326,14 +342,15 @@ class Bus:
         tti: float | None = None,
         name: str | None = None,
     ) -> Caching:
-        """Keep what a function returns, until an event says that it is out of date. Options as for `cache`.
+        """Cache the results of a function until an event invalidates them. Options as for `cache`.
 
             @bus.cached(invalidate_on="events/Todo/{todo_id}")
             async def todo(todo_id): ...
 
-        `key`: which calls are the same: those with equal arguments, or the text of a template ("todo/{todo_id}"), or
-        what a callable makes of the arguments. `invalidate_on`: with `{…}` fields the entries of those arguments fall,
-        without any all of them. The function is awaited from then on; a plain one runs on a thread.
+        `key`: the identity of a call: its arguments (the default), a template ("todo/{todo_id}"), or the result of a
+        callable that gets the arguments. `invalidate_on`: an event invalidates the entries whose arguments equal the
+        expression's `{…}` fields, or every entry if it has no fields. The decorated function must be awaited; a plain
+        function runs on a thread.
         """
 
         def register(function: Callable[..., Any]) -> Any:
@@ -343,28 +360,28 @@ class Bus:
         return register
 
     async def head(self) -> int:
-        """The offset of the last stored event; 0 for an empty log."""
+        """Return the offset of the last stored event, or 0 if the log is empty."""
         node = self._node
         node.check_open("read the head")
         head = await node.run(node.need_log("head()").head)
-        return max(head, node.dispatcher.delivered)  # a log with stale reads may not show yet what was delivered
+        return max(head, node.dispatcher.delivered)  # a log with stale reads may lag behind the delivered events
 
     def stats(self) -> dict[str, Any]:
-        """What was counted and measured so far: the figures that `zbus.metrics` shows to Prometheus. Any thread.
+        """Return the statistics of this bus; `zbus.metrics` exports the same numbers to Prometheus. Any thread.
 
-        Counters by name (`published`, `delivered`, `dropped_queue_full`, `gaps`, …: those that are 0 may be missing),
-        and groups: `queues`, `latency`, `log`, `cursors` (how many events each durable name is behind; those read by
-        other processes as of the last call), `links` and `caches`.
+        Counters by name (`published`, `delivered`, `dropped_queue_full`, `gaps`, …; a counter that is 0 may be absent),
+        and groups: `queues`, `latency`, `log`, `cursors` (the lag of each durable subscription in events; for those of
+        other processes, as of the last call), `links` and `caches`.
         """
         return snapshot(self._node)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this bus consists of: its mode, its log and its transports; never a secret."""
+        """Return the mode, the log and the transports of this bus, without secrets."""
         return self._node.diagnostics()
 
     @property
     def zenoh(self) -> Any:
-        """The Zenoh session of this bus, for code that speaks Zenoh itself."""
+        """The Zenoh session of this bus, for code that uses Zenoh directly."""
         self._node.check_open("use its Zenoh session")
         assert self._node.network is not None
         fabrics = [*self._node.network.embedded, *(link.fabric for link in self._node.network.links)]

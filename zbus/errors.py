@@ -1,33 +1,33 @@
-"""Every error of zbus, in one tree. Each says what is true of the data now, and what to do next.
+"""The errors of zbus, in one tree. Each says what is true of the data now, and what to do next.
 
     ZbusError
-    ├── ConfigInvalid        nothing was opened: fix the field
-    ├── BusClosed            nothing was stored or sent: open a bus again
-    ├── EventInvalid         never stored: fix the call
-    │   ├── KeyInvalid         the key or key expression is not legal
-    │   ├── EventTooLarge      over a size limit
-    │   └── PayloadInvalid     the payload does not fit the type asked for
-    │       └── SchemaInvalid    the payload does not fit the schema that is registered for its key
-    ├── SchemaError          not registered: what was in force before still is
-    │   └── SchemaConflict     it would refuse what the one in force accepts: change it, or force it
-    ├── LogError             outcome unknown: publish the same events again, identity and all
-    │   ├── LogRequired         this bus keeps no log: open one with a path
-    │   ├── LogReadOnly        not stored: another process owns the log
-    │   ├── LogLocked           not opened: another process owns the log
-    │   ├── LogFull            not stored: free space, then publish again
-    │   ├── LogWriterFailed         the writer stopped for good: restart the process
-    │   ├── LogDamaged         the file is not what was acknowledged: see what is missing
-    │   ├── LogTrimmed         retention removed what was asked for: start later
-    │   └── EventCorrupt       one stored event fails its checksum: skip it on request
-    ├── CursorError          a durable name: in use, unknown, or not usable here
-    ├── TransportError          stored, perhaps not sent to other nodes: it is sent again from the log
-    │   └── TransportUnsupported        this transport cannot do what was asked: choose another, or do without
-    ├── SessionTokenInvalid  nothing was read: have a new token signed
-    ├── RequestError         a question to another node
-    │   ├── NoResponders      nobody answers for the key now
-    │   ├── RequestTimeout     no answer in time: it may or may not have been handled
-    │   └── HandlerFailed      the handler at the far end raised: its error is told
-    └── SubscriberLagged     not seen by this subscriber: replay after `after`
+    ├── ConfigInvalid           nothing was opened: fix the field
+    ├── BusClosed               nothing was stored or sent: open a bus again
+    ├── EventInvalid            not stored: fix the call
+    │   ├── KeyInvalid            the key or key expression is not legal
+    │   ├── EventTooLarge         a size limit is exceeded
+    │   └── PayloadInvalid        the payload does not match the type
+    │       └── SchemaInvalid       the payload violates the schema that is registered for its key
+    ├── SchemaError             not registered: the schema that was active stays active
+    │   └── SchemaConflict        the new schema rejects what the active one accepts: change it, or force it
+    ├── LogError                outcome unknown: put the same events again, with their identity
+    │   ├── LogRequired           this bus has no log: open it with a path
+    │   ├── LogReadOnly           not stored: another process owns the log
+    │   ├── LogLocked             not opened: another process owns the log
+    │   ├── LogFull               not stored: free space, then publish again
+    │   ├── LogWriterFailed       the writer stopped: restart the process
+    │   ├── LogDamaged            acknowledged events are missing from the file: restore it
+    │   ├── LogTrimmed            retention removed the events: start later
+    │   └── EventCorrupt          one stored event fails its checksum: skip it on request
+    ├── CursorError             the durable subscription is in use, unknown, or not possible here
+    ├── TransportError          stored, but perhaps not sent to other nodes: it is sent again from the log
+    │   └── TransportUnsupported  this transport cannot do this: choose another one
+    ├── SessionTokenInvalid     no data was read: get a new token
+    ├── RequestError            a request failed
+    │   ├── NoResponders          no node serves the key
+    │   ├── RequestTimeout        no reply in time: the request may or may not have been handled
+    │   └── HandlerFailed         the remote handler raised an exception
+    └── SubscriberLagged        this subscriber missed events: replay after `after`
 
 Each error pickles, with its fields.
 """
@@ -39,7 +39,7 @@ from typing import Protocol
 
 
 class EventLike(Protocol):
-    """What an error, or decoding, needs to know of an event."""
+    """An event, as errors and decoding see it."""
 
     @property
     def key(self) -> str: ...  # noqa: D102
@@ -52,11 +52,11 @@ class EventLike(Protocol):
 
 
 class ZbusError(Exception):
-    """The root of the tree: `except zbus.ZbusError` catches whatever zbus raises on purpose."""
+    """Base class of every error that zbus raises on purpose."""
 
 
 class ConfigInvalid(ZbusError):
-    """The configuration is wrong or contradicts itself. Nothing was opened."""
+    """Raised when a setting or an argument is invalid, or contradicts another one. Nothing was opened or changed."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
@@ -67,22 +67,22 @@ class ConfigInvalid(ZbusError):
 
 
 class BusClosed(ZbusError):
-    """The bus is closed, or was never opened. Nothing was stored or sent by this call."""
+    """Raised when a closed bus is used, or one that was never opened. This call stored and sent nothing."""
 
     def __init__(self, doing: str) -> None:
         super().__init__(doing)
         self.doing = doing
 
     def __str__(self) -> str:
-        return f"cannot {self.doing}: the bus is not open. Nothing was stored or sent by this call"
+        return f"cannot {self.doing}: the bus is not open; this call stored and sent nothing. Open a bus and retry"
 
 
 class EventInvalid(ZbusError):
-    """The event was refused before anything was stored or sent."""
+    """Base class for events that are rejected before anything is stored or sent."""
 
 
 class KeyInvalid(EventInvalid):
-    """A key (or key expression) that some transport could not carry, so all of them refuse it."""
+    """Raised for a key or key expression that one of the transports could not carry: all of them reject it."""
 
     def __init__(self, key: object, reason: str) -> None:
         super().__init__(key, reason)
@@ -90,22 +90,22 @@ class KeyInvalid(EventInvalid):
 
     def __str__(self) -> str:
         shown = repr(self.key)
-        return f"key {shown if len(shown) <= 120 else shown[:117] + '…'} refused: {self.reason}"
+        return f"key {shown if len(shown) <= 120 else shown[:117] + '…'} rejected: {self.reason}"
 
 
 class EventTooLarge(EventInvalid):
-    """A payload or its headers are over the limit. Refused before it was copied."""
+    """Raised when a payload or its headers exceed the size limit. Nothing was stored."""
 
     def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(what, size_bytes, limit_bytes)
         self.what, self.size_bytes, self.limit_bytes = what, size_bytes, limit_bytes
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.size_bytes:,} bytes is over the limit of {self.limit_bytes:,}; not stored"
+        return f"{self.what} of {self.size_bytes:,} bytes exceeds the limit of {self.limit_bytes:,}; not stored"
 
 
 class PayloadInvalid(EventInvalid):
-    """A payload cannot be encoded, or does not decode to the type asked for."""
+    """Raised when a payload cannot be encoded, or does not decode to the expected type."""
 
     def __init__(self, reason: str, event: EventLike | None = None) -> None:
         super().__init__(reason, event)
@@ -118,10 +118,10 @@ class PayloadInvalid(EventInvalid):
 
 
 class SchemaInvalid(PayloadInvalid):
-    """A payload does not fit the schema that is registered for its key.
+    """Raised when a payload violates the schema that is registered for its key.
 
-    Without `event` it was refused at publish, and not stored. With `event` it was received or stored all the same
-    (by another node, or before the schema was registered): it is passed over here, and reading goes on after it.
+    Without `event`, the payload was rejected on publish and not stored. With `event`, it was stored or received anyway
+    (from another node, or before the schema was registered); it is skipped here, and reading continues after it.
     """
 
     def __init__(
@@ -138,16 +138,16 @@ class SchemaInvalid(PayloadInvalid):
 
     def __str__(self) -> str:
         shown = repr(self.payload[:120]) + ("…" if len(self.payload) > 120 else "")
-        wrong = f"the payload does not fit schema {self.expected_hash} of {self.expression!r}: {self.reason}"
+        wrong = f"the payload violates schema {self.expected_hash} of {self.expression!r}: {self.reason}"
         if self.event is None:
             return f"{self.key!r}: {wrong}; payload: {shown}; not stored"
         if not self.event.offset:
-            return f"event on {self.key!r}: {wrong}; payload: {shown}; it was received, and is not handed over"
+            return f"event on {self.key!r}: {wrong}; payload: {shown}; it was received and is skipped"
         return f"event at offset {self.event.offset} on {self.key!r}: {wrong}; payload: {shown}; the log still has it"
 
 
 class SchemaError(ZbusError):
-    """A schema was not registered or removed. What was in force before still is, and no event was touched."""
+    """Raised when a schema is not registered or removed. The active schema stays active, and no event changed."""
 
     def __init__(self, expression: str, reason: str) -> None:
         super().__init__(expression, reason)
@@ -158,7 +158,7 @@ class SchemaError(ZbusError):
 
 
 class SchemaConflict(SchemaError):
-    """A schema would refuse what the one in force accepts. It was not registered; `reasons` say what and where."""
+    """Raised when a new schema rejects what the active one accepts. It was not registered; see `reasons`."""
 
     def __init__(self, expression: str, version: int, expected_hash: str, reasons: Sequence[str]) -> None:
         super().__init__(expression, "; ".join(reasons))
@@ -167,13 +167,16 @@ class SchemaConflict(SchemaError):
 
     def __str__(self) -> str:
         return (
-            f"schema for {self.expression!r}: it refuses what version {self.version} ({self.expected_hash}) accepts: "
-            f"{self.reason}; version {self.version} stays in force. Change it, or register it with force=True"
+            f"schema for {self.expression!r}: it rejects what version {self.version} ({self.expected_hash}) accepts: "
+            f"{self.reason}; version {self.version} stays active. Change the schema, or register it with force=True"
         )
 
 
 class LogError(ZbusError):
-    """The outcome of a commit is unknown. `bus.put` the same events again: none is stored twice."""
+    """Base class for errors of the log, raised itself when the outcome of a commit is unknown.
+
+    Call `bus.put` with the same events again: none of them is stored twice.
+    """
 
     def __init__(self, *fields: object) -> None:
         super().__init__(*fields)
@@ -183,29 +186,29 @@ class LogError(ZbusError):
 
 
 class LogRequired(LogError):
-    """The call needs a log, and this bus keeps none."""
+    """Raised when a call needs a log and this bus has no log."""
 
     def __init__(self, doing: str) -> None:
         super().__init__(doing)
         self.doing = doing
 
     def __str__(self) -> str:
-        return f"{self.doing} needs a log, and this bus keeps none: open it with zbus.open('app.db')"
+        return f"{self.doing} needs a log, and this bus has no log: open it with zbus.open('app.db')"
 
 
 class LogReadOnly(LogError):
-    """This bus reads a log that another process owns. Nothing was stored."""
+    """Raised when a read-only bus publishes. Another process owns the log; nothing was stored."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
 
     def __str__(self) -> str:
-        return f"{self.path} is open read-only here; not stored: publish in the process that owns the log"
+        return f"{self.path} is open read-only here; not stored. Publish in the process that owns the log"
 
 
 class LogLocked(LogError):
-    """Another process owns the log. Nothing was opened or changed."""
+    """Raised when another process owns the log. Nothing was opened or changed."""
 
     def __init__(self, path: str, pid: int) -> None:
         super().__init__(path, pid)
@@ -219,18 +222,18 @@ class LogLocked(LogError):
 
 
 class LogFull(LogError):
-    """No space left. The events were not stored; those stored before are safe and readable."""
+    """Raised when the disk is full. The events were not stored; events stored before are safe and readable."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
 
     def __str__(self) -> str:
-        return f"no space left for {self.path}; not stored. Free space and publish again; readers go on"
+        return f"no space left for {self.path}; not stored. Free space and publish again; reading continues"
 
 
 class LogWriterFailed(LogError):
-    """The writer stopped for good, because the disk no longer keeps its word."""
+    """Raised after a write or fsync failed: the writer has stopped, because the disk may lose what it confirms."""
 
     def __init__(self, path: str, cause: str) -> None:
         super().__init__(path, cause)
@@ -238,13 +241,13 @@ class LogWriterFailed(LogError):
 
     def __str__(self) -> str:
         return (
-            f"the writer of {self.path} stopped for good ({self.cause}). What was acknowledged before is safe; the "
-            "outcome of this event is unknown. Restart the process, check the disk, then put the same events again"
+            f"the writer of {self.path} stopped ({self.cause}). Events acknowledged before are safe; the "
+            "outcome of this event is unknown. Check the disk, restart the process, then put the same events again"
         )
 
 
 class LogDamaged(LogError):
-    """The log is not the one that was acknowledged: truncated, replaced, or damaged."""
+    """Raised when acknowledged events are missing: the log was truncated, replaced or damaged. Nothing was changed."""
 
     def __init__(self, path: str, reason: str, missing: tuple[int, int] | None = None) -> None:
         super().__init__(path, reason, missing)
@@ -253,13 +256,13 @@ class LogDamaged(LogError):
     def __str__(self) -> str:
         gone = f"; missing: offsets {self.missing[0]} to {self.missing[1]}" if self.missing else ""
         return (
-            f"{self.path}: {self.reason}{gone}. Nothing was changed. Restore the file, or go on without what is "
-            f"missing with: zbus log verify {self.path} --accept-loss"
+            f"{self.path}: {self.reason}{gone}. Nothing was changed. Restore the file, or continue without the missing "
+            f"events with: zbus log verify {self.path} --accept-loss"
         )
 
 
 class LogTrimmed(LogError):
-    """Retention removed events that were asked for."""
+    """Raised when retention has removed requested events."""
 
     def __init__(self, after: int, low_water: int) -> None:
         super().__init__(after, low_water)
@@ -268,23 +271,23 @@ class LogTrimmed(LogError):
     def __str__(self) -> str:
         return (
             f"the events after offset {self.after} up to {self.low_water} were removed by retention; "
-            f"what is left starts after offset {self.low_water}"
+            f"the log begins after offset {self.low_water}"
         )
 
 
 class EventCorrupt(LogError):
-    """One stored event fails its checksum. The events around it are not affected."""
+    """Raised when a stored event fails its checksum. Other events are not affected."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(offset, reason)
         self.offset, self.reason = offset, reason
 
     def __str__(self) -> str:
-        return f"event at offset {self.offset} is corrupt ({self.reason}); go past it with skip_corrupt=True"
+        return f"event at offset {self.offset} is corrupt ({self.reason}); skip it with skip_corrupt=True"
 
 
 class CursorError(ZbusError):
-    """A durable name cannot be used. No position was changed."""
+    """Raised when a durable subscription cannot be used. No position was changed."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -295,7 +298,7 @@ class CursorError(ZbusError):
 
 
 class TransportError(ZbusError):
-    """Other nodes cannot be reached. With a log the events are kept and sent again."""
+    """Raised when other nodes cannot be reached. With a log, events are kept and sent later."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -306,18 +309,18 @@ class TransportError(ZbusError):
 
 
 class TransportUnsupported(TransportError):
-    """The transport cannot do this. Nothing was sent, and nothing else changed."""
+    """Raised when a transport lacks a capability. Nothing was sent or changed."""
 
     def __init__(self, transport: str, capability: str) -> None:
-        super().__init__(f"the transport {transport} cannot do this: {capability}")
+        super().__init__(f"the transport {transport} does not support {capability}")
         self.args = (transport, capability)
         self.transport, self.capability = transport, capability
 
 
 class SessionTokenInvalid(ZbusError):
-    """A token does not open a session: it is none, was changed, has expired, or is of another secret. Nothing was read.
+    """Raised when a session token is malformed, tampered with, expired, or signed with another secret.
 
-    The token itself is not told.
+    No data was read. The message does not contain the token.
     """
 
     def __init__(self, reason: str) -> None:
@@ -325,37 +328,37 @@ class SessionTokenInvalid(ZbusError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"the session token is refused: {self.reason}. Nothing was read; have a new one signed: session.token()"
+        return f"the session token is rejected: {self.reason}; no data was read. Get a new one with session.token()"
 
 
 class RequestError(ZbusError):
-    """A question to another node was not answered as it should."""
+    """Base class for errors of `bus.request`."""
 
 
 class NoResponders(RequestError):
-    """Nobody answers for the key now, or the one who did went away at that very moment, before it answered."""
+    """Raised when no node serves the key, or when the serving node disconnected before it replied."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
 
     def __str__(self) -> str:
-        return f"nobody answers for {self.key!r} now. Start what serves it, and ask again"
+        return f"no responders for {self.key!r}. Start a node that serves it, then send the request again"
 
 
 class RequestTimeout(RequestError):
-    """No answer came in time. It is not known whether the question was handled."""
+    """Raised when no reply arrives in time. The request may or may not have been handled."""
 
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(key, timeout_s)
         self.key, self.timeout_s = key, timeout_s
 
     def __str__(self) -> str:
-        return f"no answer for {self.key!r} within {self.timeout_s:g} s; it may or may not have been handled"
+        return f"no reply for {self.key!r} within {self.timeout_s:g} s; the request may or may not have been handled"
 
 
 class HandlerFailed(RequestError):
-    """The handler at the far end raised. `kind` is the name of its error's type."""
+    """Raised when the remote handler raised. `kind` is the name of its exception, `reason` its text."""
 
     def __init__(self, key: str, kind: str, reason: str) -> None:
         super().__init__(key, kind, reason)
@@ -366,10 +369,10 @@ class HandlerFailed(RequestError):
 
 
 class SubscriberLagged(ZbusError):
-    """A subscriber's queue overflowed. Reading goes on with the next event after the gap.
+    """Raised when the queue of a subscriber overflowed. Reading continues with the next event after the gap.
 
-    With a log nothing is lost: `bus.replay(*sub.key_exprs, after=error.after, until=error.until)`
-    yields what was missed. If this node's log does not have the events (`until` is 0), they are gone, and counted.
+    With a log, nothing is lost: `bus.replay(*sub.key_exprs, after=error.after, until=error.until)` yields the missed
+    events. If the log of this node does not have them (`until` is 0), they are lost, and counted.
     """
 
     def __init__(self, keys: Sequence[str], missed: int, after: int, until: int, queue_events: int) -> None:
@@ -381,4 +384,4 @@ class SubscriberLagged(ZbusError):
         start = f"subscriber on {', '.join(self.keys)} fell behind its queue of {self.queue_events} events and missed "
         if self.until:
             return f"{start}{self.missed}; replay after offset {self.after} until {self.until}"
-        return f"{start}{self.missed}; there is no log to replay them from"
+        return f"{start}{self.missed}; this node has no log to replay them from"

@@ -1,21 +1,22 @@
-"""The event: what is published, stored, carried and handed to subscribers."""
+"""The event, as it is published, stored, carried and handed to subscribers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from .errors import CursorError
 from .headers import CONTENT_TYPE, CORRELATION_ID, NO_HEADERS, SCHEMA, TRACEPARENT
 from .payload import decode_payload
+from .util.renamed import unknown_attribute
 
 T = TypeVar("T")
 
 
 class DeliveryHandle:
-    """What an event knows of the subscription that handed it over. It refers to neither queue nor bus."""
+    """The link from an event to the subscription that handed it over. It refers to neither the queue nor the bus."""
 
     __slots__ = ("acknowledge", "schema")
 
@@ -24,7 +25,7 @@ class DeliveryHandle:
 
 
 class Offset(int):
-    """The offset of a published event: an `int` that also says which event it is.
+    """The offset of a published event: an `int` that also carries the identity of the event.
 
     `first` is False if an event of the same identity was stored before, and nothing was stored now.
 
@@ -33,18 +34,18 @@ class Offset(int):
     (13, 7, 0, True)
     """
 
-    # Publishing sets these itself, because a constructor of ours would double what an offset costs.
+    # Publishing sets these itself, because a constructor in Python would double the cost of an offset.
     identity: tuple[int, int]
     first: bool = True
 
     @property
     def publisher_id(self) -> int:
-        """Who published the event."""
+        """The publisher of the event."""
         return self.identity[0]
 
     @property
     def sequence(self) -> int:
-        """Which of the publisher's events it is."""
+        """The number of the event among those of its publisher."""
         return self.identity[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,12 +68,12 @@ class Provenance(msgspec.Struct, array_like=True, frozen=True, gc=False):
     link: str = ""  # the transport over which it arrived
 
 
-# Not tracked by the garbage collector: events are many, and no cycle leads through one.
+# Not tracked by the garbage collector: there are many events, and none is part of a cycle.
 class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One event. Identity is (`publisher_id`, `sequence`), on every node and every transport.
 
-    `offset` is the position in the log it was read from, and 0 where there is none;
-    `published_at` is Unix time in nanoseconds; `payload` is bytes.
+    `offset` is the position in the log that the event was read from, or 0 without a log; `published_at` is Unix time
+    in nanoseconds; `payload` is bytes.
 
     >>> event = Event(7, 0, 1_700_000_000_000_000_000, "shop/orders/created", b'{"id": 1}')
     >>> event.topic, event.decode(dict)
@@ -87,7 +88,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     headers: Mapping[str, str] = NO_HEADERS
     offset: int = 0
     provenance: Provenance | None = None  # None if a publisher of this node published it
-    _receipt: DeliveryHandle | None = None
+    _handle: DeliveryHandle | None = None
 
     @property
     def topic(self) -> str:
@@ -96,7 +97,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """(publisher_id, sequence): the same wherever the event is seen."""
+        """(publisher_id, sequence), the same on every node."""
         return self.publisher_id, self.sequence
 
     @property
@@ -105,13 +106,18 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.headers.get(CORRELATION_ID)
 
     @property
-    def trail(self) -> str:
-        """What ties records to this event: its correlation id, or its identity where it has none."""
+    def correlation(self) -> str:
+        """The id that log records about this event carry: its correlation id, or else its identity."""
         return self.correlation_id or f"{self.publisher_id:x}-{self.sequence}"
+
+    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute("'Event' object", name, {"trail": "correlation"})
 
     @property
     def content_type(self) -> str | None:
-        """The `content-type` header; None stands for plain bytes."""
+        """The `content-type` header, or None for plain bytes."""
         return self.headers.get(CONTENT_TYPE)
 
     @property
@@ -129,22 +135,23 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     @overload
     def decode(self, type_: type[T]) -> T: ...
     def decode(self, type_: Any = None) -> Any:
-        """The payload as `type_`: a pydantic model, dataclass, msgspec struct, dict, list, str, bytes, …
+        """Return the payload as `type_`: a pydantic model, dataclass, msgspec struct, dict, list, str, bytes, …
 
-        Without an argument: as the subscription's `schema`, or by the content type. Raises `PayloadInvalid`.
+        The default is the subscription's `schema`, or else the content type. Raises `PayloadInvalid` if the payload
+        does not match.
         """
-        if type_ is None and self._receipt is not None:
-            type_ = self._receipt.schema
+        if type_ is None and self._handle is not None:
+            type_ = self._handle.schema
         return decode_payload(self, type_)
 
     async def ack(self) -> None:
-        """Acknowledge this event and all before it: none of them is seen again by this durable name.
+        """Acknowledge this event and all before it. They are not redelivered to this durable subscription.
 
-        Returns once that is on disk. Cancelled, the acknowledgement may or may not have happened.
+        Returns when the acknowledgement is on disk. If cancelled, it may or may not have been stored.
         """
-        if self._receipt is None or self._receipt.acknowledge is None:
-            raise CursorError("", "this event did not come from a durable subscription; nothing to acknowledge")
-        await self._receipt.acknowledge(self.offset)
+        if self._handle is None or self._handle.acknowledge is None:
+            raise CursorError("", "this event is not from a durable subscription; there is nothing to acknowledge")
+        await self._handle.acknowledge(self.offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
@@ -160,17 +167,17 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         ) and dict(self.headers) == dict(other.headers)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other  # the base class has one of its own, by identity
+        return not self == other  # the base class would compare identities
 
     def __hash__(self) -> int:
         return hash((self.publisher_id, self.sequence))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The subscription stays behind: an event crosses processes as plain data.
+        # Without its subscription: an event crosses processes as plain data.
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
         return Event, (*fields, dict(self.headers), self.offset)
 
-    def _with(self, receipt: DeliveryHandle) -> Event:
-        """The same event, as one subscription hands it over."""
+    def _with(self, handle: DeliveryHandle) -> Event:
+        """Return the same event, linked to the subscription that hands it over."""
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
-        return Event(*fields, self.headers, self.offset, self.provenance, receipt)
+        return Event(*fields, self.headers, self.offset, self.provenance, handle)

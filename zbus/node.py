@@ -1,6 +1,6 @@
 """The node under a bus: its log, its packages and its threads, opened and closed together.
 
-`bus.py` is what users call. The node creates each part once and gives it the narrow thing that it needs.
+`bus.py` is the API. The node creates each part once and passes it only what it needs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -23,7 +24,7 @@ from .errors import BusClosed, ConfigInvalid, LogReadOnly, LogRequired, Transpor
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
-from .observe.burst_records import tell_published
+from .observe.burst_records import record_published
 from .observe.record_feed import RecordFeed
 from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
@@ -51,7 +52,7 @@ READ_THREADS = 2
 
 
 class Ports(Protocol):
-    """Turns settings into implementations. `zbus.plugins` does it by entry point; a simulator passes its own."""
+    """Turns settings into implementations. `zbus.plugins` finds them by entry point; a simulator passes its own."""
 
     def open_log(self, config: BusConfig) -> Log | None:
         """Open the log."""
@@ -86,7 +87,7 @@ class Node:
         self.network: Network | None = None
         self.requests: Requests | None = None
         self.tracing: Tracing | None = None  # decided when the node starts
-        self.validators: Validators | None = None  # None if no schema is registered: nothing else is looked at then
+        self.validators: Validators | None = None  # None if no schema is registered, so that nothing has to be checked
         self.validates = config.validate_schemas
         self.stats = Stats()
         self.count = self.stats.count
@@ -135,7 +136,7 @@ class Node:
             level = logging.getLevelName(self.config.system_events.upper())
             self._record_feed = RecordFeed(level, self._send_records, self.count, self.runtime)
         if self.log is not None and self.commits is not None:
-            self.log.take_errands(ProxiedWrites(self.entry).take)
+            self.log.accept_proxied_writes(ProxiedWrites(self.entry).take)
         record(BUS_STARTED, **self.diagnostics())
 
     async def aclose(self) -> None:
@@ -201,8 +202,8 @@ class Node:
             await self.link(url)
             new = network.links[len(old) :]
             try:
-                if network.answers.serves:
-                    network.check_answering(new)
+                if network.request_server.serves:
+                    network.check_requests_supported(new)
             except TransportUnsupported:  # the new transport cannot carry the requests that are served here
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)
@@ -216,7 +217,7 @@ class Node:
         deadline = asyncio.get_running_loop().time() + timeout_s
         diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
         for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
-            self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, also if the log hangs
+            self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, even if the log hangs
         try:
             async with asyncio.timeout(timeout_s / 2):
                 if self.commits is not None:
@@ -240,8 +241,8 @@ class Node:
             self._record_feed.close()
         if self.network is not None:
             diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self._stop(self.network, left / 4)
-        # Joining threads may take a moment: not on the loop, and not on the threads that are joined. A daemon, so
-        # that an interrupt at this very moment leaves nothing that the process would wait for.
+        # Joining threads may take some time, so it is done neither on the loop nor on the threads that are joined. The
+        # thread is a daemon, so that after an interrupt here the process does not wait for it.
         released, calls = asyncio.Event(), Calls(asyncio.get_running_loop())
 
         def release() -> None:
@@ -271,7 +272,7 @@ class Node:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    # What the bus asks.
+    # Called by the bus.
 
     @property
     def is_open(self) -> bool:
@@ -304,16 +305,16 @@ class Node:
             raise BusClosed(doing)
 
     def need_log(self, doing: str) -> Log:
-        """Return the log. Raises `LogRequired` if this bus has none."""
+        """Return the log. Raises `LogRequired` if this bus has no log."""
         if self.log is None:
             raise LogRequired(doing)
         return self.log
 
     def need_network(self, doing: str) -> Network:
-        """Return the network of an open bus. Raises `ConfigInvalid` if the bus is read-only and so has none."""
+        """Return the network of an open bus. Raises `ConfigInvalid` if the bus is read-only."""
         self.check_open(doing)
         if self.network is None:
-            raise ConfigInvalid("transport", "a bus that is read-only has none")
+            raise ConfigInvalid("transport", "a read-only bus has no transport")
         return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -338,6 +339,7 @@ class Node:
         self,
         *key_exprs: str,
         start: Start = "new",
+        after: int | datetime | None = None,
         durable: str | None = None,
         queue_events: int = 1000,
         overflow: Overflow | None = None,
@@ -346,11 +348,12 @@ class Node:
         """Open a subscription; see `Bus.subscribe`."""
         self.check_open("subscribe")
         keys, reader = KeySet(key_exprs), self.reader
-        policy = check_options(reader, start, durable, queue_events, overflow)
+        policy = check_options(reader, start, after, durable, queue_events, overflow)
         return EventSubscriber(
             self,
             keys,
             start=start,
+            after=after,
             durable=durable,
             queue_events=queue_events,
             overflow=policy,
@@ -370,7 +373,7 @@ class Node:
         return cache
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this node consists of."""
+        """Return the mode, the log and the transports of this node, without secrets."""
         found: dict[str, Any] = {
             "pid": self.runtime.pid(),
             "mode": self.config.mode,
@@ -388,7 +391,7 @@ class Node:
             with suppress(RuntimeError):  # the executor was shut down
                 self._listing = self._executor.submit(self._list_cursors)
 
-    # What the packages and the caches ask.
+    # Called by the packages and the caches.
 
     @property
     def close_timeout_s(self) -> float:
@@ -420,7 +423,7 @@ class Node:
         """Return whether a full subscription wants one of the keys, or too many bytes await commit or sending."""
         if self.commits in reasons or self.network in reasons:
             return True
-        return any(not reasons.isdisjoint(self.dispatcher.router.routes(key)) for key in keys)
+        return any(not reasons.isdisjoint(self.dispatcher.trie.routes(key)) for key in keys)
 
     def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
         """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
@@ -429,7 +432,7 @@ class Node:
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
         if wanted(logging.DEBUG):
-            tell_published(rows)
+            record_published(rows)
         dispatcher.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)

@@ -16,6 +16,6 @@ subscription work as anywhere in zbus.
 `zmq://HOST?advertise=NAME&store=DIR` sets where publishers listen (loopback by default), the address that
 they advertise, and the directory of the discovery files; `zmq://broker?xsub=…&xpub=…` goes through brokers.
 
-Limits of this wire: headers are dropped (counted as `headers_left_out`), times have millisecond precision, keys
+Limits of this wire: headers are dropped (counted as `headers_dropped`), times have millisecond precision, keys
 have 2 to 4 segments, and there are no requests and no repair of gaps.
 """

@@ -14,7 +14,7 @@ import zmq
 from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_CONNECT_FAILED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_CONNECT_FAILED, TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.io.io_thread import IoThread
@@ -93,7 +93,7 @@ class PublisherSources:
         self.by_endpoint: dict[str, PublisherSource] = {}
 
     def found(self, channels: Mapping[str, Channel]) -> None:
-        """Take over the records that exist now."""
+        """Replace the known records with these."""
         gone = self._channels.keys() - channels.keys() - self._gone.keys()
         if gone:
             self._gone.update(dict.fromkeys(gone, time.monotonic() + DRAIN_S))
@@ -142,11 +142,11 @@ class PublisherSources:
         for endpoint, topics in needed.items():
             try:
                 source = self.by_endpoint.get(endpoint) or self._open(endpoint)
-            except zmq.ZMQError as error:  # such as too many open files
+            except zmq.ZMQError as error:  # for example, too many open files
                 if not self._retrying:
                     self._retrying = True
                     self._io.later(RETRY_S, self._retry)
-                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
                 continue
             source.subscribe(topics)
 
@@ -167,7 +167,7 @@ class PublisherSources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._counts.tell(FABRIC_INPUT_REFUSED, code_of(error), source.endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

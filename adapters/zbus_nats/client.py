@@ -39,25 +39,25 @@ class DirectParser(Parser):
     def __init__(self, nc: Any, sinks: dict[bytes, Sink]) -> None:
         super().__init__(nc)
         self._sinks = sinks
-        self._wanted = 0  # so many bytes must be there before the message at the start is whole
+        self._needed_bytes = 0  # so many bytes must be there before the message at the start is whole
 
     def reset(self) -> None:
         """Forget a half-read message."""
         super().reset()
-        self._wanted = 0
+        self._needed_bytes = 0
 
     async def parse(self, data: bytes = b"") -> None:
         """Take bytes from the socket."""
         if self.state == AWAITING_CONTROL_LINE:
             if self.buf:
                 self.buf.extend(data)
-                if len(self.buf) < self._wanted:
+                if len(self.buf) < self._needed_bytes:
                     return
                 data = bytes(self.buf)
                 self.buf.clear()
-            self._wanted = 0
+            self._needed_bytes = 0
             taken = self._direct(data)
-            if self._wanted:  # a message of ours has not come to its end
+            if self._needed_bytes:  # a message of ours has not come to its end
                 self.buf.extend(memoryview(data)[taken:])
                 return
             data = data[taken:]
@@ -84,7 +84,7 @@ class DirectParser(Parser):
             start = found.end()
             end = start + int(length)
             if end + 2 > size:
-                self._wanted = end + 2 - at
+                self._needed_bytes = end + 2 - at
                 break
             if headers_length is None:
                 sink(subject, reply or b"", data[start:end], None)

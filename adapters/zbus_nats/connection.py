@@ -16,7 +16,7 @@ import nats.errors
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_DISCONNECTED, FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_DISCONNECTED, TRANSPORT_INPUT_REJECTED
 from zbus.util.loop_thread import LoopEnded, LoopThread
 
 from .client import DirectClient
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class NatsConnection:
-    """Open it, then use it from any thread. `on_lost` and `on_found` are called on its own thread."""
+    """Open it, then use it from any thread. `on_lost` and `on_connected` are called on its own thread."""
 
     def __init__(self, options: NatsOptions, fabric: str) -> None:
         self.options, self.fabric = options, fabric
@@ -44,8 +44,8 @@ class NatsConnection:
         self._thread = LoopThread("zbus-nats", self._live)
         self.loop = self._thread.loop
         self._outgoing = OutgoingMessages(self.loop, options)
-        self._upkeep = Reconnect(options, fabric, self.counts, self._outgoing, self._thread.stopping)
-        self.on_lost, self.on_found = self._upkeep.on_lost, self._upkeep.on_found
+        self._reconnect = Reconnect(options, fabric, self.counts, self._outgoing, self._thread.stopping)
+        self.on_lost, self.on_connected = self._reconnect.on_lost, self._reconnect.on_connected
         self._closed = False
 
     @property
@@ -66,14 +66,14 @@ class NatsConnection:
     @property
     def client(self) -> DirectClient | None:
         """The client of now. On the connection's own thread only."""
-        return self._upkeep.client
+        return self._reconnect.client
 
     def open(self) -> NatsConnection:
         """Connect, or raise `TransportError` after `connect_timeout_s`."""
         try:
             self.options.check_files()
             self._thread.start()
-            self._upkeep.opened.result(self.options.connect_timeout_s + CLOSE_S)
+            self._reconnect.opened.result(self.options.connect_timeout_s + CLOSE_S)
         except BaseException as error:
             self.close()
             if isinstance(error, TimeoutError):
@@ -120,18 +120,18 @@ class NatsConnection:
 
     def diagnostics(self) -> dict[str, Any]:
         """The state of the connection; no secret is in it."""
-        upkeep, lost_at = self._upkeep, self._upkeep.lost_at
+        reconnect, lost_at = self._reconnect, self._reconnect.lost_at
         return {
             "connected": self.connected,
-            "server": upkeep.server,
-            "servers": list(upkeep.servers),
+            "server": reconnect.server,
+            "servers": list(reconnect.servers),
             "tls": self.options.wants_tls,
-            "reconnects": upkeep.reconnects,
+            "reconnects": reconnect.reconnects,
             "disconnected_s": 0.0 if lost_at is None else round(time.monotonic() - lost_at, 3),
-            "last_error": upkeep.last_error,
+            "last_error": reconnect.last_error,
             "max_payload": self.max_payload,
             "pending_bytes": self._outgoing.pending_bytes,
-            "subscriptions": len(upkeep.table),
+            "subscriptions": len(reconnect.table),
             "counts": self.counts.snapshot(),
         }
 
@@ -149,19 +149,19 @@ class NatsConnection:
 
     async def _live(self) -> None:
         try:
-            await self._upkeep.run()
+            await self._reconnect.run()
         except Exception as error:  # nothing is expected here; whoever waits must not wait for nothing
             self._outgoing.stop()
-            if not self._upkeep.opened.done():
-                self._upkeep.opened.set_exception(error)
+            if not self._reconnect.opened.done():
+                self._reconnect.opened.set_exception(error)
             else:
-                self.counts.tell(FABRIC_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
+                self.counts.report(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
 
     async def _change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None]
     ) -> list[int]:
-        client, table = self.client, self._upkeep.table
-        added = {next(self._upkeep.sids): each for each in add}
+        client, table = self.client, self._reconnect.table
+        added = {next(self._reconnect.sids): each for each in add}
         phase(HandoverPhase.BOTH_BEGIN)
         table.update(added)
         try:
@@ -182,8 +182,11 @@ class NatsConnection:
                 await unless_gone(client, client.flush(FLUSH_S))
         except VENDOR_ERRORS as error:
             # A connection that is gone is replaced, and the next one begins with the table.
-            self.counts.tell(
-                FABRIC_INPUT_REFUSED, "subscribe_unconfirmed", self._upkeep.server, error=describe(error, self.options)
+            self.counts.report(
+                TRANSPORT_INPUT_REJECTED,
+                "subscribe_unconfirmed",
+                self._reconnect.server,
+                error=describe(error, self.options),
             )
         finally:
             self._remove(remove)
@@ -193,7 +196,7 @@ class NatsConnection:
     def _remove(self, sids: Sequence[int]) -> None:
         client = self.client
         for sid in sids:
-            self._upkeep.table.pop(sid, None)
+            self._reconnect.table.pop(sid, None)
             if client is not None:
                 client.forget(sid)
         if client is not None and client.is_connected:  # perhaps another one than at the start

@@ -24,7 +24,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import TransportError
-from zbus.observe.records import FABRIC_INPUT_REFUSED, record
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record
 from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 
@@ -53,16 +53,16 @@ class Consumer:
         self.created = ""  # when the stream was made: another one of the same name is another stream
         self.recreated = 0
         self.healthy = False
-        self.wanted = False  # somebody listens
+        self.listening = False  # somebody listens
         self._inbox = f"{INBOX_PREFIX}{secrets.token_hex(11)}"
         self._epoch = 0  # answers to requests of an earlier one no longer count
         self._left = 0  # messages asked for and not yet come
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
         self._handed = 0  # the last stream sequence handed over
         self._next = 0  # the number that the consumer gives to its next delivery
         self._stored = Mailbox[tuple[str, int]](connection.loop, self._send_acks)
-        self._troubled = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------
@@ -84,11 +84,11 @@ class Consumer:
 
     # -- the connection's thread -----------------------------------------------------------------------------
 
-    async def look(self, client: DirectClient) -> None:
+    async def find_stream(self, client: DirectClient) -> None:
         """Learn which stream this is; raise `TransportError` where there is none."""
         try:
-            answer = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
-            found = json.loads(answer.data)
+            reply = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
+            found = json.loads(reply.data)
             if "error" in found:
                 raise TransportError(f"stream {self.stream!r}: {str(found['error'].get('description'))[:200]}")
             created = str(found["created"])
@@ -102,22 +102,22 @@ class Consumer:
 
     def start(self) -> None:
         """Begin to pull, or go on with it."""
-        self.wanted = True
-        self._troubled.set()
+        self.listening = True
+        self._changed.set()
         if self._task is None:
-            self._connection.on_lost.append(lambda: self._trouble("the connection is gone"))
-            self._connection.on_found.append(self._troubled.set)
+            self._connection.on_lost.append(lambda: self._lose("the connection is gone"))
+            self._connection.on_connected.append(self._changed.set)
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
         """Nobody listens now."""
-        if self.wanted:
-            self.wanted = False
-            self._trouble("nobody listens")
+        if self.listening:
+            self.listening = False
+            self._lose("nobody listens")
 
     def again(self) -> None:
         """What was handed over last was not taken: begin again after what is stored."""
-        self._trouble("a message was not taken")
+        self._lose("a message was not taken")
 
     @property
     def subscription(self) -> Subscribed:
@@ -132,17 +132,17 @@ class Consumer:
                 pauses.reset()
                 await self._watch()
             except (TransportError, *VENDOR_ERRORS) as error:
-                self._counts.tell(
-                    FABRIC_INPUT_REFUSED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
+                self._counts.report(
+                    TRANSPORT_INPUT_REJECTED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
             await asyncio.sleep(pauses.next())
 
     async def _set_up(self) -> None:
-        while self._connection.client is None or not self.wanted:
-            self._troubled.clear()
-            await self._troubled.wait()
+        while self._connection.client is None or not self.listening:
+            self._changed.clear()
+            await self._changed.wait()
         client = self._connection.client
-        await self.look(client)
+        await self.find_stream(client)
         context = client.jetstream(timeout=API_S)
         stored = min(self._unacknowledged, default=self._handed + 1) - 1
         try:
@@ -176,8 +176,8 @@ class Consumer:
         self._next = delivered + 1
         self._epoch += 1
         self._left = 0
-        self._troubled.clear()
-        self._heard_at = asyncio.get_running_loop().time()
+        self._changed.clear()
+        self._last_received_at = asyncio.get_running_loop().time()
         self.healthy = True
         record(JETSTREAM_CONSUMER_READY, stream=self.stream, durable=self.durable, recreated=self.recreated)
         self._pull()
@@ -188,28 +188,28 @@ class Consumer:
         while self.healthy:
             try:
                 async with asyncio.timeout(patience_s / 2):  # `wait_for` may lose a cancellation before Python 3.12
-                    await self._troubled.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 self._pull()
-                if self._left and loop.time() - self._heard_at > patience_s:
-                    self._trouble("asked, and silent")
+                if self._left and loop.time() - self._last_received_at > patience_s:
+                    self._lose("asked, and silent")
             else:
-                self._troubled.clear()
+                self._changed.clear()
 
-    def _trouble(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         healthy, self.healthy = self.healthy, False
         if healthy and not self._connection.closed:
             fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable, "reason": reason}
             record(JETSTREAM_CONSUMER_LOST, logging.WARNING, **fields)
-            self._counts.note("consumer_lost")
-        self._troubled.set()
+            self._counts.add("consumer_lost")
+        self._changed.set()
 
     def _pull(self) -> None:
         """Ask for more while little is on its way and there is room for it."""
         options = self._options
-        room = options.unacknowledged_max - len(self._unacknowledged) - self._left
-        batch = min(options.batch, room)
-        if not (self.healthy and self.wanted) or batch <= 0 or self._left > options.batch // 2:
+        capacity = options.unacknowledged_max - len(self._unacknowledged) - self._left
+        batch = min(options.batch, capacity)
+        if not (self.healthy and self.listening) or batch <= 0 or self._left > options.batch // 2:
             return
         expires_ns = int(options.idle_timeout_s / 2 * 1e9)
         request = {"batch": batch, "expires": expires_ns, "idle_heartbeat": expires_ns // 3}
@@ -224,21 +224,21 @@ class Consumer:
         # A message comes under the subject it was stored with; only the server's own words come under the inbox.
         if not reply.startswith(b"$JS.ACK."):
             if subject.endswith(b".%d" % self._epoch):
-                self._heard_at = asyncio.get_running_loop().time()
+                self._last_received_at = asyncio.get_running_loop().time()
                 self._status(headers or b"")
             return
         place = read_place(reply)
         if place is None:
-            self._counts.tell(FABRIC_INPUT_REFUSED, "acknowledgement_malformed", self.stream)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
             return
         if not self.healthy:
             return  # it comes again, in its place
         sequence, number, published_at, times = place
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
         self._left = max(0, self._left - 1)
         if number != self._next or times > 1 or sequence <= self._handed:
-            self._counts.note("delivered_out_of_order")
-            self._trouble("a delivery out of order")
+            self._counts.add("delivered_out_of_order")
+            self._lose("a delivery out of order")
             return
         self._next += 1
         self._handed = sequence
@@ -257,7 +257,7 @@ class Consumer:
             self._pull()
             return
         text = (found[2] or b"").decode(errors="replace") if found else ""
-        self._trouble(f"{code.decode()} {text}".strip() or "an answer that is none")
+        self._lose(f"{code.decode()} {text}".strip() or "an answer that is none")
 
     def _send_acks(self, stored: list[tuple[str, int]]) -> None:
         commands = []
@@ -269,11 +269,11 @@ class Consumer:
             if commands:
                 self._connection.send(commands)
         except TransportError:
-            self._counts.note("acknowledgement_unsent")  # it comes again, and is acknowledged then
+            self._counts.add("acknowledgement_unsent")  # it comes again, and is acknowledged then
         self._pull()
 
     def _publish(self, subject: bytes, data: bytes, reply: bytes) -> None:
         try:
             self._connection.send([b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)])
         except TransportError:
-            self._trouble("the connection is gone")
+            self._lose("the connection is gone")

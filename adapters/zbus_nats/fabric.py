@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, TransportError
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 
 from .connection import NatsConnection
 from .listener import NatsListener
@@ -17,7 +17,7 @@ from .requests import NatsRequests
 from .subjects import encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
@@ -42,7 +42,7 @@ class NatsFabric:
     def __init__(self, options: NatsOptions) -> None:
         self.trust = options.trust
         self.connection = NatsConnection(options, self.name)
-        self._asks = NatsRequests(self.connection, options.assembly_bytes_max)
+        self._requests = NatsRequests(self.connection, options.assembly_bytes_max)
         self._listener = NatsListener(self.connection, options.assembly_bytes_max)
         self.connection.open()
 
@@ -72,20 +72,20 @@ class NatsFabric:
         """Whether there is a connection: NATS does not tell who listens."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Answer questions for these keys, one of all nodes that do."""
-        self._asks.answer(keys, asked)
+        self._requests.serve(keys, on_request)
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Ask one of those who answer for `key`; `timeout_s` is for all of its replies together."""
-        return self._asks.ask(key, payload, heard, timeout_s)
+        return self._requests.request(key, payload, on_reply, timeout_s)
 
     def check(self, key: str) -> None:
         """Every legal key can be carried."""
 
     def diagnostics(self) -> dict[str, Any]:
         """The connection, and how much is subscribed."""
-        return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._asks.diagnostics()}
+        return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._requests.diagnostics()}
 
     def close(self) -> None:
         """Close the connection, in bounded time."""

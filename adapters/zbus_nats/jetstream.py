@@ -9,15 +9,15 @@ event's identity, which the server uses to store it once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
@@ -31,7 +31,7 @@ from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000
@@ -67,7 +67,7 @@ class JetStreamFabric:
         self._lock = threading.Lock()
         self.connection.open()
         try:
-            self.connection.run(self._look(), SETUP_S)
+            self.connection.run(self._find_stream(), SETUP_S)
             self.connection.change([self._consumer.subscription, self._publishing.subscription], [])
         except TransportError:
             self.close()
@@ -79,12 +79,16 @@ class JetStreamFabric:
         messages = []
         for event, subject in plain_events(frames, counts):
             if event.publisher_id == self._publisher or event.identity in self._received:
-                counts.note("own_not_returned")
+                counts.add("echo_suppressed")
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
             if len(headers) + len(event.payload) > max_payload:
-                counts.tell(
-                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                counts.report(
+                    TRANSPORT_INPUT_REJECTED,
+                    "too_large",
+                    event.key,
+                    size_bytes=len(event.payload),
+                    limit_bytes=max_payload,
                 )
                 continue
             messages.append((subject.encode(), headers, event.payload))
@@ -95,18 +99,18 @@ class JetStreamFabric:
         with self._lock:
             self._receive = receive
             self._keys = KeySet(expressions) if expressions else None
-            self.connection.run(self._wanted(bool(expressions)), SETUP_S)
+            self.connection.run(self._set_listening(bool(expressions)), SETUP_S)
 
     def ready(self, key: str) -> bool:
         """Whether there is a connection."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """A stream answers no questions."""
         if keys:
             raise TransportUnsupported(self.name, "answer questions")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """A stream answers no questions."""
         raise TransportUnsupported(self.name, "ask questions")
 
@@ -132,13 +136,13 @@ class JetStreamFabric:
 
     # -- the connection's thread -----------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _find_stream(self) -> None:
         if self.connection.client is None:
             raise TransportError("there is no connection to a NATS server now")
-        await self._consumer.look(self.connection.client)
+        await self._consumer.find_stream(self.connection.client)
 
-    async def _wanted(self, wanted: bool) -> None:
-        if wanted:
+    async def _set_listening(self, listening: bool) -> None:
+        if listening:
             self._consumer.start()
         else:
             self._consumer.stop()
@@ -151,20 +155,20 @@ class JetStreamFabric:
                 raise SubjectInvalid("not a key")
             key = PLAIN.decode(delivery.subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", source)
+            counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
             delivery.done()
             return
         if keys is None or receive is None:
             self._consumer.stop()
             return  # nobody listens now: it comes again
         if key not in keys:
-            counts.note("not_wanted")
+            counts.add("filtered")
             delivery.done()
             return
         try:
             receive(self._frame(delivery, key), delivery.done)
         except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", source, error=repr(error)[:200])
+            counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
             self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from zbus.keys import KeySet
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import Receive
 from zbus.util.memo import Memo
 
@@ -25,7 +25,7 @@ SUBJECTS_KNOWN_MAX = 20_000
 Convert = Callable[[bytes, bytes, bytes | None], bytes | None]
 
 
-class _Tap:
+class _Subscription:
     """One subscription."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class NatsListener:
         self._spelling, self._convert = spelling, convert
         self._assembler = Assembler(assembly_bytes_max, connection.counts)
         self._filter = _Filter(None, lambda frame, done: None)
-        self._taps: dict[str, _Tap] = {}
-        self._turn = SubscriptionHandover()
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._handover = SubscriptionHandover()
         self._lock = threading.Lock()
         connection.on_lost.append(self._assembler.clear)
 
@@ -65,31 +65,34 @@ class NatsListener:
         subjects = self._spelling.cover(expressions)
         chosen = _Filter(KeySet(expressions) if expressions else None, receive)
         with self._lock:
-            coming = {subject: _Tap() for subject in subjects - self._taps.keys()}
-            leaving = {subject: tap for subject, tap in self._taps.items() if subject not in subjects}
+            coming = {subject: _Subscription() for subject in subjects - self._subscriptions.keys()}
+            leaving = {subject: each for subject, each in self._subscriptions.items() if subject not in subjects}
 
             def enter(phase: HandoverPhase) -> None:
-                self._turn.enter(phase)
+                self._handover.enter(phase)
                 if phase is HandoverPhase.BOTH_BEGIN:
                     self._filter = chosen
                     _assign(coming, leaving)
                 elif phase is HandoverPhase.DONE:
                     _assign(coming, {})
 
-            added = [Subscribed(subject, "", self._sink(tap)) for subject, tap in coming.items()]
-            sids = self._connection.change(added, [tap.sid for tap in leaving.values()], enter)
-            for tap, sid in zip(coming.values(), sids, strict=True):
-                tap.sid = sid
-            self._taps = {subject: tap for subject, tap in (self._taps | coming).items() if subject in subjects}
+            added = [Subscribed(subject, "", self._sink(subscription)) for subject, subscription in coming.items()]
+            sids = self._connection.change(added, [each.sid for each in leaving.values()], enter)
+            for subscription, sid in zip(coming.values(), sids, strict=True):
+                subscription.sid = sid
+            both = self._subscriptions | coming
+            self._subscriptions = {subject: both[subject] for subject in both if subject in subjects}
 
-    def _sink(self, tap: _Tap) -> Sink:
+    def _sink(self, subscription: _Subscription) -> Sink:
         convert = self._convert
 
         def sink(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             chosen = self._filter
             known = chosen.known
-            wanted = known[subject] if subject in known else self._judge(chosen, subject)
-            if not wanted or (tap.old is not None and not self._turn.takes(tap.old, subject, data, headers)):
+            matched = known[subject] if subject in known else self._matches(chosen, subject)
+            if not matched:
+                return
+            if subscription.old is not None and not self._handover.takes(subscription.old, subject, data, headers):
                 return
             frame: bytes | None = data
             if convert is not None:
@@ -101,29 +104,32 @@ class NatsListener:
             try:
                 chosen.receive(frame, None)
             except Exception as error:  # a bug of the receiver must not end the reading of the socket
-                self._counts.tell(
-                    FABRIC_INPUT_REFUSED, "receiver_failed", subject.decode(errors="replace"), error=repr(error)[:200]
+                self._counts.report(
+                    TRANSPORT_INPUT_REJECTED,
+                    "receiver_failed",
+                    subject.decode(errors="replace"),
+                    error=repr(error)[:200],
                 )
 
         return sink
 
-    def _judge(self, chosen: _Filter, subject: bytes) -> bool:
+    def _matches(self, chosen: _Filter, subject: bytes) -> bool:
         if subject.startswith(FOREIGN):
-            self._counts.note("subject_foreign")  # inboxes and the like: each is another one, none is remembered
+            self._counts.add("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
             return False
         try:
             key = self._spelling.decode(subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            self._counts.tell(FABRIC_INPUT_REFUSED, "subject_malformed", subject.decode(errors="replace"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
             return False
-        wanted = chosen.keys is not None and key in chosen.keys
-        chosen.known[subject] = wanted
-        return wanted
+        matched = chosen.keys is not None and key in chosen.keys
+        chosen.known[subject] = matched
+        return matched
 
 
-def _assign(coming: dict[str, _Tap], leaving: dict[str, _Tap]) -> None:
+def _assign(coming: dict[str, _Subscription], leaving: dict[str, _Subscription]) -> None:
     """With none on one side there is nothing to take over: what comes is taken."""
-    for tap in coming.values():
-        tap.old = False if leaving else None
-    for tap in leaving.values():
-        tap.old = True if coming else None
+    for subscription in coming.values():
+        subscription.old = False if leaving else None
+    for subscription in leaving.values():
+        subscription.old = True if coming else None

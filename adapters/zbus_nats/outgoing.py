@@ -43,7 +43,7 @@ class OutgoingMessages:
         """Queue commands, after waiting for room. Any thread but the loop's."""
         with self._changed:
             if self.pending_bytes >= self._options.pending_bytes_max:
-                self._wait_for_room()
+                self._wait_for_capacity()
             self._put(commands)
 
     def post(self, commands: Sequence[bytes]) -> None:
@@ -58,7 +58,7 @@ class OutgoingMessages:
         self.pending_bytes += size
         self._queue.post((commands, size))
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_capacity(self) -> None:
         deadline = time.monotonic() + self._options.send_timeout_s
         while self.connected and self.pending_bytes >= self._options.pending_bytes_max:
             left = deadline - time.monotonic()

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 PART_HEADER = b"Zbus-Part"
 PARTS_MAX = 100_000
 UNFINISHED_MAX = 1_000
 UNFINISHED_S = 30.0
-HEADERS_ROOM = 128  # the header block of a part is shorter than this
+PART_HEADERS_BYTES_MAX = 128  # the header block of a part is shorter than this
 
 _PART = re.compile(rb"\r\nZbus-Part: ([0-9a-f]{16}) (\d{1,6}) (\d{1,6}) (\d{1,12})\r\n")
 
@@ -32,7 +32,7 @@ def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -
         return [b"PUB %b %d\r\n%b\r\n" % (subject, size, data)]
     return [
         publish_headers(subject, headers, part, reply)
-        for headers, part in _cut(data, max(1, max_payload - HEADERS_ROOM))
+        for headers, part in _cut(data, max(1, max_payload - PART_HEADERS_BYTES_MAX))
     ]
 
 
@@ -43,12 +43,12 @@ def publish_headers(subject: bytes, headers: bytes, data: bytes | memoryview = b
     return b"".join((start, data, b"\r\n"))
 
 
-def _cut(data: bytes, room: int) -> Iterator[tuple[bytes, memoryview]]:
+def _cut(data: bytes, part_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
     view, name = memoryview(data), secrets.token_hex(8).encode()
-    count = -(-len(data) // room)
+    count = -(-len(data) // part_bytes)
     for index in range(count):
         headers = b"NATS/1.0\r\n%b: %b %d %d %d\r\n\r\n" % (PART_HEADER, name, index, count, len(data))
-        yield headers, view[index * room : (index + 1) * room]
+        yield headers, view[index * part_bytes : (index + 1) * part_bytes]
 
 
 class _Unfinished:
@@ -78,12 +78,12 @@ class Assembler:
             return data
         name, index, count, total = found[1], int(found[2]), int(found[3]), int(found[4])
         if not 0 <= index < count <= PARTS_MAX or total > self._bytes_max:
-            self._refuse("part_refused", subject)
+            self._refuse("part_rejected", subject)
             return None
         place = (subject, name)
         if index == 0:
             self._drop(place)
-            self._make_room(len(data))
+            self._evict(len(data))
             self._unfinished[place] = _Unfinished(count, total)
         return self._append(place, index, count, total, data)
 
@@ -108,7 +108,7 @@ class Assembler:
         unfinished.moved_at = time.monotonic()
         self.held_bytes += len(data)
         if index < count - 1:
-            self._make_room(0)
+            self._evict(0)
             return None
         if unfinished.size != total:
             self._drop(place)
@@ -117,7 +117,7 @@ class Assembler:
         self.held_bytes -= unfinished.size
         return b"".join(unfinished.chunks)
 
-    def _make_room(self, more: int) -> None:
+    def _evict(self, more: int) -> None:
         """Let go of what stopped coming, and of the oldest while there is too much."""
         limit = time.monotonic() - UNFINISHED_S
         while self._unfinished:
@@ -134,4 +134,4 @@ class Assembler:
             self._refuse("frame_incomplete", place[0])
 
     def _refuse(self, reason: str, subject: bytes) -> None:
-        self._counts.tell(FABRIC_INPUT_REFUSED, reason, subject.decode(errors="replace"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from zbus.event import Event
 from zbus.headers import HEADERS_BYTES_MAX, NO_HEADERS
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 MARK = "zbus-event"
 _MARK_VALUE = re.compile(r"(\d{1,19}) (\d{1,19}) (\d{1,19})")
@@ -31,7 +31,7 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
         return NO_HEADERS, None
     headers: dict[str, str] = {}
     identity = None
-    room = HEADERS_BYTES_MAX
+    capacity = HEADERS_BYTES_MAX
     for line in block.split(b"\r\n")[1:]:
         if not line:
             continue
@@ -39,11 +39,11 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
         if name == MARK:
             identity = _read_identity(value)
             if identity is None:
-                counts.tell(FABRIC_INPUT_REFUSED, "identity_malformed", subject.decode(errors="replace"))
+                counts.report(TRANSPORT_INPUT_REJECTED, "identity_malformed", subject.decode(errors="replace"))
             continue
-        room -= len(line) + 8
-        if not _NAME.fullmatch(name) or _CONTROL.search(value) or room < 0:
-            counts.tell(FABRIC_INPUT_REFUSED, "header_refused", subject.decode(errors="replace"))
+        capacity -= len(line) + 8
+        if not _NAME.fullmatch(name) or _CONTROL.search(value) or capacity < 0:
+            counts.report(TRANSPORT_INPUT_REJECTED, "header_rejected", subject.decode(errors="replace"))
         else:
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
     if identity is not None:  # an event of ours, with the headers that it had
@@ -75,9 +75,9 @@ def write_headers(event: Event, counts: Counters, more: str = "") -> bytes:
     lines = [f"NATS/1.0\r\nZbus-Event: {event.publisher_id} {event.sequence} {event.published_at}\r\n{more}"]
     for name, value in event.headers.items():
         if name == MARK or name.startswith("nats-"):
-            counts.note("header_reserved")
+            counts.add("header_reserved")
         elif not _NAME.fullmatch(name) or _CONTROL.search(value):
-            counts.tell(FABRIC_INPUT_REFUSED, "header_refused", event.key)
+            counts.report(TRANSPORT_INPUT_REJECTED, "header_rejected", event.key)
         else:
             lines.append(f"{name}: {value}\r\n")
     return ("".join(lines) + "\r\n").encode()

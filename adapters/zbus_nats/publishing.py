@@ -9,13 +9,13 @@ import threading
 from collections.abc import Sequence
 
 from zbus.errors import TransportError
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 from .connection import NatsConnection, Subscribed
 from .parts import publish_headers
 from .subjects import INBOX_PREFIX
 
-UNDER_WAY_MAX = 500
+BATCH_MESSAGES_MAX = 500
 
 
 class _Batch:
@@ -42,12 +42,12 @@ class NatsPublishing:
     @property
     def subscription(self) -> Subscribed:
         """Where the server's acknowledgements arrive."""
-        return Subscribed(f"{self._prefix}*", "", self._answered)
+        return Subscribed(f"{self._prefix}*", "", self._acknowledged)
 
     def send(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
         """Publish (subject, header block, payload) in order; raise `TransportError` unless all are stored."""
-        for at in range(0, len(messages), UNDER_WAY_MAX):
-            self._send_some(messages[at : at + UNDER_WAY_MAX])
+        for at in range(0, len(messages), BATCH_MESSAGES_MAX):
+            self._send_some(messages[at : at + BATCH_MESSAGES_MAX])
 
     def _send_some(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
         inbox = f"{self._prefix}{next(self._numbers)}".encode()
@@ -62,7 +62,7 @@ class NatsPublishing:
         if batch.error is not None:
             raise TransportError(f"JetStream did not store it: {batch.error}")
 
-    def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def _acknowledged(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         batch = self._batches.get(subject)
         if batch is None:
             return
@@ -70,19 +70,19 @@ class NatsPublishing:
             batch.fail("no stream takes the subject")
             return
         try:
-            answer = json.loads(data)
+            reply_json = json.loads(data)
         except (ValueError, RecursionError):
-            answer = None
-        if isinstance(answer, dict) and "error" in answer:
-            error = answer["error"]
+            reply_json = None
+        if isinstance(reply_json, dict) and "error" in reply_json:
+            error = reply_json["error"]
             batch.fail(str(error.get("description") if isinstance(error, dict) else error)[:200])
-        elif isinstance(answer, dict) and "seq" in answer:
+        elif isinstance(reply_json, dict) and "seq" in reply_json:
             batch.left -= 1
             if batch.left == 0:
                 batch.settled.set()
         else:
-            self._connection.counts.tell(
-                FABRIC_INPUT_REFUSED, "acknowledgement_malformed", subject.decode(errors="replace")
+            self._connection.counts.report(
+                TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", subject.decode(errors="replace")
             )
             batch.fail("an answer that is none")
 

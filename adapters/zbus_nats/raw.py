@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -31,7 +31,7 @@ from .plain import read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 PUBLISHERS_MAX = 100_000
 RUNS_KEPT = 100
@@ -104,12 +104,16 @@ class RawNatsFabric:
         commands: list[bytes] = []
         for event, subject in plain_events(frames, counts):
             if self._identities.made(event, subject):
-                counts.note("own_not_returned")
+                counts.add("echo_suppressed")
                 continue
             command_headers = write_headers(event, counts)
             if len(command_headers) + len(event.payload) > max_payload:
-                counts.tell(
-                    FABRIC_INPUT_REFUSED, "too_large", event.key, size_bytes=len(event.payload), limit_bytes=max_payload
+                counts.report(
+                    TRANSPORT_INPUT_REJECTED,
+                    "too_large",
+                    event.key,
+                    size_bytes=len(event.payload),
+                    limit_bytes=max_payload,
                 )
                 continue
             commands.append(publish_headers(subject.encode(), command_headers, event.payload))
@@ -124,12 +128,12 @@ class RawNatsFabric:
         """Whether there is a connection: NATS does not tell who listens."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Plain programs ask in their own ways: not through here."""
         if keys:
             raise TransportUnsupported(self.name, "answer questions")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Plain programs answer in their own ways: not through here."""
         raise TransportUnsupported(self.name, "ask questions")
 
@@ -165,7 +169,7 @@ def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counters) -> list[
         try:
             found += [(event, plain_subject(event.key)) for event in unpack(frame)]
         except EventInvalid as error:
-            counts.tell(FABRIC_INPUT_REFUSED, "frame_refused", key, error=str(error)[:200])
+            counts.report(TRANSPORT_INPUT_REJECTED, "frame_rejected", key, error=str(error)[:200])
     return found
 
 

@@ -20,12 +20,12 @@ import nats.errors
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import (
-    FABRIC_CONNECT_FAILED,
-    FABRIC_CONNECTED,
-    FABRIC_DENIED,
-    FABRIC_DISCONNECTED,
-    FABRIC_INPUT_REFUSED,
-    FABRIC_RECONNECTED,
+    TRANSPORT_CONNECT_FAILED,
+    TRANSPORT_CONNECTED,
+    TRANSPORT_DISCONNECTED,
+    TRANSPORT_INPUT_REJECTED,
+    TRANSPORT_PERMISSION_DENIED,
+    TRANSPORT_RECONNECTED,
     record,
 )
 from zbus.util.backoff import Backoff
@@ -62,7 +62,7 @@ class Reconnect:
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
-        self.on_found: list[Callable[[], None]] = []
+        self.on_connected: list[Callable[[], None]] = []
         self.servers = list(options.servers)
         self.server = ""
         self.reconnects = 0
@@ -99,7 +99,7 @@ class Reconnect:
         """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
         self._cause = error
         if "permissions violation" in str(error).lower():
-            self._counts.tell(FABRIC_DENIED, "denied", describe(error, self.options))
+            self._counts.report(TRANSPORT_PERMISSION_DENIED, "permission_denied", describe(error, self.options))
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
         """One connection, from its start to its end; why it could not be made, if so."""
@@ -109,12 +109,12 @@ class Reconnect:
         self._cause = None
         try:
             await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
-            self._found(client, server)
+            self._connected(client, server)
         except Exception as error:  # a bug of the library must not end the attempts
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
             if self.opened.done():
-                self._counts.tell(FABRIC_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
             return cause or error
         closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
         try:
@@ -125,7 +125,7 @@ class Reconnect:
             self._lost(client)
         return None
 
-    def _found(self, client: DirectClient, server: str) -> None:
+    def _connected(self, client: DirectClient, server: str) -> None:
         client.write([client.take(sid, *each) for sid, each in self.table.items()])
         self.client, self.server = client, server
         for found in client.discovered_servers:
@@ -134,14 +134,14 @@ class Reconnect:
                 self.servers.append(address)
         self._outgoing.start(client)
         if not self.opened.done():
-            record(FABRIC_CONNECTED, fabric=self.fabric, server=server)
+            record(TRANSPORT_CONNECTED, transport=self.fabric, server=server)
             self.opened.set_result(None)
         else:
             self.reconnects += 1
             away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
-            record(FABRIC_RECONNECTED, logging.WARNING, fabric=self.fabric, server=server, outage_s=away_s)
+            record(TRANSPORT_RECONNECTED, logging.WARNING, transport=self.fabric, server=server, outage_s=away_s)
         self.lost_at = None
-        self._tell(self.on_found)
+        self._notify(self.on_connected)
 
     def _lost(self, client: DirectClient) -> None:
         self.client = None
@@ -150,17 +150,17 @@ class Reconnect:
             self.lost_at = time.monotonic()
             self.last_error = describe(client.why, self.options)
             fields: dict[str, Any] = {"server": self.server, "error": self.last_error, "unsent_bytes": unsent}
-            record(FABRIC_DISCONNECTED, logging.WARNING, fabric=self.fabric, **fields)
+            record(TRANSPORT_DISCONNECTED, logging.WARNING, transport=self.fabric, **fields)
         if unsent:
-            self._counts.note("unsent_at_disconnect")
-        self._tell(self.on_lost)
+            self._counts.add("unsent_at_disconnect")
+        self._notify(self.on_lost)
 
-    def _tell(self, listeners: list[Callable[[], None]]) -> None:
-        for tell in listeners:
+    def _notify(self, listeners: list[Callable[[], None]]) -> None:
+        for notify in listeners:
             try:
-                tell()
+                notify()
             except Exception as error:  # a bug of a listener must not end the attempts
-                self._counts.tell(FABRIC_INPUT_REFUSED, "receiver_failed", "connection", error=repr(error)[:200])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         with suppress(TimeoutError):

@@ -17,7 +17,7 @@ from functools import lru_cache
 from zbus.errors import KeyInvalid
 from zbus.keys import check_expression
 
-ASK_PREFIX = "@ask."  # no encoded key has a bare '@'
+REQUEST_PREFIX = "@ask."  # no encoded key has a bare '@'
 INBOX_PREFIX = "_INBOX."  # where NATS programs await replies; a key's first segment is never written so
 FOREIGN = (b"_INBOX.", b"@", b"$")  # inboxes, questions, and the server's own subjects
 

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import FABRIC_INPUT_REFUSED
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 
 from .address.options import ZmqOptions
 from .address.topics import MARK, node_of
@@ -149,7 +149,9 @@ class Broker:
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX
             if len(parts) != 1 or message[:1] not in (b"\0", b"\1") or (full and not known):
-                self._counts.tell(FABRIC_INPUT_REFUSED, "subscription_invalid", source_of(parts[0], "a subscriber"))
+                self._counts.report(
+                    TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(parts[0], "a subscriber")
+                )
                 continue
             (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
             if self._pacer.stuck and (found := node_of(message[1:])) is not None:

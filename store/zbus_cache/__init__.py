@@ -1,7 +1,7 @@
-"""The cache of zbus: moka keeps the entries, events let them fall.
+"""The zbus cache: moka stores the entries, and events invalidate them.
 
-A stale entry is never served after the event that outdates it was delivered on this node, and neither is what was
-being loaded when it came.
+After an event was delivered on this node, the cache serves neither an entry that the event invalidated nor a value
+whose load began before the event.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ __all__ = ["FunctionCache", "MokaCache", "open_cache"]
 
 
 def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None) -> MokaCache:
-    """A cache, or with `wrapped` the cache of one function. It works from `begin` on."""
+    """Return a cache, or the cache of one function if `wrapped` is given. It is usable once `begin` was called."""
     return MokaCache(host, name, limits) if wrapped is None else FunctionCache(host, name, limits, *wrapped)

@@ -1,8 +1,8 @@
-"""A cache: moka's entries, loads under way, and the rules by which both fall.
+"""A cache: moka's entries, the loads in flight, and the rules that invalidate both.
 
-An entry is kept only by the load that is still the one of its key when it ends. A rule that lets a key fall takes
-its load out of the books too: those who wait for it get what it read, nobody joins it any more, and it keeps nothing.
-So nothing that was read before an event is served to whoever asks after it.
+A load stores its value only if it is still the registered load of its key when it ends. A rule that invalidates a key
+also unregisters its load: the callers that already wait get the value, no further caller joins, and the value is not
+stored. So a caller that asks after an event never gets a value that was read before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MokaCache:
-    """`bus.cache()`: entries that fall when events say so. Belongs to the event loop of its bus.
+    """`bus.cache()`: entries that events invalidate. Use it only on the event loop of its bus.
 
     todos = bus.cache(ttl=60).invalidate_on("events/Todo/{id}", entry="todo/{id}")
     todo = await todos.load("todo/7", read_todo, 7)
@@ -33,7 +33,7 @@ class MokaCache:
 
     def __init__(self, host: CacheHost, name: str, limits: Limits) -> None:
         self.name, self._host = name, host
-        self._entries, self._fallen = open_entries(limits)
+        self._entries, self._evicted = open_entries(limits)
         self.get, self._counted = reader(self._entries)
         self._loads: dict[Hashable, Load] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -43,25 +43,25 @@ class MokaCache:
         self.loads = self.load_errors = self.invalidations = 0
 
     async def load(self, key: Hashable, loader: Callable[..., Any], *args: Any) -> Any:
-        """The value; on a miss what `loader(*args)` returns, loaded once for all who ask meanwhile.
+        """Return the cached value, or on a miss call `loader(*args)` once for all concurrent callers and cache it.
 
-        An async loader is awaited, a plain one runs on a thread. What it raises, everybody who waits gets, and the
-        next call loads again. Cancelled, the load goes on while others wait for it, and else is cancelled.
+        An async loader is awaited; a plain one runs on a thread. All waiting callers get the exception that the loader
+        raises, and the next call loads again. If cancelled, the load continues as long as another caller waits for it.
         """
         value = self.get(key, MISSING)
         return value if value is not MISSING else await self._load(key, loader, args)
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Keep a value. One that was read before an event and is set after it is stale; `load` sees to that."""
+        """Store a value. A value read before an event and set after it is stale; `load` avoids that."""
         self._check_open("set an entry")
         try:
             self._keep(key, value)
         except TypeError as error:
             raise unhashable(error) from error
-        self._loads.pop(key, None)  # what it read is older than this
+        self._loads.pop(key, None)  # a value that is being loaded is older than this one
 
     def remove(self, key: Hashable) -> None:
-        """Let one entry fall, and what is being loaded for it."""
+        """Invalidate one entry and the load of its key that is in flight."""
         try:
             self._entries.remove(key)
         except TypeError as error:
@@ -69,46 +69,48 @@ class MokaCache:
         self._loads.pop(key, None)
 
     def clear(self) -> None:
-        """Let all entries fall, and what is being loaded."""
+        """Invalidate all entries and all loads in flight."""
         self._loads.clear()
         self._entries.clear()
 
     def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> MokaCache:
-        """Let entries fall when a matching event is delivered here; returns the cache.
+        """Invalidate entries when a matching event is delivered on this node. Returns the cache.
 
-        `entry` names the one that falls: a template over the `{fields}` of the expression, or a callable that gets
-        the event. Without it, or if it returns None, all fall.
+        `entry` names the entry to invalidate: a template with `{fields}` of the expression, or a callable that takes
+        the event and returns the entry's key. If `entry` is None or returns None, all entries are invalidated.
         """
         if self._closed:
             raise BusClosed("add a rule")
-        places = KeyTemplate(expression)
+        template = KeyTemplate(expression)
         if entry is not None and not isinstance(entry, str) and not callable(entry):
             raise ConfigInvalid("entry", f"{entry!r} is neither a template nor a callable")
-        if places.names and entry is None:
-            raise ConfigInvalid("entry", f"{expression!r} has fields, so say which entry falls: entry='…{{field}}…'")
+        if template.names and entry is None:
+            raise ConfigInvalid(
+                "entry", f"{expression!r} has fields: name the entry to invalidate, entry='…{{field}}…'"
+            )
         if entry is None:
-            return self._add(Rule(self, [places.expression], None))
-        key_of = entry if callable(entry) else entry_of(places, entry)
+            return self._add(Rule(self, [template.expression], None))
+        key_of = entry if callable(entry) else entry_of(template, entry)
 
-        def falls(event: Event) -> Iterable[Hashable]:
+        def keys_of(event: Event) -> Iterable[Hashable]:
             key = key_of(event)
             if key is None:
                 self.clear()
             return () if key is None else (key,)
 
-        return self._add(Rule(self, [places.expression], falls))
+        return self._add(Rule(self, [template.expression], keys_of))
 
-    async def declared(self) -> MokaCache:
-        """Wait until the transports have been told which events are wanted; `load` does this before it loads."""
+    async def ready(self) -> MokaCache:
+        """Wait until the transports have subscribed to the events of all rules. `load` does this before it loads."""
         for rule in self._rules:
-            if rule.declared is not None:
-                await asyncio.shield(rule.declared)
-                rule.declared = None
+            if rule.ready is not None:
+                await asyncio.shield(rule.ready)
+                rule.ready = None
         return self
 
     def stats(self) -> dict[str, int]:
-        """What was counted: `hits`, `misses`, `loads`, `load_errors`, `invalidations` (events that matched a rule),
-        `evictions` (for lack of room, or of time), and the `entries` there are.
+        """Return the counters `hits`, `misses`, `loads`, `load_errors`, `invalidations` (events that matched a rule)
+        and `evictions` (because of capacity or age), and the current number of `entries`.
         """
         self._entries.run_pending_tasks()
         hits, misses = self._counted()
@@ -118,12 +120,12 @@ class MokaCache:
             "loads": self.loads,
             "load_errors": self.load_errors,
             "invalidations": self.invalidations,
-            "evictions": self._fallen["size"] + self._fallen["expired"],
+            "evictions": self._evicted["size"] + self._evicted["expired"],
             "entries": self._entries.count(),
         }
 
     async def aclose(self) -> None:
-        """Let everything go: entries, rules, and loads, whose callers get `BusClosed`. Safe to call twice."""
+        """Close the cache: drop its entries and rules. Pending loads raise `BusClosed`. Safe to call twice."""
         if self._closed:
             return
         self._closed, self._open = True, False
@@ -134,22 +136,22 @@ class MokaCache:
         self._entries.run_pending_tasks()
         for task in ending:
             task.cancel()
-        if ending:  # a loader that does not heed that must not hold up the bus
+        if ending:  # with a timeout: a loader that ignores its cancellation must not block closing the bus
             await asyncio.wait(ending, timeout=self._host.close_timeout_s / 4)
 
     def begin(self) -> None:
-        """The bus is open: watch for events, and keep entries from now on."""
+        """Start to receive events and to store entries. The bus calls this when it is open."""
         if not self._closed:
             self._open = True
             for rule in self._rules:
                 rule.attach(self._host)
 
     def fail(self, error: Exception) -> None:
-        """Events are no longer seen: nothing may be served any more."""
+        """Stop serving entries, because events are no longer received."""
         self._failed, self._open = error, False
         self.clear()
 
-    # For rules and functions.
+    # Internal, also used by `FunctionCache`.
 
     def _add(self, rule: Rule) -> MokaCache:
         self._rules.append(rule)
@@ -161,11 +163,11 @@ class MokaCache:
         self._entries.set(key, value)
 
     def _find(self, key: Hashable) -> Any:
-        """Without counting."""
+        """Look up an entry without counting a hit or a miss."""
         return self._entries.get(key, MISSING)
 
     async def _load(self, key: Hashable, loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        value = self._find(key)  # it may have come since this coroutine was made
+        value = self._find(key)  # it may have been stored since this coroutine was created
         if value is not MISSING:
             return value
         return await (self._loads.get(key) or self._begin_load(key, loader, args)).join()
@@ -176,12 +178,12 @@ class MokaCache:
         load.task = task = asyncio.get_running_loop().create_task(self._run(key, load, loader, args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # all who waited may have gone
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller may be left to fetch it
         return load
 
     async def _run(self, key: Hashable, load: Load, loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         try:
-            await self.declared()
+            await self.ready()
             self.loads += 1
             value = await call(loader, args)
             if self._loads.get(key) is load:

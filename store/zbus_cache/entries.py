@@ -1,8 +1,8 @@
-"""The entries: moka, its limits checked, and what happened to them counted.
+"""The entries of a cache: a moka cache with checked limits, and counters of hits, misses and evictions.
 
-A read should cost little more than moka's own, so it is a closure over moka's `get` and over its counters rather than
-a method, and what falls out is counted by moka's listener. The listener knows the counters alone: moka is opaque to
-Python's garbage collector, so a cycle through it would never be freed.
+A read should cost little more than moka's own, so it is a closure over moka's `get` and the counters rather than a
+method. moka's listener counts evictions. It refers only to the counters, because moka is opaque to Python's garbage
+collector and a cycle through it would never be freed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zbus.ports.cache import Limits
 
 MISSING: Any = object()
-SECONDS_MAX = 100 * 365 * 86_400  # moka takes no more than a thousand years
+SECONDS_MAX = 100 * 365 * 86_400  # moka accepts at most a thousand years
 CAPACITY_MAX = 1 << 62
 
 Get = Callable[..., Any]
@@ -28,7 +28,7 @@ Counted = Callable[[], tuple[int, int]]
 
 
 def open_entries(limits: Limits) -> tuple[Moka[Any, Any], Counter[str]]:
-    """An empty moka, and the counter of why entries fell out of it; raises `ConfigInvalid`."""
+    """Return an empty moka cache and its counter of removed entries by cause. Raises `ConfigInvalid`."""
     capacity, ttl, tti = limits
     if isinstance(capacity, bool) or not isinstance(capacity, int) or not 1 <= capacity <= CAPACITY_MAX:
         raise ConfigInvalid("capacity", f"{capacity!r} is not a number of entries: at least 1")
@@ -37,17 +37,17 @@ def open_entries(limits: Limits) -> tuple[Moka[Any, Any], Counter[str]]:
             continue
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
         if not number or not 1e-6 <= seconds <= SECONDS_MAX:
-            raise ConfigInvalid(field, f"{seconds!r} is not a time in seconds: over 0, at most {SECONDS_MAX:,}")
-    fallen: Counter[str] = Counter()
+            raise ConfigInvalid(field, f"{seconds!r} is not a time in seconds: more than 0, at most {SECONDS_MAX:,}")
+    evicted: Counter[str] = Counter()
 
     def listener(_key: Hashable, _value: Any, cause: str) -> None:
-        fallen[cause] += 1
+        evicted[cause] += 1
 
-    return Moka(capacity, ttl, tti, listener), fallen
+    return Moka(capacity, ttl, tti, listener), evicted
 
 
 def reader(moka: Moka[Any, Any]) -> tuple[Get, Counted]:
-    """`get`, and what tells how many hits and misses it had.
+    """Return a function that reads an entry, and one that returns its hits and misses.
 
     >>> moka, _ = open_entries((10, None, None))
     >>> get, counted = reader(moka)
@@ -59,7 +59,7 @@ def reader(moka: Moka[Any, Any]) -> tuple[Get, Counted]:
     find = moka.get
 
     def get(key: Hashable, default: Any = None) -> Any:
-        """The value of `key`, or `default`. Never waits."""
+        """Return the value of `key`, or `default`. Never waits."""
         nonlocal hits, misses
         try:
             found = find(key, MISSING)
@@ -75,5 +75,5 @@ def reader(moka: Moka[Any, Any]) -> tuple[Get, Counted]:
 
 
 def unhashable(error: TypeError) -> ConfigInvalid:
-    """What to say of a key that cannot be one."""
+    """Return the error for a key that cannot be hashed."""
     return ConfigInvalid("key", f"{error}: the key of an entry must be hashable; nothing was cached")

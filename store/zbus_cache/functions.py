@@ -1,7 +1,7 @@
-"""`@bus.cached`: a function whose results are kept.
+"""`@bus.cached`: a function whose results are cached.
 
-A hit should cost little more than moka's own `get`, which is less than Python takes to make a coroutine. So the
-function is compiled for its own parameters, and what is kept of a result is something that was awaited before.
+A hit should cost little more than moka's own `get`, which takes less time than Python needs to create a coroutine. So
+the wrapper is compiled for the parameters of its function, and each result is stored as a finished future.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from zbus.ports.cache import CacheHost, Limits
 
 
-class Kept(asyncio.Future[Any]):
-    """A result, to be awaited any number of times: a finished future.
+class CachedResult(asyncio.Future[Any]):
+    """A result as a finished future, which can be awaited any number of times.
 
-    With the methods of a coroutine it passes for one, so that `create_task` takes a hit as it takes a miss.
+    It also has the methods of a coroutine, so that `create_task` accepts a hit as well as a miss.
     """
 
     def send(self, _: None) -> NoReturn:
-        """As a coroutine that ends at once."""
+        """Return the result, like a coroutine that ends immediately."""
         raise StopIteration(self.result())
 
     def throw(self, error: Any, *more: Any) -> NoReturn:
-        """Nothing is here to catch it."""
+        """Raise the error, since no code runs here that could catch it."""
         raise more[0] if more and more[0] is not None else error
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing, since no code is running."""
 
 
 class FunctionCache(MokaCache):
-    """The cache of one function, as its attribute `cache`. Its entries come from calls of the function alone."""
+    """The cache of one function, available as its attribute `cache`. Only calls of the function add entries."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class FunctionCache(MokaCache):
         invalidate_on: str | Iterable[str],
     ) -> None:
         super().__init__(host, name, limits)
-        self._function, self._tags = function, list[tuple[KeyTemplate, KeyIndex]]()
-        self._shape = shape = SignatureKeys(function, key)
+        self._function, self._indexes = function, list[tuple[KeyTemplate, KeyIndex]]()
+        self._signature = signature = SignatureKeys(function, key)
         for template in [invalidate_on] if isinstance(invalidate_on, str) else invalidate_on:
-            self._fall_on(KeyTemplate(template), limits[0])
+            self._add_rule(KeyTemplate(template), limits[0])
         read, counted = self.get, self._counted
-        call, called = shape.compile(self._entries.get, self._miss, unhashable)
+        call, called = signature.compile(self._entries.get, self._miss, unhashable)
 
         def get(key: Hashable, default: Any = None) -> Any:
-            kept = read(key)
-            return default if kept is None else kept.result()
+            cached = read(key)
+            return default if cached is None else cached.result()
 
         self.get = get
         self._counted = lambda: (counted()[0] + called()[0], counted()[1] + called()[1])
@@ -75,48 +75,50 @@ class FunctionCache(MokaCache):
         mark_async(wrapper)
 
     async def load(self, key: Hashable, loader: Callable[..., Any], *args: Any) -> Any:
-        """Refused: call the function."""
-        raise ZbusError("the entries of a function come from calls of it; nothing was loaded")
+        """Raise `ZbusError`: call the function instead."""
+        raise ZbusError("only calls of the function add entries to its cache; nothing was loaded")
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Refused: call the function."""
-        raise ZbusError("the entries of a function come from calls of it; nothing was set")
+        """Raise `ZbusError`: call the function instead."""
+        raise ZbusError("only calls of the function add entries to its cache; nothing was set")
 
     def clear(self) -> None:
-        """Let all entries fall, and what is being loaded."""
+        """Invalidate all entries and all loads in flight."""
         super().clear()
-        for _, tags in self._tags:
-            tags.clear()
+        for _, index in self._indexes:
+            index.clear()
 
-    def _fall_on(self, places: KeyTemplate, capacity: int) -> None:
-        self._shape.check(places)
-        if not places.names:
-            self._add(Rule(self, [places.expression], None))
+    def _add_rule(self, template: KeyTemplate, capacity: int) -> None:
+        self._signature.check(template)
+        if not template.names:
+            self._add(Rule(self, [template.expression], None))
             return
-        tags = KeyIndex(capacity, self._push_out)
-        self._tags.append((places, tags))
+        index = KeyIndex(capacity, self._evict)
+        self._indexes.append((template, index))
 
-        def falls(event: Event) -> Iterable[Hashable]:
-            return tags.take(places.read(event.key))
+        def keys_of(event: Event) -> Iterable[Hashable]:
+            return index.take(template.read(event.key))
 
-        self._add(Rule(self, [places.expression], falls))
+        self._add(Rule(self, [template.expression], keys_of))
 
-    def _push_out(self, key: Hashable) -> None:
-        self._fallen["size"] += self._entries.get(key) is not None
+    def _evict(self, key: Hashable) -> None:
+        self._evicted["size"] += self._entries.get(key) is not None
         self.remove(key)
 
     def _keep(self, key: Hashable, value: Any) -> None:
-        kept = Kept()
-        kept.set_result(value)
-        self._entries.set(key, kept)
+        cached = CachedResult()
+        cached.set_result(value)
+        self._entries.set(key, cached)
 
     def _find(self, key: Hashable) -> Any:
-        kept = self._entries.get(key)
-        return MISSING if kept is None else kept.result()
+        cached = self._entries.get(key)
+        return MISSING if cached is None else cached.result()
 
     async def _miss(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._tags and key not in self._loads:
-            values = self._shape.values(args, kwargs)
-            for tag, tags in [(self._shape.texts(places, values), tags) for places, tags in self._tags]:
-                tags.add(key, tag)  # before it is loaded: an event that comes meanwhile must find it
+        if self._indexes and key not in self._loads:
+            values = self._signature.values(args, kwargs)
+            for fields, index in [
+                (self._signature.texts(template, values), index) for template, index in self._indexes
+            ]:
+                index.add(key, fields)  # before the load: an event that arrives during it must find the key
         return await self._load(key, functools.partial(self._function, **kwargs) if kwargs else self._function, args)

@@ -1,7 +1,7 @@
-"""Which entries of a function an event means, by the text of the arguments that its key names.
+"""Index from the fields of an event's key to the entries of a function that the event invalidates.
 
-moka does not tell in time what it evicted, so what is known of an entry here may outlive the entry, but never the
-other way round: room is for twice the entries, and whatever has to go for want of room takes its entry with it.
+moka reports evictions late, so the index may keep a key longer than its entry, but never the other way round: the
+index has capacity for twice as many keys as there are entries, and a key that it evicts is removed from the cache too.
 """
 
 from __future__ import annotations
@@ -10,49 +10,51 @@ from collections.abc import Callable, Hashable
 
 from zbus.util.memo import Memo
 
-Tag = tuple[str, ...]
+Fields = tuple[str, ...]
 
 
 class KeyIndex:
-    """From the texts of some arguments to the entries that were made of them.
+    """Map the text of some arguments to the keys of the entries that were loaded with them.
 
-    >>> tags = KeyIndex(10, print)
-    >>> tags.add(7, ("7",)); tags.add("7", ("7",)); tags.add(8, ("8",))
-    >>> tags.take(("7",)) == {7, "7"}, tags.take(("7",))
+    >>> index = KeyIndex(10, print)
+    >>> index.add(7, ("7",)); index.add("7", ("7",)); index.add(8, ("8",))
+    >>> index.take(("7",)) == {7, "7"}, index.take(("7",))
     (True, set())
     """
 
     def __init__(self, capacity: int, remove: Callable[[Hashable], None]) -> None:
         self._remove = remove
-        self._keys: dict[Tag, set[Hashable]] = {}
-        self._tags = Memo[Hashable, Tag](2 * capacity, on_evict=self._evicted)  # the one loaded longest ago first
+        self._keys_by_fields: dict[Fields, set[Hashable]] = {}
+        self._fields_by_key = Memo[Hashable, Fields](
+            2 * capacity, on_evict=self._on_evict
+        )  # the one loaded longest ago first
 
-    def add(self, key: Hashable, tag: Tag) -> None:
-        """An entry of this key is about to be loaded."""
-        known = self._tags.pop(key, None)
+    def add(self, key: Hashable, fields: Fields) -> None:
+        """Register an entry that is about to be loaded."""
+        known = self._fields_by_key.pop(key, None)
         if known is not None:
             self._forget(key, known)
-        self._keys.setdefault(tag, set()).add(key)
-        self._tags[key] = tag
+        self._keys_by_fields.setdefault(fields, set()).add(key)
+        self._fields_by_key[key] = fields
 
-    def take(self, tag: Tag) -> set[Hashable]:
-        """The entries that fall; they are known no more."""
-        found = self._keys.pop(tag, set())
+    def take(self, fields: Fields) -> set[Hashable]:
+        """Remove and return the keys of the entries to invalidate."""
+        found = self._keys_by_fields.pop(fields, set())
         for key in found:
-            del self._tags[key]
+            del self._fields_by_key[key]
         return found
 
     def clear(self) -> None:
-        """All fell."""
-        self._keys.clear()
-        self._tags.clear()
+        """Remove all keys."""
+        self._keys_by_fields.clear()
+        self._fields_by_key.clear()
 
-    def _evicted(self, key: Hashable, tag: Tag) -> None:
-        self._forget(key, tag)
+    def _on_evict(self, key: Hashable, fields: Fields) -> None:
+        self._forget(key, fields)
         self._remove(key)
 
-    def _forget(self, key: Hashable, tag: Tag) -> None:
-        keys = self._keys[tag]
+    def _forget(self, key: Hashable, fields: Fields) -> None:
+        keys = self._keys_by_fields[fields]
         keys.discard(key)
         if not keys:
-            del self._keys[tag]
+            del self._keys_by_fields[fields]

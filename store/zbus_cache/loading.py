@@ -1,6 +1,7 @@
-"""A load under way: it runs once, for everybody who asks for the same key meanwhile.
+"""A load in flight: it runs once for all concurrent callers of the same key.
 
-It is a task of its own, so whoever is cancelled takes only himself away; the last one to go cancels it.
+The load runs in its own task. Cancelling one caller does not affect the others; the load is cancelled when no callers
+remain.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 
 from zbus import ZbusError
 
-# Python 3.12 moved the mark of a function that returns a coroutine without being an `async def`.
+# Python 3.12 moved the marker of functions that return a coroutine without being defined with `async def`.
 _is_coroutine_function = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
 
 
 def mark_async(function: Any) -> None:
-    """Let others see that a function is to be awaited, though it is no `async def`."""
+    """Mark a function as one that returns a coroutine, although it is not defined with `async def`."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(function)
     else:
@@ -27,36 +28,39 @@ def mark_async(function: Any) -> None:
 
 
 class Load:
-    """The task, and how many wait for it. `forget` takes it out of the books; `check` raises if the cache is closed."""
+    """The task of a load and the number of its waiters.
 
-    __slots__ = ("_check", "_forget", "_waiting", "task")
+    `forget` unregisters the load; `check` raises if the cache is closed.
+    """
+
+    __slots__ = ("_check", "_forget", "_waiters", "task")
 
     def __init__(self, forget: Callable[[Load], None], check: Callable[[str], None]) -> None:
-        self._forget, self._check, self._waiting = forget, check, 0
+        self._forget, self._check, self._waiters = forget, check, 0
         self.task: asyncio.Task[Any]
 
     async def join(self) -> Any:
-        """The value, or what the loader raised. Cancelled, the load goes on for those who are left, if any are."""
+        """Return the value, or raise what the loader raised. If cancelled, the load continues for other callers."""
         if self.task is asyncio.current_task():
-            raise ZbusError("a loader asked for the key that it loads, and would wait for itself; nothing was cached")
-        self._waiting += 1
+            raise ZbusError("a loader loads its own key and would wait for itself; nothing was cached")
+        self._waiters += 1
         try:
             await asyncio.wait((self.task,))
         finally:
-            self._waiting -= 1
-            if not self._waiting and not self.task.done():
-                self._forget(self)  # first, so that nobody joins a load that is about to be cancelled
+            self._waiters -= 1
+            if not self._waiters and not self.task.done():
+                self._forget(self)  # first, so that no caller joins a load that is about to be cancelled
                 self.task.cancel()
         if self.task.cancelled():
             self._check("load")
-            raise ZbusError("a loader was cancelled from inside; nothing was cached")
+            raise ZbusError("a loader cancelled itself; nothing was cached")
         return self.task.result()
 
 
 async def call(loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What a loader returns: an async one is awaited, a plain one runs on a thread, since it may block.
+    """Call a loader and return its result. A plain loader runs on a thread, since it may block.
 
-    Cancelled, an async loader is cancelled; a plain one runs to its end, and nobody hears of it.
+    If cancelled, an async loader is cancelled too; a plain loader runs to its end, and its result is discarded.
     """
     if is_async(loader):
         return await loader(*args)
@@ -65,7 +69,7 @@ async def call(loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of it is to be awaited, as far as that can be told without calling it.
+    """Return whether calls of a function must be awaited, as far as this is known without calling it.
 
     >>> is_async(asyncio.sleep), is_async(partial(asyncio.sleep, 1)), is_async(len)
     (True, True, False)
@@ -78,5 +82,5 @@ def is_async(function: Callable[..., Any]) -> bool:
 def _call_plain(loader: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return loader(*args)
-    except StopIteration as error:  # no future can carry it, so whoever waits would wait for ever
+    except StopIteration as error:  # a future cannot carry it, so callers would wait forever
         raise RuntimeError("a loader raised StopIteration") from error

@@ -1,7 +1,7 @@
-"""Rules: which entries fall when which events are delivered.
+"""Invalidation rules: which delivered events invalidate which entries.
 
-A rule is a target of delivery like a subscription, so it acts inside delivery: when `await publisher.publish()`
-returns, or a subscriber sees the event, the entry is gone. A reader of another process's log follows the log.
+A rule receives events like a subscription and runs during delivery: when `await publisher.publish()` returns, or a
+subscriber receives the event, the entry is already invalidated. A read-only bus follows the log instead.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from zbus import Event, EventSubscriber
     from zbus.ports.cache import CacheHost, Target
 
-GAP = "@zbus/gap"  # events that are missing for good: nobody knows what they would have said
+GAP = "@zbus/gap"  # reports events that are permanently lost; they could have invalidated any entry
 
-Falls = Callable[["Event"], Iterable[Hashable]]
+KeysOf = Callable[["Event"], Iterable[Hashable]]
 
 
 class Invalidated(Protocol):
@@ -36,32 +36,32 @@ class Invalidated(Protocol):
         """Invalidate all entries."""
 
     def fail(self, error: Exception) -> None:
-        """Events can no longer be followed: keep nothing from now on."""
+        """Stop serving entries, because events are no longer received."""
 
 
 class Rule:
-    """Lets entries of a cache fall: all of them, or those that `falls` names for an event."""
+    """Invalidates entries of a cache: all of them, or those whose keys `keys_of` returns for an event."""
 
     records = False
 
-    def __init__(self, cache: Invalidated, expressions: Iterable[str], falls: Falls | None) -> None:
-        self._cache, self._falls = cache, falls
+    def __init__(self, cache: Invalidated, expressions: Iterable[str], keys_of: KeysOf | None) -> None:
+        self._cache, self._keys_of = cache, keys_of
         self.key_exprs = KeySet(expressions).expressions
         self.since_ns = 0
-        self.declared: asyncio.Future[Any] | None = None
+        self.ready: asyncio.Future[Any] | None = None
         self._host: CacheHost | None = None
         self._following: asyncio.Task[None] | None = None
 
     def attach(self, host: CacheHost) -> None:
-        """From now on."""
+        """Start to receive events."""
         self._host, self.since_ns = host, time_ns()
         if host.read_only:
             self._following = asyncio.get_running_loop().create_task(self._follow(host.subscribe(*self.key_exprs)))
             return
-        self.declared = host.route(self, GAP)
+        self.ready = host.route(self, GAP)
 
     def detach(self) -> asyncio.Task[None] | None:
-        """No longer; returns what is to be waited for."""
+        """Stop receiving events. Returns the task to wait for, or None."""
         host, self._host = self._host, None
         if self._following is not None:
             self._following.cancel()
@@ -70,13 +70,13 @@ class Rule:
         return self._following
 
     def offer(self, events: Sequence[Event], received: bool = False) -> int:
-        """Take the events of one burst; no reader has to look at them.
+        """Apply the rule to a batch of events. Returns 0, because no subscriber reads them here.
 
-        Raises nothing: what others are to receive must not depend on a rule.
+        Raises nothing: a failing rule must not prevent delivery to other targets.
         """
-        cache, falls = self._cache, self._falls
+        cache, keys_of = self._cache, self._keys_of
         cache.invalidations += len(events)
-        if falls is None:
+        if keys_of is None:
             cache.clear()
             return 0
         try:
@@ -84,17 +84,20 @@ class Rule:
                 if event.key == GAP:
                     cache.clear()
                     return 0
-                for key in falls(event):
+                for key in keys_of(event):
                     cache.remove(key)
         except Exception as error:
-            cache.clear()  # which entries are out of date is not known, so all are
+            cache.clear()  # it is unknown which entries are stale, so all are invalidated
             asyncio.get_running_loop().call_exception_handler(
-                {"message": f"an entry rule of the cache {cache.name!r} raised: all entries fell", "exception": error}
+                {
+                    "message": f"an entry rule of the cache {cache.name!r} raised: all its entries were invalidated",
+                    "exception": error,
+                }
             )
         return 0
 
     async def _follow(self, subscription: EventSubscriber) -> None:
-        """Of a log that another process owns, events are read rather than delivered."""
+        """Read the events from the log, which another process owns."""
         try:
             async with subscription:
                 async for event in subscription:

@@ -1,7 +1,7 @@
-"""How the arguments of a function become the key of an entry, worked out once and compiled.
+"""Keys of entries from the arguments of a function, compiled once per function.
 
-Binding arguments by `inspect` takes ten times as long as moka's `get`. So a function is made with the very parameters
-of the one that it stands for: Python itself binds them, defaults and keywords included, and refuses what is wrong.
+Binding arguments with `inspect` takes ten times as long as moka's `get`. So the wrapper is compiled with the same
+parameters as its function: Python itself binds them, including defaults and keywords, and rejects invalid calls.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from zbus import ConfigInvalid
 
 from .templates import KeyTemplate, fields_of
 
-# `get` finds None for a key that is not there: what is kept is never None.
+# `get` returns None for a missing key: a stored result is never None.
 SOURCE = """
-def make(_zbus_get, _zbus_miss, _zbus_refuse, _zbus_key, _zbus_defaults):
+def make(_zbus_get, _zbus_miss, _zbus_on_type_error, _zbus_key, _zbus_defaults):
     _zbus_hits = _zbus_misses = 0
     def call({parameters}):
         nonlocal _zbus_hits, _zbus_misses
         try:
             _zbus_found = _zbus_get({key})
         except TypeError as _zbus_error:
-            raise _zbus_refuse(_zbus_error) from _zbus_error
+            raise _zbus_on_type_error(_zbus_error) from _zbus_error
         if _zbus_found is not None:
             _zbus_hits += 1
             return _zbus_found
@@ -35,7 +35,7 @@ def make(_zbus_get, _zbus_miss, _zbus_refuse, _zbus_key, _zbus_defaults):
 
 
 class SignatureKeys:
-    """The parameters of a function, and the key that is made of them."""
+    """The parameters of a function, and the key that is built from its arguments."""
 
     def __init__(self, function: Callable[..., Any], key: str | Callable[..., Hashable] | None) -> None:
         if not callable(function) or inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
@@ -49,31 +49,31 @@ class SignatureKeys:
             raise ConfigInvalid("key", f"{key!r} is neither a template nor a callable")
         self._key_fields = fields_of(key, "key", names) if isinstance(key, str) else []
         if isinstance(key, str) and not self._key_fields:
-            raise ConfigInvalid("key", f"{key!r} has no field, so all calls would be the same; it may name: {names}")
+            raise ConfigInvalid("key", f"{key!r} has no field, so all calls would share one entry; fields: {names}")
         self._key = key
 
-    def check(self, places: KeyTemplate) -> None:
-        """Raise `ConfigInvalid` if an expression names what is no argument, or what the key does not tell apart.
+    def check(self, template: KeyTemplate) -> None:
+        """Raise `ConfigInvalid` if a field of the expression is not an argument, or is not part of the key.
 
-        Calls that share an entry must share the fields, too, or an event would let the entry of one of them stay.
+        Calls that share an entry must also share the fields; otherwise an event would not find the shared entry.
         """
         known = [each.name for each in self._parameters]
-        for name in places.names:
+        for name in template.names:
             fields_of(f"{{{name}}}", "invalidate_on", known)
-        told = self._key_fields if isinstance(self._key, str) else None if self._key is None else []
-        if told is not None and not set(places.names) <= set(told):
-            reason = "the key must tell apart what the event names: put the same fields into key='…', or leave it out"
-            raise ConfigInvalid("invalidate_on", f"{places.template!r}: {reason}")
+        distinguished = self._key_fields if isinstance(self._key, str) else None if self._key is None else []
+        if distinguished is not None and not set(template.names) <= set(distinguished):
+            reason = "the key must contain every field of the event's key: add the fields to key='…', or omit key"
+            raise ConfigInvalid("invalidate_on", f"{template.template!r}: {reason}")
 
-    def texts(self, places: KeyTemplate, values: dict[str, Any]) -> tuple[str, ...]:
-        """What the fields of an expression are for these arguments; raises `ConfigInvalid` or `KeyInvalid`."""
+    def texts(self, template: KeyTemplate, values: dict[str, Any]) -> tuple[str, ...]:
+        """Return the texts of an expression's fields for these arguments. Raises `ConfigInvalid` or `KeyInvalid`."""
         if self._key is None:
-            for name in places.names:
+            for name in template.names:
                 check_text(name, values[name.partition(".")[0]])
-        return places.write(values)
+        return template.write(values)
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name, defaults included."""
+        """Return all arguments by name, including defaults."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
@@ -82,21 +82,24 @@ class SignatureKeys:
         self,
         get: Callable[..., Any],
         miss: Callable[[Hashable, tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]],
-        refuse: Callable[[TypeError], Exception],
+        on_type_error: Callable[[TypeError], Exception],
     ) -> tuple[Callable[..., Any], Callable[[], tuple[int, int]]]:
-        """The function that reads, and what tells how many hits and misses it had."""
+        """Return the wrapper, and a function that returns its hits and misses."""
         args, kwargs = self._forwarded()
         source = SOURCE.format(
-            parameters=self._declared(), key=self._key_source(args, kwargs), args="".join(args), kwargs="".join(kwargs)
+            parameters=self._parameter_source(),
+            key=self._key_source(args, kwargs),
+            args="".join(args),
+            kwargs="".join(kwargs),
         )
         made: dict[str, Any] = {}
-        exec(compile(source, "<zbus.cached>", "exec"), made)  # noqa: S102 - of the names of parameters, nothing else
+        exec(compile(source, "<zbus.cached>", "exec"), made)  # noqa: S102 - the source contains only names of parameters
         defaults = [each.default for each in self._parameters]
-        call, counted = made["make"](get, miss, refuse, self._key, defaults)
+        call, counted = made["make"](get, miss, on_type_error, self._key, defaults)
         return call, counted
 
-    def _declared(self) -> str:
-        """The parameters as they are written, their defaults by number."""
+    def _parameter_source(self) -> str:
+        """Return the parameter list as source text, with defaults referred to by number."""
         bare = [
             each.replace(annotation=each.empty, default=each.default if each.default is each.empty else _Default(at))
             for at, each in enumerate(self._parameters)
@@ -130,19 +133,20 @@ class SignatureKeys:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse what equals something of another text: as a key, 1.0 and True are 1, and as texts they are not.
+    """Reject a value that equals one with another text: as keys, 1.0 and True equal 1, but their texts differ.
 
     >>> check_text("todo_id", 7)
     >>> check_text("todo_id", True)
     Traceback (most recent call last):
-    zbus.errors.ConfigInvalid: todo_id: True is equal to what an event would spell otherwise: pass an int or a str
+    zbus.errors.ConfigInvalid: todo_id: True equals a value that an event's key spells differently: pass an int or a str
     """
     if isinstance(value, int | str | Number) and type(value) not in (int, str):
-        raise ConfigInvalid(name, f"{value!r} is equal to what an event would spell otherwise: pass an int or a str")
+        reason = f"{value!r} equals a value that an event's key spells differently: pass an int or a str"
+        raise ConfigInvalid(name, reason)
 
 
 class _Default:
-    """Stands for a default in the text of a signature."""
+    """A placeholder for a default in the source text of a signature."""
 
     def __init__(self, at: int) -> None:
         self._at = at

@@ -1,7 +1,7 @@
 """Templates: text with `{name}` fields, filled from a function's arguments or from an event's key.
 
-In a key expression a field is a segment, or the middle of one, and `**` may only come last: so each field has one
-place in a key, and an event names its entries without a doubt.
+In a key expression, a field is a segment or the middle of one, and `**` may only come last. So each field has exactly
+one position in a key, and the entries that an event names are unambiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
-    """The fields of a template, each of which starts with one of `names`; raises `ConfigInvalid`.
+    """Return the fields of a template. Raises `ConfigInvalid` if a field does not start with one of `names`.
 
     >>> fields_of("todo/{todo.id}/{lang}", "key", ["todo", "lang", "force"])
     ['todo.id', 'lang']
@@ -26,22 +26,22 @@ def fields_of(template: str, field: str, names: Iterable[str]) -> list[str]:
     try:
         parts = [each for each in Formatter().parse(template) if each[1] is not None]
     except ValueError as error:
-        raise ConfigInvalid(field, f"{template!r} is no template: {error}") from None
+        raise ConfigInvalid(field, f"{template!r} is not a valid template: {error}") from None
     known = list(names)
     for _, name, spec, conversion in parts:
         if not _NAME.fullmatch(name or "") or spec or conversion:
-            raise ConfigInvalid(field, f"{template!r}: a field is {{name}} or {{name.attribute}}, nothing else")
+            raise ConfigInvalid(field, f"{template!r}: a field must be {{name}} or {{name.attribute}}")
         if str(name).partition(".")[0] not in known:
-            told = f"there are: {', '.join(known)}" if known else "there are none"
-            raise ConfigInvalid(field, f"{template!r} names {name!r}; {told}")
+            available = f"available: {', '.join(known)}" if known else "no fields are available"
+            raise ConfigInvalid(field, f"{template!r}: unknown field {name!r}; {available}")
     return [str(name) for _, name, _, _ in parts]
 
 
 class KeyTemplate:
-    """A key expression with fields: which keys it matches, and what the fields are in each.
+    """A key expression with fields: the keys that it matches, and the texts of its fields in each key.
 
-    >>> places = KeyTemplate("events/Todo-{id}/*/{what}/**")
-    >>> places.expression, places.names, places.read("events/Todo-7/x/done/y")
+    >>> template = KeyTemplate("events/Todo-{id}/*/{what}/**")
+    >>> template.expression, template.names, template.read("events/Todo-7/x/done/y")
     ('events/Todo-$*/*/*/**', ('id', 'what'), ('7', 'done'))
     """
 
@@ -50,47 +50,47 @@ class KeyTemplate:
             raise KeyInvalid(template, f"a key expression is text, not {type(template).__name__}")
         self.template = template
         self.names: tuple[str, ...] = ()
-        self._at: list[tuple[int, int, int]] = []  # segment, from, until (before the end)
+        self._fields: list[tuple[int, int, int]] = []  # index of the segment, lengths of its prefix and suffix
         segments = template.split("/")
         for at, segment in enumerate(segments):
             if "{" in segment or "}" in segment:
-                segments[at] = self._place(at, segment)
+                segments[at] = self._parse_field(at, segment)
         if self.names and "**" in segments[:-1]:
             raise KeyInvalid(template, "with {fields}, '**' may only be the last segment")
         self.expression = check_expression("/".join(segments))
 
-    def _place(self, at: int, segment: str) -> str:
+    def _parse_field(self, at: int, segment: str) -> str:
         first, opened, rest = segment.partition("{")
         name, closed, last = rest.partition("}")
         if not (opened and closed and _NAME.fullmatch(name)) or re.search(r"[{}*$]", first + last):
-            reason = "a segment holds one {name} or {name.attribute}, and no wildcard beside it"
+            reason = "a segment may contain one {name} or {name.attribute}, and no wildcard beside it"
             raise KeyInvalid(self.template, reason)
         self.names += (name,)
-        self._at.append((at, len(first), len(last)))
+        self._fields.append((at, len(first), len(last)))
         return f"{first}$*{last}" if first or last else "*"
 
     def read(self, key: str) -> tuple[str, ...]:
-        """The texts of the fields in a key that matches."""
+        """Return the texts of the fields in a key that matches."""
         segments = key.split("/")
-        return tuple([segments[at][first : len(segments[at]) - last] for at, first, last in self._at])
+        return tuple([segments[at][first : len(segments[at]) - last] for at, first, last in self._fields])
 
     def write(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The texts that the fields have for these arguments; raises `KeyInvalid` for one that no key could hold."""
+        """Return the texts of the fields for these arguments. Raises `KeyInvalid` if a text cannot be part of a key."""
         texts = tuple([format(_value(values, name)) for name in self.names])
         for name, text in zip(self.names, texts, strict=True):
             if "/" in text:
-                raise KeyInvalid(text, f"{name!r} of {self.template!r} is one segment of a key")
+                raise KeyInvalid(text, f"{name!r} of {self.template!r} must be one segment of a key")
             check_key(text)
         return texts
 
 
-def entry_of(places: KeyTemplate, template: str) -> Callable[[Event], str]:
-    """What makes the key of an entry from an event, by the fields of its key."""
-    if not fields_of(template, "entry", places.names):
-        raise ConfigInvalid("entry", f"{template!r} has no field: which entry falls must depend on the event")
-    if any("." in name for name in places.names):
-        raise ConfigInvalid("invalidate_on", f"{places.template!r}: the fields of an event's key are plain names")
-    return lambda event: template.format_map(dict(zip(places.names, places.read(event.key), strict=True)))
+def entry_of(expression: KeyTemplate, template: str) -> Callable[[Event], str]:
+    """Return a function that builds the key of an entry from the fields of an event's key."""
+    if not fields_of(template, "entry", expression.names):
+        raise ConfigInvalid("entry", f"{template!r} has no field: the entry to invalidate must depend on the event")
+    if any("." in name for name in expression.names):
+        raise ConfigInvalid("invalidate_on", f"{expression.template!r}: fields of an event's key must be plain names")
+    return lambda event: template.format_map(dict(zip(expression.names, expression.read(event.key), strict=True)))
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:

@@ -56,7 +56,7 @@ _WHERE = {
 _RENAMED = {"retain": "prune"}
 
 
-# The command line imports this package to list its commands: what takes long to import comes when it is asked for.
+# The command line imports this package to list its commands, so slow imports wait until a name is used.
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         hint = f": {renamed_to(_RENAMED[name])}" if name in _RENAMED else ""

@@ -1,4 +1,4 @@
-"""The SQLite log as the core sees it: opening with every check, then writer, reader and cursors."""
+"""The SQLite implementation of the log port: opens and checks the file, then combines writer, reader and cursors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.observe.records import record
-from zbus.ports.log import Answer, Answered, Appended, Committed, Page, Promise, Refused, Row, Span
+from zbus.observe.records import record_reason
+from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -50,11 +50,11 @@ POLL_S = (0.001, 0.02)
 
 
 def open_log(config: BusConfig) -> SqliteLog:
-    """Open the log that a configuration names."""
+    """Open the log of a configuration."""
     assert config.log is not None
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
-        # A log like any other, on a file system in memory where there is one; it goes with the bus.
+        # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
         return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
@@ -69,7 +69,7 @@ def open_log(config: BusConfig) -> SqliteLog:
 
 
 class SqliteLog:
-    """An append-only log in one SQLite file, owned by one process, readable by any."""
+    """An append-only log in one SQLite file. One process owns it; any process can read it."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class SqliteLog:
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
         self._watching: threading.Thread | None = None
-        self._errands: ProxiedWriteServer | None = None
+        self._proxied_writes: ProxiedWriteServer | None = None
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
-            raise ConfigInvalid("log", f"there is no folder {str(Path(path).parent)!r}")
+            raise ConfigInvalid("log", f"the folder {str(Path(path).parent)!r} does not exist")
         self._cursors = SqliteCursors(path)
         self._cold = Cold(f"{path}-cold" if cold is None else cold)
         try:
@@ -109,45 +109,45 @@ class SqliteLog:
 
     @property
     def cursors(self) -> SqliteCursors:
-        """The durable positions kept beside this log."""
+        """The cursors of durable subscriptions, stored beside this log."""
         return self._cursors
 
     @property
     def positions(self) -> SqlitePositions:
-        """How far this node is with others, kept beside this log."""
+        """This node's positions in the logs of other nodes, stored beside this log."""
         return self._cursors.positions
 
     @property
     def schemas(self) -> SqliteSchemas:
-        """What is registered for the payloads of this log."""
+        """The schemas registered for the payloads of this log."""
         return self._schemas
 
     @property
     def promise(self) -> Promise:
-        """What this log guarantees."""
+        """The guarantees of this log."""
         survives = {"FULL": "power loss", "NORMAL": "a crash of the process", "OFF": "nothing"}
         return Promise(survives[self._synchronous], "one", True, "as long as its event", None)
 
     @property
     def log_id(self) -> int:
-        """What tells this history from all others; 0 if it is only read."""
+        """The identity of this history; 0 if the log is opened read-only."""
         return self._origin
 
     @property
     def writer_id(self) -> int:
-        """The same: one process writes this log."""
+        """The identity of this writer: the same as `log_id`, because one process writes this log."""
         return self._origin
 
     @property
     def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:
-        """The writer's own `submit`, so that nothing lies between it and the commit queue."""
+        """The writer's `submit` itself, which saves a call per append."""
         return self._writer.submit if self._writer is not None else self._refuse
 
     def _refuse(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
-        done(Answer(about, Refused(LogReadOnly(self.path))))
+        done(AppendResult(about, Refused(LogReadOnly(self.path))))
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
-        """Call `committed` with each commit of this process, the only writer. A log that is only read has no tail."""
+        """Call `committed` with each commit of this process, the only writer. A read-only log has no tail."""
         return self.head() if self._writer is None else self._writer.tail(committed)
 
     def size_bytes(self) -> int:
@@ -157,7 +157,7 @@ class SqliteLog:
             try:
                 total += Path(each).stat().st_size
             except OSError:
-                pass  # gone this moment, or not there yet
+                pass  # removed just now, or not created yet
         return total
 
     def before(self, offset: int) -> int:
@@ -165,19 +165,19 @@ class SqliteLog:
         return max(0, offset - 1)
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
-        """The next page of a span."""
+        """Return the next page of a span."""
         return self._history.read(keys, span, limit)
 
     def narrow(self, span: Span) -> Span:
-        """Times as offsets, and an end."""
+        """Return the span with its times turned into offsets, and with an end."""
         return self._history.narrow(span)
 
     def head(self) -> int:
-        """The last committed offset."""
+        """Return the last committed offset."""
         return self._reader.head()
 
     def low_water(self) -> int:
-        """Everything up to this offset is gone for good; what was trimmed but is in the cold tier is not."""
+        """Return the offset up to which every event was removed and is not in the cold tier either."""
         return self._history.low_water()
 
     def count(self, after: int, until: int) -> int:
@@ -185,7 +185,7 @@ class SqliteLog:
         return max(0, until - after)
 
     def watch(self, moved: Callable[[int], None]) -> None:
-        """Look at the head again and again, seldom while nothing happens: there is no socket to be told by."""
+        """Poll the head, less often while it does not change: no socket connects reader and owner."""
 
         def run() -> None:
             last, pause = -1, POLL_S[0]
@@ -193,7 +193,7 @@ class SqliteLog:
                 try:
                     head = self._reader.head()
                 except LogError:
-                    head = last  # shown to whoever reads; the watch goes on
+                    head = last  # the next read raises this error; keep polling
                 pause = POLL_S[0] if head != last else min(POLL_S[1], pause * 1.5)
                 if head != last:
                     last = head
@@ -202,13 +202,13 @@ class SqliteLog:
         self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
         self._watching.start()
 
-    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
-        """Do what other processes want written; a log in memory has no others, and one that is read here no say."""
+    def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
+        """Execute the write requests of other processes, unless the log is in memory or read-only."""
         if self._writer is not None and self._folder is None:
-            self._errands = ProxiedWriteServer(self.path, take, self.retain)
+            self._proxied_writes = ProxiedWriteServer(self.path, write, self.retain)
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
-        """Remove what the rules do not let stay, now; commits go on in between."""
+        """Remove the events that the rules do not keep, now. Commits continue in between."""
         if self._writer is None:
             raise LogReadOnly(self.path)
         done = threading.Event()
@@ -216,7 +216,7 @@ class SqliteLog:
 
         def step() -> None:
             try:
-                # Planned anew at each step: sizes are estimates, and cursors move.
+                # Each step plans again, because sizes are estimates and cursors move.
                 target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
                 removed, more = trim_step(self._writing, target)
                 state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
@@ -231,13 +231,13 @@ class SqliteLog:
         self._writer.run(step)
         while not done.wait(0.1):
             if self._closed.is_set():
-                raise LogError(f"{self.path} was closed; {state[1]} events were removed")
+                raise LogError(f"{self.path} was closed during retention; {state[1]} events were removed")
         if state[2] is not None:
             raise state[2]
         return Pruned(state[0][0], state[1], state[0][1])
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this log is, for records and the command line."""
+        """Return the state of this log, for log records and the command line."""
         return {
             "log": self.path,
             "head": self.head(),
@@ -248,10 +248,10 @@ class SqliteLog:
         }
 
     def close(self, timeout_s: float) -> None:
-        """Commit what was appended, then let go of the file. A disk that hangs is left to its daemon thread."""
+        """Commit what was appended, then close the file. If the disk hangs, the writer's thread is left behind."""
         deadline = time.monotonic() + timeout_s
-        if self._errands is not None:  # first: those who wait are not to hear of errors that only closing makes
-            self._errands.close(timeout_s / 4)
+        if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
+            self._proxied_writes.close(timeout_s / 4)
         self._closed.set()
         stopped = self._writer is None or self._writer.close(timeout_s)
         if self._watching is not None:
@@ -283,7 +283,7 @@ class SqliteLog:
         self._read_engine = readable(self.path)
 
     def _own(self, accept_loss: bool) -> None:
-        """Lock, migrate, compare with the head record, and start the writer."""
+        """Lock and migrate the file, compare it with the head record, and start the writer."""
         path = Path(self.path)
         if path.exists() and not path.is_file():
             raise ConfigInvalid("log", f"{self.path!r} is not a file")
@@ -298,7 +298,7 @@ class SqliteLog:
         existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:
-            raise LogDamaged(self.path, "the file is gone or empty", (1, known.head))
+            raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
         with log_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
@@ -308,23 +308,27 @@ class SqliteLog:
         self._record.sync()
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
-        now_and_then = self._retain_now_and_then if self._rules else None
+        periodic = self._retain_periodically if self._rules else None
         self._writer = Writer(
-            self.path, self._connection, self._record, self._synchronous, max(state.head, lost), now_and_then
+            self.path, self._connection, self._record, self._synchronous, max(state.head, lost), periodic
         )
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
-        """Hold the file against the record; return what the record shall say from now on."""
+        """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
         head, epoch = get_head(self._writing), get_epoch(self._writing)
         problem: LogDamaged | None = None
         end_is_missing = False
         if known is None:
             if head == 0:
                 return Head(epoch)
-            problem = LogDamaged(self.path, "there is no head record beside it, so a lost end could not be noticed")
+            problem = LogDamaged(
+                self.path, "it has no head record, so the loss of its newest events could not be detected"
+            )
             known = Head(epoch, head, head + RESERVE)
         elif known.epoch != epoch and known.head > 0:
-            problem = LogDamaged(self.path, "this is another log than the one that was here", (1, known.head))
+            problem = LogDamaged(
+                self.path, "this is a different log from the one that the head record describes", (1, known.head)
+            )
         elif head < known.head:
             end_is_missing = True
             reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
@@ -335,18 +339,19 @@ class SqliteLog:
                 count = sum(last - first + 1 for first, last in gaps)
                 reason = f"{count} events are missing among the newest, the first at offset {gaps[0][0]}"
                 problem = LogDamaged(self.path, reason, (gaps[0][0], gaps[-1][1]))
-        # Durability 'os' allows for a lost end after a power cut, and for nothing else.
+        # Durability 'os' permits the loss of the newest events after a power cut, and no other loss.
         cut = self._record is not None and self._record.power_was_cut and (problem is None or end_is_missing)
         if problem is None and not cut:
             return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
         if problem is not None and not accept_loss and not cut:
             raise problem
-        reason = str(problem) if problem else "the end may be missing, as durability 'os' allows"
-        record("LOG_END_LOST", logging.WARNING, path=self.path, head=head, reason=reason)
+        reason = str(problem) if problem else "the newest events may be missing, as durability 'os' permits"
+        path = self.path
+        record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:
-        """Go on after a loss: what was reserved is never given out again."""
+        """Start a new epoch after a loss. Reserved offsets are never assigned again."""
         epoch, reserved = secrets.token_bytes(16), max(known.reserved, known.head, head)
         before = get_epoch(self._writing)
         with transaction(self._writing):
@@ -360,14 +365,14 @@ class SqliteLog:
         return Head(epoch, head, reserved)
 
     def _tail_gaps(self, head: int) -> list[tuple[int, int]]:
-        """Offsets that are missing in the end that is not sealed yet, apart from losses that are known."""
+        """Return the missing offsets after the last sealed block, without those that were accepted as lost."""
         sealed = self._writing.exec_driver_sql(f"SELECT {SEALED_UNTIL}").scalar_one()
         return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
-    def _retain_now_and_then(self) -> None:
+    def _retain_periodically(self) -> None:
         target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
         if trim_step(self._writing, target)[1]:
-            self._owner.run(self._retain_now_and_then)
+            self._owner.run(self._retain_periodically)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Retention: removing the oldest events by age, size and count, in small steps between commits."""
+"""Retention: removal of the oldest events by age, size and count, in small steps between commits."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ STEP = 4096
 
 
 class Rules(NamedTuple):
-    """What may stay."""
+    """The events to keep: at most this age, size and number. None means no limit."""
 
     age_s: float | None = None
     size_bytes: int | None = None
     events: int | None = None
     past_cursors: bool = False
-    upto: int | None = None  # an offset: what is not over it may go, whatever else
+    upto: int | None = None  # events up to this offset may be removed, whatever the other rules say
 
     def __bool__(self) -> bool:
         return any(rule is not None for rule in (self.age_s, self.size_bytes, self.events, self.upto))
 
 
 class Pruned(NamedTuple):
-    """What retention did: the new low-water mark, how many events went, and who held it back."""
+    """Result of retention: the new low-water mark, the number of events removed, and the cursor that limited it."""
 
     low_water: int
     removed: int
@@ -38,7 +38,7 @@ class Pruned(NamedTuple):
 
 
 def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None) -> tuple[int, str | None]:
-    """Up to which offset events may go, and the durable name that stands in the way, if one does."""
+    """Return the offset up to which events may be removed, and the name of the cursor that limits it, if one does."""
     target = get_low_water(connection)
     if rules.events is not None:
         target = max(target, _by_count(connection, rules.events, head))
@@ -55,7 +55,7 @@ def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None)
 
 
 def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
-    """Remove at most one step's worth of events, oldest first; return how many went, and whether any had to."""
+    """Remove the oldest events, at most `STEP`. Returns how many, and whether any had to be removed."""
     low = get_low_water(connection)
     if low >= target:
         return 0, False
@@ -64,19 +64,19 @@ def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
     with transaction(connection):
         connection.exec_driver_sql("UPDATE state SET low_water = ?", (upto,))
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (upto,)).rowcount
-        # What was entered for whole blocks goes with them; the newest one stays, as it says how far sealing is.
+        # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.
         newest = connection.exec_driver_sql("SELECT ifnull(max(block), 0) FROM blocks").scalar_one()
         whole = min((upto + 1) // BLOCK, newest)
         for table in ("by_key", "runs", "blocks"):
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
         connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
     driver: Any = connection.connection.dbapi_connection
-    driver.execute("PRAGMA incremental_vacuum").fetchall()  # a page per step: SQLAlchemy would take one
+    driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
     return gone, True
 
 
 def _by_count(connection: Connection, events: int, head: int) -> int:
-    """The offset before the newest so many events; offsets that were lost do not count."""
+    """Return the offset before the newest `events` events; lost offsets do not count."""
     target = head - events
     while True:
         lost = connection.exec_driver_sql(
@@ -89,7 +89,7 @@ def _by_count(connection: Connection, events: int, head: int) -> int:
 
 
 def _by_size(connection: Connection, size_bytes: int, head: int) -> int:
-    """The offset up to which events must go for the file to fit, from the mean size of an event."""
+    """Return the offset up to which events must be removed to reach `size_bytes`, from the mean size of an event."""
     pages, free, page = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")

@@ -1,4 +1,4 @@
-"""Ranges of offsets: planned on the driver, read by one task each."""
+"""Ranges of offsets as partitions: planned on the driver, each read by one task."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ class OffsetPartition(InputPartition):
 
 
 def bounds(options: ReadOptions) -> tuple[int, int]:
-    """The offsets after which, and up to which, the log has events now."""
+    """Return the current low-water mark and head of the log."""
     if not options.remote:
         return local.bounds(options.path)
-    with _asked(options, options.origin) as log:
+    with _connect(options, options.origin) as log:
         _, head, low_water = log.describe()
         return low_water, head
 
 
-def begin(options: ReadOptions) -> Span:
-    """The span that the options name. It begins where the log does if they name no place, or allow for a loss."""
+def planned_span(options: ReadOptions) -> Span:
+    """Return the span to read, up to the current head at most.
+
+    It begins at the low-water mark if the options name no start, or if their start was removed and they allow data
+    loss. Raises `LogTrimmed` if the whole range was removed and they do not.
+    """
     span = options.span
     low_water, head = bounds(options)
     if options.fail_on_data_loss and span.after < low_water and ends_before(options, low_water):
@@ -49,7 +53,7 @@ def begin(options: ReadOptions) -> Span:
 
 
 def ends_before(options: ReadOptions, low_water: int) -> bool:
-    """Whether the end that is asked for lies in what was removed, so that there would be no rows rather than few."""
+    """Return whether the requested end lies before `low_water`, so that no row of the range is left."""
     if options.end_offset is not None and options.end_offset <= low_water:
         return options.end_offset > 0
     if options.to_ns is None:
@@ -57,16 +61,16 @@ def ends_before(options: ReadOptions, low_water: int) -> bool:
     left = Span(low_water, None, None, options.to_ns)
     if not options.remote:
         return not local.holds(options.path, left)
-    with _asked(options, options.origin) as log:
+    with _connect(options, options.origin) as log:
         return next(log.pages(left), None) is None
 
 
 def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
-    """Cut a span into ranges of `rowsPerPartition` offsets."""
+    """Split a span into ranges of `rowsPerPartition` offsets."""
     choice: Choice | None = None
     origin = options.origin
     if options.remote:
-        with _asked(options, origin) as log:
+        with _connect(options, origin) as log:
             origin, _, _ = log.describe()
     else:
         span, choice = local.plan(options.path, options.keys, span)
@@ -77,20 +81,20 @@ def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
 
 
 def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The events of one range, counted and complete, or an error."""
-    if part.value is None:  # Spark's way of asking where there was nothing to plan
+    """Yield the events of one range. Raises an error if one is missing."""
+    if part.value is None:  # Spark passes this if no partition was planned
         return
     assert isinstance(part, OffsetPartition)
     if part.choice is not None:
         yield from local.batches(options.path, part.choice, part.span, columns, options.fail_on_data_loss)
         return
-    with _asked(options, part.origin) as log:
+    with _connect(options, part.origin) as log:
         for events in log.pages(part.span, options.key, options.fail_on_data_loss):
             if events:
                 yield columns.from_events(events)
 
 
-def _asked(options: ReadOptions, origin: int | None) -> RemoteLog:
-    from .remote import RemoteLog  # not before: most reads need no transport
+def _connect(options: ReadOptions, origin: int | None) -> RemoteLog:
+    from .remote import RemoteLog  # imported here, because most reads need no transport
 
     return RemoteLog(options.path, origin, options.timeout_s)

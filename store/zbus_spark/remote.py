@@ -1,7 +1,7 @@
-"""A log on another host, read through the replay service of its node: for executors that cannot open the file.
+"""A log on another host, read through the replay service of its node, for executors that cannot open the file.
 
-What is read is counted and complete, or an error. The next page is under way while one is used, and a node that is
-away for a moment is asked again, from where the last page ended.
+A read is verified to be complete; otherwise it raises an error. The next page is requested while the current one is
+used. If the node is briefly unreachable, the request is repeated from the end of the last page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.link import label
-from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
+from zbus.mesh.log_service import ENDLESS, NO_KEYS, PAGE_EVENTS_MAX, LogPage, request_log_info, request_page
 from zbus.mesh.request_client import RequestClient
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
@@ -39,7 +39,7 @@ from zbus.util.loop_thread import LoopThread
 from zbus.util.runtime import REAL
 
 CONNECT_S = 10.0
-AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
+AWAY_S = 30.0  # how long a node may be unreachable between two pages: time for a restart
 RETRY_S = (0.05, 1.0)
 CLOSE_S = 5.0
 
@@ -47,10 +47,10 @@ T = TypeVar("T")
 
 
 class RemoteLog:
-    """The log of one node, by the URL of a transport: `with RemoteLog("zenoh://127.0.0.1:7447", None, 30.0) as log: …`.
+    """The log of one node at the URL of a transport: `with RemoteLog("zenoh://127.0.0.1:7447", None, 30.0) as log: …`.
 
-    `origin` says which log, as `zbus log stats` prints it; where only one node keeps a log it need not be named.
-    `timeout_s` is for each reply.
+    `origin` identifies the log, as `zbus log stats` prints it; None if only one node has a log. `timeout_s` applies to
+    each reply.
     """
 
     def __init__(self, url: str, origin: int | None, timeout_s: float) -> None:
@@ -60,7 +60,7 @@ class RemoteLog:
     def __enter__(self) -> RemoteLog:
         fabric = self._fabric = _connect(self._url, self._name)
         self._thread = LoopThread("zbus-remote", self._live)
-        self._asker = RequestClient(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
+        self._client = RequestClient(lambda: [fabric], partial(self._thread.loop.run_in_executor, None), REAL)
         self._thread.start()
         return self
 
@@ -72,62 +72,66 @@ class RemoteLog:
             self._fabric.close()
 
     def describe(self) -> tuple[int, int, int]:
-        """The log's origin, its head, and its low-water mark."""
+        """Return the log's origin, head and low-water mark.
+
+        Raises `TransportError` if no log is found, and `ConfigInvalid` if there are several and `origin` is None.
+        """
         timeout_s = min(CONNECT_S, self._timeout_s)
         if self._origin is not None:
-            lost = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
-            looking = partial(ask_page, self._ask, self._origin, NOTHING, ENDLESS, 0, timeout_s)
-            page = self._thread.run(_asked(looking, CONNECT_S, lost))
+            failure = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
+            request = partial(request_page, self._request, self._origin, NO_KEYS, ENDLESS, 0, timeout_s)
+            page = self._thread.run(_with_retries(request, CONNECT_S, failure))
             return self._origin, page.head, page.low_water
-        lost = f"nothing was read: no node with a log is to be found at {self._name}"
-        told = self._thread.run(_asked(partial(ask_log, self._ask, timeout_s), CONNECT_S, lost))
-        if told.heard:
-            known = ", ".join(f"{each:x}" for each in sorted({told.origin, *told.heard}))
-            reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
+        failure = f"nothing was read: no node with a log was found at {self._name}"
+        info = self._thread.run(_with_retries(partial(request_log_info, self._request, timeout_s), CONNECT_S, failure))
+        if info.other_logs:
+            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.other_logs}))
+            reason = f"several nodes at {self._name} have a log: {known}. Name one; `zbus log stats` prints its origin"
             raise ConfigInvalid("origin", reason)
-        self._origin = told.origin
-        return told.origin, told.head, told.low_water
+        self._origin = info.origin
+        return info.origin, info.head, info.low_water
 
     def pages(self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True) -> Iterator[list[Event]]:
-        """Every event of a span in order, for some expressions or all of them; an error where one is missing.
+        """Yield all events of a span in order that match one of `keys`, or all events if `keys` is empty.
 
-        What retention removed is left out without one if a loss is allowed.
-
-        Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `TransportError` with the
-        offset after which nothing was read.
+        Raises `LogTrimmed` if retention removed a part of the span, unless `fail_on_data_loss` is False; `LogError` if
+        events are corrupt or the log ends before the span; and `TransportError` with the offset after which nothing
+        was read.
         """
         expressions = KeySet(keys).expressions if keys else ()
         origin, head, _ = self.describe() if self._origin is None or span.until is None else (self._origin, 0, 0)
         after, until = span.after, head if span.until is None else span.until
-        coming = self._page(origin, expressions, span, after, until) if after < until else None
+        pending = self._page(origin, expressions, span, after, until) if after < until else None
         try:
-            while coming is not None:
-                page = coming.result()
+            while pending is not None:
+                page = pending.result()
                 if fail_on_data_loss and page.low_water > after:
                     raise LogTrimmed(after, page.low_water)
                 self._check(page, after, until)
                 after = page.covered
-                coming = self._page(origin, expressions, span, after, until) if after < until else None
+                pending = self._page(origin, expressions, span, after, until) if after < until else None
                 if page.envelopes:
                     yield [envelope.event(envelope.offset) for envelope in page.envelopes]
         finally:
-            if coming is not None:
-                coming.cancel()
+            if pending is not None:
+                pending.cancel()
 
     def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
         times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
-        asking = partial(ask_page, self._ask, origin, keys, after, times[0], self._timeout_s)
-        asking = partial(asking, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
-        lost = f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
-        return self._thread.begin(_asked(asking, AWAY_S, lost))
+        request = partial(request_page, self._request, origin, keys, after, times[0], self._timeout_s)
+        request = partial(request, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
+        failure = (
+            f"{self._name}: nothing was read after offset {after}; offset {until} of the log {origin:x} is the last one"
+        )
+        return self._thread.begin(_with_retries(request, AWAY_S, failure))
 
     def _check(self, page: LogPage, after: int, until: int) -> None:
         if page.head < until:
-            raise LogError(f"{self._name}: the log ends at offset {page.head}, and {until} was asked for")
+            raise LogError(f"{self._name}: the log ends at offset {page.head}, but {until} was requested")
         if page.skipped:
             raise LogError(
                 f"{self._name}: {page.skipped} events between the offsets {after + 1} and {page.covered} are corrupt; "
-                "`zbus log verify` tells which. The events around them are not affected"
+                "`zbus log verify` lists them. The events around them are not affected"
             )
         offsets = [envelope.offset for envelope in page.envelopes]
         in_order = not any(map(ge, [after, *offsets], [*offsets, page.covered + 1]))
@@ -136,15 +140,15 @@ class RemoteLog:
                 f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order"
             )
 
-    def _ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        return self._asker.ask(key, body, timeout_s, stream=True)
+    def _request(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        return self._client.request(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
         await self._thread.stopping.wait()
 
 
 def _connect(url: str, name: str) -> Fabric:
-    """A transport as a guest: with no log, hearing nothing but replies."""
+    """Open a transport without a log, to receive only replies."""
     config = BusConfig.exactly()
     deadline, pauses = time.monotonic() + CONNECT_S, Backoff(*RETRY_S)
     while True:
@@ -160,17 +164,17 @@ def _connect(url: str, name: str) -> Fabric:
     if fabric.networked and not fabric.events_only:
         return fabric
     fabric.close()
-    raise ConfigInvalid("path", f"{name} leads to no node that could be asked for its log")
+    raise ConfigInvalid("path", f"{name} has no nodes whose log can be requested")
 
 
-async def _asked(asking: Callable[[], Awaitable[T]], patience_s: float, lost: str) -> T:
-    """The answer; asked for again while that may help, for some time after the first failure."""
+async def _with_retries(request: Callable[[], Awaitable[T]], retry_s: float, failure: str) -> T:
+    """Return the reply to a request. Repeats it for `retry_s` after the first failure, then raises `TransportError`."""
     loop, pauses, deadline = asyncio.get_running_loop(), Backoff(*RETRY_S), None
     while True:
         try:
-            return await asking()
+            return await request()
         except (RequestError, TransportError, EventInvalid) as error:
-            deadline, pause = deadline or loop.time() + patience_s, pauses.next()
+            deadline, pause = deadline or loop.time() + retry_s, pauses.next()
             if loop.time() + pause > deadline:
-                raise TransportError(f"{lost} ({error})") from error
+                raise TransportError(f"{failure} ({error})") from error
         await asyncio.sleep(pause)

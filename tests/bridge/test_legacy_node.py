@@ -121,7 +121,7 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
                 assert question.key == "shop/quote"
             stats = bridge.stats()
     assert (stats["forward"]["forwarded"], stats["reverse"]["forwarded"]) == (ORDERS + 21, 20)
-    assert stats["duplicates"] == stats["loops_stopped"] == 0
+    assert stats["duplicates"] == stats["loops_prevented"] == 0
 
 
 def test_the_client_is_pinned_by_version_and_hash_and_names_no_registry() -> None:

@@ -121,7 +121,7 @@ def test_every_error_speaks_in_words_and_not_in_a_tuple(error: errors.ZbusError)
         (errors.LogFull("app.db"), "not stored"),
         (errors.LogWriterFailed("app.db", "EIO"), "outcome of this event is unknown"),
         (errors.EventCorrupt(12, "bad"), "offset 12"),
-        (errors.EventTooLarge("payload", 2_000, 1_000), "2,000 bytes is over the limit of 1,000; not stored"),
+        (errors.EventTooLarge("payload", 2_000, 1_000), "2,000 bytes exceeds the limit of 1,000; not stored"),
         (errors.SubscriberLagged(("a/**",), 3, 5, 9, 10), "replay after offset 5 until 9"),
         (errors.SubscriberLagged(("a/**",), 3, 0, 0, 10), "no log to replay them from"),
         (errors.PayloadInvalid("not a dict"), "not stored"),

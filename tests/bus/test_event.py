@@ -85,7 +85,7 @@ async def test_an_event_crosses_processes_without_its_subscription(log_path: Pat
             twin: Event = pickle.loads(pickle.dumps(event))
 
             assert twin == event
-            assert twin._receipt is None
+            assert twin._handle is None
             assert event.decode() == twin.decode() == {"id": 1}
             with pytest.raises(CursorError):
                 await twin.ack()
@@ -93,7 +93,9 @@ async def test_an_event_crosses_processes_without_its_subscription(log_path: Pat
 
 
 async def test_acknowledging_an_event_that_came_from_nowhere_is_a_clear_error() -> None:
-    with pytest.raises(CursorError, match="did not come from a durable subscription; nothing to acknowledge") as caught:
+    with pytest.raises(
+        CursorError, match="is not from a durable subscription; there is nothing to acknowledge"
+    ) as caught:
         await Event(*FIELDS).ack()
 
     assert "''" not in str(caught.value), "a name that is not there is not shown"
@@ -108,5 +110,5 @@ async def test_acknowledging_outside_of_a_durable_subscription_is_a_clear_error(
         event = await sub.next()
         assert event is not None
 
-        with pytest.raises(CursorError, match="did not come from a durable subscription"):
+        with pytest.raises(CursorError, match="is not from a durable subscription"):
             await event.ack()

@@ -36,8 +36,8 @@ from nats_support import nats_server
 from typer.testing import CliRunner
 
 import zbus
-from zbus.mesh.log_service import _decode_covered, _decode_told, _decode_wanted
-from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_asked
+from zbus.mesh.log_service import _decode_covered, _decode_info, _decode_request
+from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_request
 from zbus.observe.counters import Counters
 
 # The internals that these tests need, all of them here.
@@ -217,7 +217,7 @@ async def test_positions_of_a_networked_node_are_loaded(log: Path, tmp_path: Pat
     async with zbus.open(log, read_only=True) as bus:
         assert positions(bus) == expected()["positions"]
     async with zbus.open(log, mode="peer", listen=[f"unixsock-stream/{tmp_path / 'node.sock'}"]) as bus:
-        assert bus.nodes()[0].node == f"{expected()['origin']:x}"
+        assert bus.nodes()[0].id == f"{expected()['origin']:x}"
         kept = positions(bus)
     assert kept == expected()["positions"]
 
@@ -341,10 +341,10 @@ def decoded_frame(frame: bytes) -> dict[str, Any]:
 
 
 def decoded_question(about: str, payload: bytes) -> dict[str, Any]:
-    asked = decode_asked(payload)
+    asked = decode_request(payload)
     found: dict[str, Any] = {"about": about, "id": asked.id, "body": plain(asked.body)}
     if about == "page":
-        found["wanted"] = plain(_decode_wanted(asked.body))
+        found["wanted"] = plain(_decode_request(asked.body))
     elif about == "request":
         found["events"] = plain(open_frame(asked.body))
     return found
@@ -358,7 +358,8 @@ def decoded_reply(about: str, payload: bytes) -> dict[str, Any]:
     elif kind == DATA and about == "page" and body[:1] == b"\0":
         found["covered"] = plain(_decode_covered(body[1:]))
     elif kind == DATA and about == "logs":
-        found["log"] = plain(_decode_told(body))
+        found["log"] = plain(_decode_info(body))
+        found["log"]["heard"] = found["log"].pop("other_logs")  # the field has no name on the wire
     elif kind == DATA:
         found["events"] = plain(open_frame(body))
     return found
@@ -589,15 +590,15 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
                 known = [event for name in names for event in events_of(frames[name])]
                 assert await received(subscription, len(known)) == by_key(known)
                 await until(lambda: len(bus.nodes()) == 2)
-                (first,) = [each for each in bus.nodes() if not each.here]
+                (first,) = [each for each in bus.nodes() if not each.is_self]
                 told = frames["node"]["decoded"]["node"]
                 for name in ("name", "host", "pid", "version", "started_at", "has_log", "metadata"):
                     assert getattr(first, name) == told[name], name
                 for name in ("publishes", "subscribes", "serves"):
                     assert list(getattr(first, name)) == told[name], name
-                assert (first.present, first.buses) == (True, ("control",))
+                assert (first.alive, first.buses) == (True, ("control",))
                 put("node-leaving")
-                await until(lambda: not [each for each in bus.nodes() if not each.here and each.present])
+                await until(lambda: not [each for each in bus.nodes() if not each.is_self and each.alive])
                 await check_asking(bus, "zenoh")
                 for each in kept[:2]:
                     each.undeclare()
@@ -620,7 +621,7 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
             known = [each for each in known if each["key"].startswith("shop/")]
             assert await received(subscription, len(known)) == by_key(known)
             assert decoded_question("page", pages[0])["wanted"]["keys"] == ["shop/**"]
-            own = bus.nodes()[0].node
+            own = bus.nodes()[0].id
             told = [decoded_reply("logs", each) for each in await asyncio.to_thread(get, session, "question-logs")]
             assert [each["kind"] for each in told] == ["accepted", "data", "end"]
             assert (f"{told[1]['log']['origin']:x}", told[1]["log"]["head"]) == (own, len(known))
@@ -682,7 +683,7 @@ async def test_a_nats_node_of_the_first_version_is_heard_asked_and_answered(tmp_
                     known = [event for name in (*names, "part-event-2") for event in events_of(frames[name])]
                     await publish(client, "node", *names, "part-event-0", "part-event-1", "part-event-2")
                     assert await received(subscription, len(known)) == by_key(known)
-                    assert [each.name for each in bus.nodes() if not each.here] == ["first"]
+                    assert [each.name for each in bus.nodes() if not each.is_self] == ["first"]
                     await check_asking(bus, "nats")
                 for each in taps:
                     await each.unsubscribe()
@@ -768,7 +769,7 @@ async def test_a_zmq_node_of_the_first_version_is_heard_asked_and_answered(tmp_p
                     await events.send_multipart(parts_of(frames[name]["wire"]))
                 known = [event for name in names for event in events_of(frames[name])]
                 assert await received(subscription, len(known)) == by_key(known)
-                assert [each.name for each in bus.nodes() if not each.here] == ["first"]
+                assert [each.name for each in bus.nodes() if not each.is_self] == ["first"]
                 await check_asking(bus, "zmq")
             asked = serving(bus)
             own = next(each for each in registry.glob("*.json") if each.stem != node)

@@ -54,7 +54,7 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
         "pending_events": 0,
     }
     assert report["reverse"]["forwarded"] == 0
-    assert report["loops_stopped"] == 0
+    assert report["loops_prevented"] == 0
     assert any("there is no log" in line for line in running.errors)
     assert not any("Traceback" in line for line in running.errors)
 

@@ -157,7 +157,7 @@ def test_on_a_transport_it_tells_what_nodes_publish_and_who_is_there(tmp_path: P
             publishing.join()
 
     assert [each["key"] for each in seen["topics"]] == ["shop/orders"]
-    assert [(each["name"], each["present"], each["has_log"]) for each in seen["nodes"]] == [("worker-7", True, False)]
+    assert [(each["name"], each["alive"], each["has_log"]) for each in seen["nodes"]] == [("worker-7", True, False)]
     assert (seen["head"], seen["source"], seen["dropped"]) == (None, "nats", 0)
 
 
@@ -233,7 +233,7 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     ),
     "no such page": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", 2, "404"),
     "a reason that would control a terminal": (
-        b'HTTP/1.1 403 No\r\n\r\n{"error":{"reason":"not \\u001b[2J yours\\n"}}',
+        b'HTTP/1.1 403 No\r\n\r\n{"error":{"message":"not \\u001b[2J yours\\n"}}',
         2,
         "403: not  [2J yours",
     ),

@@ -11,7 +11,7 @@ from fake_log import Fault
 from log_contract import WAIT_S, FakeLogs, Logs, append, follow, outcome_of, rows
 
 from zbus.errors import LogError, LogReadOnly
-from zbus.ports.log import Answer, Log, Refused, Stored, Unknown
+from zbus.ports.log import AppendResult, Log, Refused, Stored, Unknown
 
 
 def identities(log: Log, until: int) -> list[tuple[int, int]]:
@@ -28,7 +28,7 @@ def test_each_row_gets_an_offset_and_they_rise_in_the_order_of_the_rows(log: Log
 
 
 def test_appends_are_answered_once_each_with_what_their_caller_passed(log: Log) -> None:
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
     for number in range(50):
         log.append(rows(1, start=number), answers.put, f"about {number}")
     found = [answers.get(timeout=WAIT_S) for _ in range(50)]
@@ -85,7 +85,7 @@ def test_an_identity_is_known_as_long_as_the_log_promises(logs: Logs, log: Log) 
 
 
 def test_appends_of_many_threads_are_all_stored_and_the_order_of_each_is_kept(log: Log) -> None:
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
 
     def run(publisher: int) -> None:
         for number in range(40):
@@ -145,7 +145,7 @@ def test_an_append_to_a_log_that_is_only_read_is_refused(logs: Logs, log: Log) -
 
 
 def test_closing_stores_what_was_appended_before(logs: Logs, log: Log) -> None:
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
     for number in range(100):
         log.append(rows(1, start=number), answers.put, None)
     log.close(5.0)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from fake_log import FakeLane
 from log_contract import WAIT_S, FakeLogs, Logs, append, follow, rows, wait_until
 
-from zbus.ports.log import Answer, Committed, Log, Row
+from zbus.ports.log import AppendResult, Committed, Log, Row
 
 
 class Tail:
@@ -93,7 +93,7 @@ def test_the_tail_has_the_events_of_every_writer_in_one_order(logs: Logs, log: L
     assert other.log_id == log.log_id
     assert other.writer_id != log.writer_id
     tails = [Tail(log), Tail(other)]
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
 
     def run(writer: Log, publisher: int) -> None:
         for number in range(50):
@@ -135,7 +135,7 @@ def test_events_whose_answer_was_lost_are_in_the_tail() -> None:
     assert isinstance(log, FakeLane)
     tail = Tail(log)
     log.faults.append("stored, answer lost")
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
     log.append(rows(2), answers.put, None)
     answers.get(timeout=WAIT_S)
     fakes.close()

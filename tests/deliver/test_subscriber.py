@@ -7,6 +7,7 @@ import datetime
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
@@ -54,6 +55,55 @@ async def test_a_subscription_receives_from_the_moment_it_is_made(bus: zbus.Bus)
 
     assert (await take(subscription, 1))[0].payload == b"new"
     await subscription.aclose()
+
+
+async def test_after_leaves_out_the_event_that_start_would_include(bus: zbus.Bus) -> None:
+    publisher = await fill(bus, "a/b", 10)
+    stored = [event async for event in bus.replay()]
+    moment = datetime.datetime.fromtimestamp(stored[7].published_at / 1e9, datetime.UTC)
+    async with (
+        bus.subscribe("**", start=8) as including,
+        bus.subscribe("**", after=8) as excluding,
+        bus.subscribe("**", after=0) as everything,
+        bus.subscribe("**", after=moment) as by_time,
+    ):
+        await publisher.publish(b"live")
+        replayed = [event async for event in bus.replay(after=8)]
+        assert await take(including, 4) == [*stored[7:8], *replayed]
+        assert await take(excluding, 3) == replayed
+        assert len(await take(everything, 11)) == 11
+        expected = [event async for event in bus.replay(after=moment)]
+        assert await take(by_time, len(expected)) == expected
+
+
+async def test_a_durable_subscription_that_is_new_starts_after_an_offset(bus: zbus.Bus) -> None:
+    await fill(bus, "a/b", 5)
+    async with bus.subscribe("**", after=3, durable="billing") as subscription:
+        event = (await take(subscription, 1))[0]
+        assert event.offset == 4
+        await event.ack()
+    async with bus.subscribe("**", after=0, durable="billing") as subscription:
+        assert (await take(subscription, 1))[0].offset == 5  # it resumes: a start is only for a new name
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"after": 3, "start": 4}, "either `start`"),
+        ({"after": -1}, "offsets begin at 1"),
+        ({"after": True}, "must be an offset or a datetime"),
+        ({"after": "beginning"}, "must be an offset or a datetime"),
+    ],
+)
+async def test_after_is_refused_with_the_reason(bus: zbus.Bus, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(zbus.ConfigInvalid, match=reason):
+        bus.subscribe("**", **options)
+
+
+async def test_after_needs_a_log() -> None:
+    async with zbus.open() as bus:
+        with pytest.raises(zbus.LogRequired):
+            bus.subscribe("**", after=3)
 
 
 async def test_a_start_in_the_past_goes_over_into_live_events(bus: zbus.Bus) -> None:
@@ -281,7 +331,7 @@ async def test_a_new_durable_name_starts_where_it_was_made_also_after_a_crash(bu
 
 async def test_a_durable_name_has_one_reader_at_a_time(bus: zbus.Bus) -> None:
     async with bus.subscribe("**", durable="billing"):
-        with pytest.raises(zbus.CursorError, match=r"process \d+ reads with this name"):
+        with pytest.raises(zbus.CursorError, match=r"process \d+ holds its lease"):
             async with bus.subscribe("**", durable="billing"):
                 pass
     async with bus.subscribe("**", durable="billing"):

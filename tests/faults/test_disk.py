@@ -88,7 +88,7 @@ SYNC_FAILS = """
                     await publisher.publish(b"never acknowledged")
                     raise SystemExit("a publish was acknowledged that was not synced")
                 except zbus.LogWriterFailed as error:
-                    assert "stopped for good" in str(error) and "fsync" in str(error), error
+                    assert "stopped (" in str(error) and "fsync" in str(error), error
             assert [event.offset async for event in bus.replay(until=10)] == before
         print("stopped")
     asyncio.run(main())

@@ -41,7 +41,7 @@ async def served(bus: zbus.Bus, key: str) -> zbus.Event:
 
 def last_seen(bus: zbus.Bus) -> int:
     """When an announcement or a beacon of another node came last; 0 if none did."""
-    return max((node.last_seen for node in bus.nodes() if not node.here), default=0)
+    return max((node.last_seen for node in bus.nodes() if not node.is_self), default=0)
 
 
 @on_every_wire

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zbus.errors import HandlerFailed, NoResponders, RequestTimeout, TransportError
 from zbus.mesh.request_client import ACCEPTED, CANCELS, DATA, END, FAILED, RequestClient, encode_failure, encode_reply
-from zbus.ports.fabric import Heard
+from zbus.ports.fabric import OnReply
 from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
 
@@ -36,9 +36,9 @@ class Replying:
         self.sent: list[tuple[str, bytes]] = []
         self.closed = 0
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Any:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> Any:
         for reply in self._replies:
-            heard(reply)
+            on_reply(reply)
         return self
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -56,8 +56,8 @@ def run(call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
 
 
 async def ask(*fabrics: Replying, timeout_s: float = 5.0) -> list[bytes]:
-    asker = RequestClient(lambda: fabrics, run, Runtime())  # type: ignore[arg-type]
-    return [body async for body in asker.ask("prices/quote", b"", timeout_s)]
+    client = RequestClient(lambda: fabrics, run, Runtime())  # type: ignore[arg-type]
+    return [body async for body in client.request("prices/quote", b"", timeout_s)]
 
 
 def without(*places: int) -> list[bytes | None]:

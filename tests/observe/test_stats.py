@@ -111,17 +111,29 @@ async def test_prometheus_is_shown_the_same_figures(log_path: Path) -> None:
             found = await asyncio.to_thread(scrape, bus)
             stats = bus.stats()
 
-    assert found["zbus_published_total",] == stats["published"] == 10
-    assert found["zbus_delivered_total",] == stats["delivered"] == 20
-    assert found["zbus_dropped_total", "queue_full"] == stats["dropped_queue_full"] == 6
-    assert found["zbus_queue_events_max",] == 9
-    assert found["zbus_subscribers",] == 2
+    assert found["zbus_events_published_total",] == stats["published"] == 10
+    assert found["zbus_events_delivered_total",] == stats["delivered"] == 20
+    assert found["zbus_events_dropped_total", "queue_full"] == stats["dropped_queue_full"] == 6
+    assert found["zbus_subscription_queue_largest_events",] == 9
+    assert found["zbus_subscriptions",] == 2
     assert found["zbus_log_head",] == 10
     assert found["zbus_cursor_lag_events", "billing"] == stats["cursors"]["billing"]
     live = stats["latency"]["end_to_end"]["count"]
     assert 10 <= live <= 20
-    assert found["zbus_end_to_end_seconds_count",] == found["zbus_end_to_end_seconds_bucket", "+Inf"] == live
-    assert found["zbus_commit_seconds_count",] == stats["latency"]["commit"]["count"]
+    assert (
+        found["zbus_delivery_latency_seconds_count",] == found["zbus_delivery_latency_seconds_bucket", "+Inf"] == live
+    )
+    assert found["zbus_commit_duration_seconds_count",] == stats["latency"]["commit"]["count"]
+
+
+async def test_a_subscription_that_reads_the_log_is_counted_as_catching_up(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/b")).publish_many([b"x"] * 10)
+        async with bus.subscribe("a/**", start="beginning", queue_events=2), bus.subscribe("a/**"):
+            stats, found = bus.stats(), await asyncio.to_thread(scrape, bus)
+
+    assert (stats["subscribers"], stats["readers_behind"]) == (2, 1)
+    assert found["zbus_subscriptions_catching_up",] == 1
 
 
 async def test_caches_are_shown_by_their_names() -> None:
@@ -148,7 +160,7 @@ async def test_no_key_is_ever_a_label(tmp_path: Path, log_path: Path) -> None:
             registry.register(zbus.metrics.collector(bus))
             text = generate_latest(registry).decode()
 
-    assert "zbus_published_total 300.0" in text
+    assert "zbus_events_published_total 300.0" in text
     assert "secret" not in text
     assert len(text.splitlines()) < 250
 
@@ -164,10 +176,10 @@ async def test_a_bridge_shows_what_crossed_per_direction(tmp_path: Path) -> None
                         await publisher.publish(b"x")
                         await asyncio.sleep(0.02)
         found = await asyncio.to_thread(scrape, bridge)
-    assert found["zbus_bridge_crossed_total", "link", "forward"] >= 1
-    assert found["zbus_bridge_crossed_total", "link", "reverse"] == 0
+    assert found["zbus_bridge_forwarded_total", "link", "forward"] >= 1
+    assert found["zbus_bridge_forwarded_total", "link", "reverse"] == 0
     assert ("zbus_bridge_lag_seconds", "link", "forward") in found
-    assert found["zbus_published_total",] == 0
+    assert found["zbus_events_published_total",] == 0
 
 
 async def test_counting_on_many_threads_loses_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from zbus.errors import LogError
 from zbus.observe.records import EVENT_BACKPRESSURE
-from zbus.ports.log import Answer, Appended, Committed, Log, Refused, Row, Stored
+from zbus.ports.log import Appended, AppendResult, Committed, Log, Refused, Row, Stored
 from zbus.publish.backpressure import Backpressure
 from zbus.publish.commit_queue import CommitQueue
 from zbus.util.runtime import REAL
@@ -36,7 +36,7 @@ class FakeLog:
         offsets = list(range(1, len(rows) + 1))
         if error is None:
             self._committed(Committed(rows, offsets))
-        done(Answer(about, Stored(offsets) if error is None else Refused(error)))
+        done(AppendResult(about, Stored(offsets) if error is None else Refused(error)))
 
 
 class Queue:

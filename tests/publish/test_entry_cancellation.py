@@ -12,7 +12,7 @@ from inside import node_of
 from publish_paths import GIVEN, GOOD, KEY, PATHS, Rig, rejected_by, rig, until
 
 import zbus
-from zbus.ports.log import Answer, Refused
+from zbus.ports.log import AppendResult, Refused
 
 TURNS = 12  # of the loop; a path that has not ended by then waits for a thread
 ON_THE_LOOP = [path for path in PATHS if path != "proxied write"]  # a thread cannot be cancelled
@@ -128,7 +128,7 @@ async def test_commits_that_fail_after_a_cancelled_publish_many_are_nobodys_erro
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with zbus.open("memory") as bus:
         commits = node_of(bus).commits
-        held: list[tuple[Callable[[Answer], None], Any]] = []
+        held: list[tuple[Callable[[AppendResult], None], Any]] = []
         commits._append = lambda rows, done, about: held.append((done, about))  # type: ignore[union-attr]
         publisher = await bus.publisher("a/b")
         task = asyncio.create_task(publisher.publish_many([b"x"] * 3500))
@@ -138,7 +138,7 @@ async def test_commits_that_fail_after_a_cancelled_publish_many_are_nobodys_erro
 
         while held:
             done, about = held.pop()
-            done(Answer(about, Refused(zbus.LogError("the disk is gone"))))
+            done(AppendResult(about, Refused(zbus.LogError("the disk is gone"))))
         await until(lambda: not node_of(bus).commits.pending_bytes)  # type: ignore[union-attr]
         del task
         gc.collect()

@@ -95,6 +95,7 @@ class FakeHost:
             self,
             KeySet(key_exprs or ("**",)),
             start=start,
+            after=None,
             durable=None,
             queue_events=queue_events,
             overflow=overflow,
@@ -142,5 +143,5 @@ async def soon(subscription: EventSubscriber, turns: int = 20) -> Event | None:
 
 def waits(host: FakeHost, key: str = KEY) -> bool:
     """Whether a publisher of this key has to wait."""
-    targets = host.dispatcher.router.routes(key)
+    targets = host.dispatcher.trie.routes(key)
     return host.backpressure.applies(lambda reasons: not reasons.isdisjoint(targets))

@@ -24,11 +24,10 @@ from msgspec.structs import replace
 from zbus.errors import CursorError, LogError, LogReadOnly, LogTrimmed, ZbusError
 from zbus.event import Event, Provenance
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import (
-    Answer,
-    Answered,
     Appended,
+    AppendResult,
     Committed,
     Cursor,
     Lease,
@@ -41,6 +40,7 @@ from zbus.ports.log import (
     Span,
     Stored,
     Unknown,
+    WriteDone,
 )
 
 ATOMIC_EVENTS = 100
@@ -170,9 +170,9 @@ class FakeLane:
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:
-            done(Answer(about, Refused(LogReadOnly(self.path))))
+            done(AppendResult(about, Refused(LogReadOnly(self.path))))
         elif self._closed:
-            done(Answer(about, Refused(LogError(f"{self.path} is closed; not stored"))))
+            done(AppendResult(about, Refused(LogError(f"{self.path} is closed; the events were not stored"))))
         else:
             self._inbox.put((rows, done, about))
 
@@ -234,7 +234,7 @@ class FakeLane:
         self._watch = moved
         self.notify()
 
-    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
         pass  # other processes have lanes of their own
 
     def diagnostics(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class FakeLane:
                 self.held.wait()
                 outcome = self._store(rows)
                 self._feed_tail()
-                done(Answer(about, outcome))
+                done(AppendResult(about, outcome))
             else:
                 self._feed_tail()
 
@@ -361,7 +361,7 @@ class FakeCursors:
         with self._lane.history.lock:
             cursor = self._all.get(name)
             if cursor is not None and cursor.is_held:
-                raise CursorError(name, f"{_holder(cursor)} reads with this name; a name has one reader")
+                raise CursorError(name, f"{_holder(cursor)} holds its lease; it can have one subscriber at a time")
             if cursor is None:
                 cursor = self._all[name] = _Cursor(start)
                 cursor.updated_at = time.time_ns()
@@ -384,7 +384,8 @@ class FakeCursors:
                 if cursor is not None and held and offset > cursor.offset:
                     cursor.offset, cursor.updated_at = offset, time.time_ns()
             if not held:
-                record("LEASE_LOST", logging.WARNING, durable=name, code="lease_lost", reason="its lease has ended")
+                reason = "its lease has expired"
+                record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
             if done is not None:
                 done(None if held else CursorError(name, "its lease has ended; the position was not stored"))
 
@@ -427,7 +428,7 @@ class FakeCursors:
         if cursor is None:
             raise CursorError(name, "there is no such cursor")
         if cursor.is_held:
-            raise CursorError(name, f"{_holder(cursor)} is using it; stop that one first")
+            raise CursorError(name, f"{_holder(cursor)} uses it; stop that process first")
         return cursor
 
 

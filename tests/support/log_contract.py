@@ -13,7 +13,7 @@ from fake_log import FakeLane, History
 from zbus import BusConfig
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.ports.log import Answer, Log, Outcome, Row, Span, Stored
+from zbus.ports.log import AppendResult, Log, Outcome, Row, Span, Stored
 from zbus_log import Rules, SqliteLog, open_log
 
 WAIT_S = 20.0
@@ -138,7 +138,7 @@ def rows(count: int, publisher: int = 7, start: int = 0, key: str = "shop/orders
 
 def outcome_of(log: Log, batch: Sequence[Row]) -> Outcome:
     """Append, and wait for the outcome."""
-    answers: SimpleQueue[Answer] = SimpleQueue()
+    answers: SimpleQueue[AppendResult] = SimpleQueue()
     log.append(batch, answers.put, None)
     return answers.get(timeout=WAIT_S).outcome
 

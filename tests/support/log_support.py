@@ -10,7 +10,7 @@ from typing import Any
 
 import pysqlite3
 
-from zbus.ports.log import Answer, Row, Stored
+from zbus.ports.log import AppendResult, Row, Stored
 from zbus_log import SqliteLog
 
 
@@ -21,7 +21,7 @@ def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[in
     return list(offsets_of(answers.get(timeout=deadline_s)))
 
 
-def offsets_of(answer: Answer) -> Sequence[int]:
+def offsets_of(answer: AppendResult) -> Sequence[int]:
     """The offsets of an append that was stored; raises the error of one that was not."""
     if not isinstance(answer.outcome, Stored):
         raise answer.outcome.error

@@ -1,4 +1,4 @@
-"""`@bus.cached`: a function whose results are kept, by its arguments, until an event says otherwise."""
+"""`@bus.cached`: a function whose results are cached by its arguments until an event invalidates them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def publish(bus: zbus.Bus, key: str) -> None:
     await (await bus.publisher(key)).publish(b"")
 
 
-async def test_calls_with_equal_arguments_are_one_however_they_are_spelt(bus: zbus.Bus) -> None:
+async def test_calls_with_equal_arguments_share_an_entry_however_they_are_spelt(bus: zbus.Bus) -> None:
     calls: list[Any] = []
 
     @bus.cached()
@@ -53,7 +53,7 @@ async def test_calls_with_equal_arguments_are_one_however_they_are_spelt(bus: zb
         await todo()  # type: ignore[call-arg]
 
 
-async def test_a_function_without_arguments_and_one_that_returns_none_are_kept(bus: zbus.Bus) -> None:
+async def test_a_function_without_arguments_and_one_that_returns_none_are_cached(bus: zbus.Bus) -> None:
     calls = 0
 
     @bus.cached(invalidate_on=["events/Todo/**", "events/User/**"])
@@ -70,7 +70,7 @@ async def test_a_function_without_arguments_and_one_that_returns_none_are_kept(b
         assert calls == number
 
 
-async def test_a_template_says_which_arguments_count(bus: zbus.Bus) -> None:
+async def test_a_template_selects_the_arguments_of_the_key(bus: zbus.Bus) -> None:
     @dataclass
     class Todo:
         id: int
@@ -100,7 +100,7 @@ async def test_a_callable_makes_the_key(bus: zbus.Bus) -> None:
     assert await say("a") == "a"
 
 
-async def test_only_the_entries_of_the_named_argument_fall(bus: zbus.Bus) -> None:
+async def test_only_the_entries_of_the_named_argument_are_invalidated(bus: zbus.Bus) -> None:
     calls: list[Any] = []
 
     @bus.cached(invalidate_on=["events/Todo/{todo_id}", "events/Lang/{lang}/*", "events/All"])
@@ -128,7 +128,7 @@ async def test_only_the_entries_of_the_named_argument_fall(bus: zbus.Bus) -> Non
     assert await again() == []
 
 
-async def test_what_is_being_loaded_when_the_event_comes_is_not_kept(bus: zbus.Bus) -> None:
+async def test_a_load_that_began_before_the_event_is_not_stored(bus: zbus.Bus) -> None:
     go_on, calls = asyncio.Event(), 0
 
     @bus.cached(invalidate_on="events/Todo/{todo_id}")
@@ -149,7 +149,7 @@ async def test_what_is_being_loaded_when_the_event_comes_is_not_kept(bus: zbus.B
     assert await todo(7) == 2
 
 
-async def test_an_entry_falls_however_many_were_loaded_since(bus: zbus.Bus) -> None:
+async def test_an_entry_is_invalidated_however_many_were_loaded_since(bus: zbus.Bus) -> None:
     calls: list[int] = []
 
     @bus.cached(invalidate_on="events/Todo/{todo_id}", capacity=10)
@@ -233,7 +233,7 @@ async def test_statistics_count_calls(bus: zbus.Bus) -> None:
     assert found == expected
 
 
-# Refused.
+# Rejected.
 
 
 async def function(todo_id: int, lang: str = "en") -> int:
@@ -241,37 +241,37 @@ async def function(todo_id: int, lang: str = "en") -> int:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"key": "todo/{id}"}, "todo_id, lang"),
         ({"key": "todo"}, "no field"),
-        ({"key": "todo/{todo_id"}, "no template"),
-        ({"key": "todo/{todo_id:>{lang}}"}, "nothing else"),
-        ({"key": "todo/{todo_id!r}"}, "nothing else"),
-        ({"key": "todo/{}"}, "nothing else"),
-        ({"key": "{todo_id[0]}"}, "nothing else"),
+        ({"key": "todo/{todo_id"}, "not a valid template"),
+        ({"key": "todo/{todo_id:>{lang}}"}, "a field must be"),
+        ({"key": "todo/{todo_id!r}"}, "a field must be"),
+        ({"key": "todo/{}"}, "a field must be"),
+        ({"key": "{todo_id[0]}"}, "a field must be"),
         ({"key": 7}, "neither"),
         ({"invalidate_on": "events/{id}"}, "todo_id, lang"),
-        ({"invalidate_on": "events/{todo_id}", "key": "{lang}"}, "tell apart"),
-        ({"invalidate_on": "events/{todo_id}", "key": lambda todo_id, lang: lang}, "tell apart"),
+        ({"invalidate_on": "events/{todo_id}", "key": "{lang}"}, "every field"),
+        ({"invalidate_on": "events/{todo_id}", "key": lambda todo_id, lang: lang}, "every field"),
         ({"capacity": 0}, "capacity"),
     ],
 )
-async def test_options_that_do_not_fit_the_function_are_refused(
-    bus: zbus.Bus, options: dict[str, Any], told: str
+async def test_options_that_do_not_match_the_function_are_rejected(
+    bus: zbus.Bus, options: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(zbus.ConfigInvalid, match=told):
+    with pytest.raises(zbus.ConfigInvalid, match=reason):
         bus.cached(**options)(function)
     assert "caches" not in bus.stats()
 
 
 @pytest.mark.parametrize("expression", ["", "a//b", "events/{todo_id", "**/{todo_id}", ["a", "b c"], [7]])
-async def test_an_expression_that_is_none_is_refused(bus: zbus.Bus, expression: Any) -> None:
+async def test_an_invalid_expression_is_rejected(bus: zbus.Bus, expression: Any) -> None:
     with pytest.raises(zbus.KeyInvalid):
         bus.cached(invalidate_on=expression)(function)
 
 
-async def test_what_returns_no_single_value_is_refused(bus: zbus.Bus) -> None:
+async def test_a_function_that_returns_several_values_is_rejected(bus: zbus.Bus) -> None:
     async def stream() -> AsyncIterator[int]:
         yield 1
 
@@ -285,12 +285,12 @@ async def test_what_returns_no_single_value_is_refused(bus: zbus.Bus) -> None:
         bus.cached()(reserved)
 
 
-async def test_an_option_that_there_is_not_is_refused(bus: zbus.Bus) -> None:
+async def test_an_unknown_option_is_rejected(bus: zbus.Bus) -> None:
     with pytest.raises(TypeError, match="invalidate"):
         bus.cached(invalidate="a/**")  # type: ignore[call-arg]
 
 
-async def test_an_argument_that_cannot_be_a_key_is_refused_and_the_function_is_not_called(bus: zbus.Bus) -> None:
+async def test_an_argument_that_cannot_be_a_key_is_rejected_and_the_function_is_not_called(bus: zbus.Bus) -> None:
     @bus.cached()
     async def todo(todo_id: Any) -> None:
         raise AssertionError
@@ -311,12 +311,12 @@ class Number(IntEnum):
         ("a b", zbus.KeyInvalid),
         ("@x", zbus.KeyInvalid),
         ("*", zbus.KeyInvalid),
-        (True, zbus.ConfigInvalid),  # equal to 1, and spelt otherwise
+        (True, zbus.ConfigInvalid),  # equals 1, but its text differs
         (7.0, zbus.ConfigInvalid),
         (Number.SEVEN, zbus.ConfigInvalid),
     ],
 )
-async def test_an_argument_that_no_event_could_name_is_refused(
+async def test_an_argument_that_no_event_could_name_is_rejected(
     bus: zbus.Bus, value: Any, error: type[Exception]
 ) -> None:
     @bus.cached(invalidate_on="events/Todo/{todo_id}")
@@ -328,10 +328,10 @@ async def test_an_argument_that_no_event_could_name_is_refused(
     assert await todo(7) == 7
 
 
-async def test_the_entries_of_a_function_come_from_calls_alone(bus: zbus.Bus) -> None:
+async def test_only_calls_add_entries_to_the_cache_of_a_function(bus: zbus.Bus) -> None:
     cached = bus.cached(invalidate_on="events/{todo_id}")(function)
-    with pytest.raises(zbus.ZbusError, match="calls of it"):
+    with pytest.raises(zbus.ZbusError, match="only calls of the function"):
         cached.cache.set((7, "en"), 8)
-    with pytest.raises(zbus.ZbusError, match="calls of it"):
+    with pytest.raises(zbus.ZbusError, match="only calls of the function"):
         await cached.cache.load((7, "en"), function, 8)
     assert await cached(7) == 7

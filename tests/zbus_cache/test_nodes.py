@@ -1,4 +1,4 @@
-"""Entries fall when an event is published on another node, on every transport, through a log or past it."""
+"""Invalidation by events of other nodes, on every transport, with and without a log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def loader() -> int:
 
 
 @pytest.mark.parametrize("log", [False, True])
-async def test_an_event_of_another_node_lets_the_entry_fall_before_any_subscriber_sees_it(
+async def test_an_event_of_another_node_invalidates_the_entry_before_any_subscriber_receives_it(
     buses: Buses, log: bool
 ) -> None:
     a, b = await buses.open("a", log=log), await buses.open("b", log=log)
@@ -44,7 +44,7 @@ async def test_an_event_of_another_node_lets_the_entry_fall_before_any_subscribe
         assert cache.get("8") == 1
 
 
-async def test_the_cache_alone_is_reason_enough_for_the_event_to_come(buses: Buses) -> None:
+async def test_a_cache_receives_events_without_any_subscriber(buses: Buses) -> None:
     a, b = await buses.open("a"), await buses.open("b")
 
     @b.cached(invalidate_on=KEY)
@@ -60,7 +60,7 @@ async def test_the_cache_alone_is_reason_enough_for_the_event_to_come(buses: Bus
     assert todo.cache.stats()["invalidations"] == 1
 
 
-async def test_an_event_that_is_recorded_first_lets_the_entry_fall_too(buses: Buses) -> None:
+async def test_an_event_that_is_stored_first_invalidates_the_entry_too(buses: Buses) -> None:
     a, b = await buses.open("a"), await buses.open("b")
     cache = b.cache().invalidate_on("events/**")
     async with b.subscribe("events/**", durable="d") as durable:
@@ -72,7 +72,7 @@ async def test_an_event_that_is_recorded_first_lets_the_entry_fall_too(buses: Bu
         assert cache.get("a") is None
 
 
-async def test_when_events_are_lost_for_good_everything_falls(buses: Buses) -> None:
+async def test_permanently_lost_events_invalidate_all_entries(buses: Buses) -> None:
     losses = Losses()
     a, b = await buses.open("a", log=False), await buses.open("b", losses=losses)
     cache = b.cache().invalidate_on("events/Todo/{id}", entry="{id}")
@@ -93,7 +93,7 @@ async def test_when_events_are_lost_for_good_everything_falls(buses: Buses) -> N
         assert cache.get("8") is None
 
 
-async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
+async def test_nothing_is_loaded_before_the_transports_have_subscribed(
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = await buses.open("a")
@@ -102,11 +102,11 @@ async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
     for link in node_of(a).network.links:
         listen = link.fabric.listen
 
-        def told(expressions: list[str], receive: object, listen: object = listen) -> None:
+        def listen_and_note(expressions: list[str], receive: object, listen: object = listen) -> None:
             listen(expressions, receive)  # type: ignore[operator]
             listening.extend(expressions)
 
-        monkeypatch.setattr(link.fabric, "listen", told)
+        monkeypatch.setattr(link.fabric, "listen", listen_and_note)
 
     @a.cached(invalidate_on=KEY)
     async def todo() -> list[str]:
@@ -115,11 +115,11 @@ async def test_nothing_is_loaded_before_the_transports_know_what_lets_it_fall(
     assert KEY in await todo()
 
 
-async def test_a_closed_cache_no_longer_asks_other_nodes(buses: Buses) -> None:
+async def test_a_closed_cache_has_no_interest_in_events(buses: Buses) -> None:
     b = await buses.open("b")
     cache = b.cache().invalidate_on(KEY)
-    await cache.declared()
+    await cache.ready()
     assert node_of(b).network is not None
-    assert node_of(b).network.wants.expressions == (KEY,)
+    assert node_of(b).network.interest.expressions == (KEY,)
     await cache.aclose()
-    assert node_of(b).network.wants.expressions == ()
+    assert node_of(b).network.interest.expressions == ()

@@ -184,6 +184,18 @@ def test_verify_finds_nothing_wrong_with_a_whole_log(log_path: Path) -> None:
     assert "9,000 events" in done.stderr
 
 
+def test_verify_warns_of_requests_that_an_older_version_left(log_path: Path) -> None:
+    fill(log_path, 5)
+    left = Path(f"{log_path}-errands")
+    left.mkdir()
+    (left / "1-1-1-1.rows").touch()
+
+    done = run("verify", log_path)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"{left} holds 1 files with write requests of an older zbus" in done.stderr
+
+
 def test_verify_lists_every_problem_and_fails(log_path: Path) -> None:
     fill(log_path, 5)
     damage(log_path, "UPDATE events SET payload = x'00' WHERE offset IN (2, 3)", "DELETE FROM events WHERE offset = 4")

@@ -222,7 +222,7 @@ def test_a_hole_between_tier_and_file_is_never_read_over(log_path: Path, caplog:
             with pytest.raises(LogTrimmed) as caught:
                 follow(log, KeySet.all(), span)
             assert caught.value.low_water == 400
-        told = [each for each in caplog.records if "LOG_COLD_HOLE" in each.getMessage()]
+        told = [each for each in caplog.records if "LOG_COLD_GAP" in each.getMessage()]
         assert [(each.zbus["first"], each.zbus["last"]) for each in told] == [(301, 400)]
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from cold_support import EVENTS, epoch_of, fill, follow, offload, offsets, opened, trim, write_file, write_segment
+from mesh_fakes import recorded
 
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError
 from zbus.keys import KeySet
@@ -158,9 +159,9 @@ def with_file(path: str, first: int = 1, last: int = 5) -> dict[str, Any]:
 
 
 REFUSED = {
-    "not JSON": (b"{", "not a manifest"),
-    "not text": (b"\xff\xfe", "not a manifest"),
-    "no manifest": (b'{"a": 1}', "not a manifest"),
+    "not JSON": (b"{", "the manifest is malformed"),
+    "not text": (b"\xff\xfe", "the manifest is malformed"),
+    "no manifest": (b'{"a": 1}', "the manifest is malformed"),
     "newer": (manifest(version=2, segments="in another form"), "Upgrade zbus"),
     "no epoch": (manifest(epoch=""), "epoch"),
     "overlap": (with_segments(segment(1, 5), segment(5, 9)), "does not follow the one that ends at 5"),
@@ -168,8 +169,8 @@ REFUSED = {
     "backwards": (with_segments(msgspec.structs.replace(segment(1, 5), last=0)), "not a range"),
     "absolute": (with_file("/etc/passwd"), "outside the tier's folder"),
     "above": (with_file("seg=1/../../x.parquet"), "outside the tier's folder"),
-    "not in its segment": (with_file("x.parquet", 1, 6), "does not lie in the segment 1 to 5"),
-    "events": (with_segments(msgspec.structs.replace(segment(1, 5), events=4)), "another number"),
+    "not in its segment": (with_file("x.parquet", 1, 6), "are not within the segment 1 to 5"),
+    "events": (with_segments(msgspec.structs.replace(segment(1, 5), events=4)), "a different number"),
 }
 
 
@@ -197,7 +198,7 @@ def test_a_manifest_that_was_there_and_is_gone_is_told_rather_than_taken_for_an_
         trim(log, 500)
         assert log.low_water() == 0
         cold.path.unlink()
-        with pytest.raises(ColdDamaged, match="is gone"):
+        with pytest.raises(ColdDamaged, match="was removed"):
             follow(log, KeySet.all())
 
 
@@ -248,5 +249,9 @@ def test_a_damaged_tier_does_not_keep_a_log_from_opening_after_a_loss(log_path: 
     Path(f"{log_path}-cold").mkdir()
     (Path(f"{log_path}-cold") / "manifest.json").write_bytes(b"?")
     Path(f"{log_path}-head").unlink()
-    with opened(log_path, accept_loss=True) as log:
+    with recorded() as records, opened(log_path, accept_loss=True) as log:
         assert offsets(follow(log, KeySet.all())) == list(range(1, EVENTS + 1))
+
+    found = {each["record"]: each.get("code") for each in records}
+    assert found["LOG_TRUNCATED"] == "log_truncated"
+    assert found["LOG_COLD_LEFT_BEHIND"] == "cold_tier_not_adopted"

@@ -1,4 +1,4 @@
-"""Errands: what another process wants written is written by the one that owns the log, exactly once."""
+"""Proxied writes: the owner of a log stores the events of another process exactly once."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from inside import node_of
 from log_support import append, ask, wait_until
+from mesh_fakes import recorded
 from msgspec.structs import replace
 
 import zbus
@@ -28,7 +29,8 @@ import zbus_log
 from zbus.ports.log import Row
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
-from zbus_log.proxy.write_files import decode_answer, decode_rows, encode_rows, encode_rules, new_stem, write_whole
+from zbus_log.proxy.owner import ProxiedWriteServer
+from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_atomically
 
 PUTTER = """
     import sys, time, zbus_log
@@ -62,23 +64,23 @@ def start_owner(path: Path) -> subprocess.Popen[str]:
 
 
 def folder(path: Path) -> Path:
-    return Path(f"{path}-errands")
+    return Path(f"{path}-writes")
 
 
 def files(path: Path, suffix: str = "") -> list[str]:
-    """The files of errands, but for the FIFO."""
+    """The files of write requests and results, without the FIFO."""
     return sorted(each.name for each in folder(path).iterdir() if each.name != "wake" and each.name.endswith(suffix))
 
 
 def identities(path: Path) -> list[tuple[int, int]]:
-    """Of all events in the log, by offset."""
+    """Return the identities of all events in the log, by offset."""
     with zbus.blocking.open(path, read_only=True) as bus:
         return [event.identity for event in bus.replay()]
 
 
 @contextmanager
 def held(path: Path) -> Iterator[SqliteLog]:
-    """A log that is owned, here, by somebody who takes no errands."""
+    """Open a log in this process without accepting proxied writes."""
     log = SqliteLog(str(path))
     try:
         yield log
@@ -122,7 +124,7 @@ async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path
             async with asyncio.timeout(20):
                 while not node_of(here).network.links[0].fabric.ready("shop/orders"):  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)
-            # A node that is met for the first time tells new from old by the time of publishing.
+            # A node tells new events from old ones of an unknown node by their time of publishing.
             now = [replace(row, published_at=time.time_ns()) for row in rows(500)]
             await in_thread(zbus_log.put, log_path, [now])
             async with asyncio.timeout(30):
@@ -133,7 +135,7 @@ async def test_events_that_another_process_puts_reach_other_nodes(log_path: Path
 
 async def test_headers_and_payloads_arrive_as_they_were_put(log_path: Path) -> None:
     encoded = msgspec.msgpack.encode({"trace": "é", "kind": "order"})
-    large = os.urandom(PIECE_BYTES + 10)  # over the size of a piece, and one event all the same
+    large = os.urandom(PIECE_BYTES + 10)  # larger than a piece, but still one event
     async with zbus.open(log_path) as bus:
         await in_thread(
             zbus_log.put, log_path, [[Row(1, 0, 5, "a/b", b"\0\xff", encoded), Row(1, 1, 6, "a/b", large, None)]]
@@ -171,7 +173,7 @@ async def test_several_processes_put_at_once_and_the_order_of_each_is_kept(log_p
         assert [n for by, n in stored if by == publisher] == list(range(8000))
 
 
-async def test_a_put_waits_while_a_subscriber_that_must_not_drop_is_full(log_path: Path) -> None:
+async def test_a_put_waits_while_a_blocking_subscriber_is_full(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
         slow = bus.subscribe("shop/**", queue_events=100, overflow="block")
         putting = asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(20_000)]))
@@ -194,9 +196,9 @@ def test_a_piece_is_small_so_that_publishers_of_the_owner_do_not_wait_long() -> 
 
 
 async def test_a_publisher_of_the_owner_never_waits_long_while_another_process_puts_much(log_path: Path) -> None:
-    """Exactly: for no more events of others than may be under way. In time: 100 ms, on a machine that is not busy.
+    """A publish waits for no more proxied events than may be in progress, and for at most 100 ms on an idle machine.
 
-    What the machine itself takes is measured before, alone.
+    The time that the machine itself needs is measured first, without the other process.
     """
 
     async def publish_while(goes_on: Callable[[], bool]) -> tuple[list[float], list[int]]:
@@ -221,13 +223,13 @@ async def test_a_publisher_of_the_owner_never_waits_long_while_another_process_p
     assert beside_s[int(len(beside_s) * 0.99)] < 0.1 + 5 * alone_s[int(len(alone_s) * 0.99)]
 
 
-# What is refused
+# Rejected events
 
 REFUSED = {
     "a wildcard": Row(1, 1, 1, "a/*", b"", None),
     "a key of the system": Row(1, 1, 1, "@zbus/x", b"", None),
     "half a character in a key": Row(1, 1, 1, "a/\ud800", b"", None),
-    "headers that are none": Row(1, 1, 1, "a/b", b"", b"\xc1"),
+    "malformed headers": Row(1, 1, 1, "a/b", b"", b"\xc1"),
     "headers with a line break": Row(1, 1, 1, "a/b", b"", msgspec.msgpack.encode({"a": "b\r\nc"})),
     "a negative number": Row(1, -1, 1, "a/b", b"", None),
     "a number over 63 bits": Row(1 << 63, 1, 1, "a/b", b"", None),
@@ -262,10 +264,10 @@ async def test_an_event_that_could_not_be_published_is_refused_with_its_chunk(
 
 
 @pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
-async def test_what_is_refused_keeps_its_type_and_fields(
+async def test_an_error_of_the_owner_keeps_its_type_and_fields(
     log_path: Path, owned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ZBUS_PAYLOAD_BYTES_MAX", "100")  # for a node and for whoever does without one
+    monkeypatch.setenv("ZBUS_PAYLOAD_BYTES_MAX", "100")  # applies to a node and to a process without one
     bus = zbus.open(log_path)
     if owned:
         await bus.start()
@@ -280,23 +282,23 @@ async def test_what_is_refused_keeps_its_type_and_fields(
     assert identities(log_path) == []
 
 
-async def test_an_errand_that_is_garbage_is_answered_and_the_owner_goes_on(log_path: Path) -> None:
+async def test_a_malformed_request_gets_an_error_and_the_owner_keeps_running(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
         for kind in (".rows", ".retain"):
-            errand = folder(log_path) / (new_stem() + kind)
-            write_whole(errand, b"\xc1 garbage")
+            request = folder(log_path) / (new_stem() + kind)
+            write_atomically(request, b"\xc1 garbage")
             (folder(log_path) / "not-ours").touch()
             assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
-            await in_thread(wait_until, errand.with_suffix(".answer").exists)
+            await in_thread(wait_until, request.with_suffix(".answer").exists)
             with pytest.raises(zbus.EventInvalid):
-                decode_answer(errand.with_suffix(".answer").read_bytes())
+                decode_result(request.with_suffix(".answer").read_bytes())
 
 
-# Nobody owns the log
+# A log without an owner
 
 
-def test_where_nobody_owns_the_log_it_is_owned_for_the_time_of_the_call(log_path: Path) -> None:
+def test_a_log_without_an_owner_is_owned_during_the_call(log_path: Path) -> None:
     owned: list[object] = []
 
     def chunks() -> Iterator[Sequence[Row]]:
@@ -312,11 +314,11 @@ def test_where_nobody_owns_the_log_it_is_owned_for_the_time_of_the_call(log_path
         assert [event.sequence for event in bus.replay()] == [0, 1, 2]
 
 
-def test_nothing_to_put_is_nothing(log_path: Path) -> None:
+def test_putting_no_rows_stores_nothing(log_path: Path) -> None:
     assert zbus_log.put(log_path, []) == zbus_log.put(log_path, [[]]) == Put(0, 0)
 
 
-def test_a_log_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_log_path_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "none" / "app.db", tmp_path / "file" / "app.db", tmp_path, "memory"):
         with pytest.raises(zbus.ConfigInvalid, match="log"):
@@ -326,13 +328,13 @@ def test_a_log_that_cannot_be_is_refused(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_one_that_puts_does_the_errands_of_another_meanwhile(log_path: Path) -> None:
-    began, go_on = threading.Event(), threading.Event()
+def test_a_process_that_puts_also_executes_the_requests_of_another(log_path: Path) -> None:
+    began, resume = threading.Event(), threading.Event()
 
     def chunks() -> Iterator[Sequence[Row]]:
         yield rows(10)
         began.set()
-        assert go_on.wait(30)
+        assert resume.wait(30)
         yield rows(10, start=10)
 
     with ThreadPoolExecutor(1) as pool:
@@ -342,7 +344,7 @@ def test_one_that_puts_does_the_errands_of_another_meanwhile(log_path: Path) -> 
         with pytest.raises(zbus.KeyInvalid):
             zbus_log.put(log_path, [rows(1, key="a/*")])
         assert not first.done()
-        go_on.set()
+        resume.set()
         assert (second, first.result(30)) == (Put(10, 20), Put(20, 30))
 
 
@@ -354,7 +356,7 @@ def test_processes_that_put_at_once_wait_for_each_other(log_path: Path) -> None:
     assert sorted(identities(log_path)) == [(publisher, n) for publisher in (1, 2, 3) for n in range(10_000)]
 
 
-# An owner that comes and goes
+# An owner that starts and stops
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["at work", "before it answers"])
@@ -395,7 +397,7 @@ def test_an_owner_that_is_killed_loses_nothing_and_doubles_nothing(
     assert identities(log_path) == [(7, n) for n in range(30_000)]
 
 
-def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None:
+def test_an_owner_that_rejects_proxied_writes_is_named_in_time(log_path: Path) -> None:
     with held(log_path) as log:
         append(log, rows(1))
         calls: list[Callable[[], object]] = [
@@ -404,7 +406,9 @@ def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None
         ]
         for call in calls:
             began = time.monotonic()
-            with pytest.raises(zbus.LogLocked, match=f"process {os.getpid()}, which takes no errands") as caught:
+            with pytest.raises(
+                zbus.LogLocked, match=f"process {os.getpid()}, which does not accept proxied writes"
+            ) as caught:
                 call()
             assert 0.3 <= time.monotonic() - began < 5
         again = pickle.loads(pickle.dumps(caught.value))
@@ -413,7 +417,7 @@ def test_an_owner_that_takes_no_errands_is_named_in_time(log_path: Path) -> None
     assert not folder(log_path).exists()
 
 
-def test_a_put_waits_for_an_owner_that_takes_no_errands_to_let_go(log_path: Path) -> None:
+def test_a_put_waits_until_an_owner_that_rejects_proxied_writes_releases_the_log(log_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with held(log_path) as log:
             putting = pool.submit(zbus_log.put, log_path, [rows(5)])
@@ -421,17 +425,17 @@ def test_a_put_waits_for_an_owner_that_takes_no_errands_to_let_go(log_path: Path
         assert putting.result(30) == Put(5, 5)
 
 
-async def test_an_owner_that_does_not_answer_is_an_error_in_time_and_leaves_nothing_behind(log_path: Path) -> None:
+async def test_an_owner_that_does_not_reply_is_an_error_in_time_and_leaves_no_files(log_path: Path) -> None:
     async with zbus.open(log_path) as bus, bus.subscribe("shop/**", queue_events=1, overflow="block"):
         await node_of(bus).run(zbus_log.put, log_path, [rows(2)])  # full
-        with pytest.raises(zbus.LogError, match="did not answer within") as caught:
+        with pytest.raises(zbus.LogError, match="did not reply within") as caught:
             await in_thread(zbus_log.put, log_path, [rows(5, publisher=8)], timeout_s=0.3)
 
         assert "0 events of this call are stored, and some" in caught.value.__notes__[0]
         assert files(log_path) == []
 
 
-async def test_a_bus_with_errands_that_wait_closes_in_time_and_those_who_wait_do_them(log_path: Path) -> None:
+async def test_a_bus_with_waiting_requests_closes_in_time_and_the_clients_execute_them(log_path: Path) -> None:
     bus = zbus.open(log_path, close_timeout_s=2.0)
     await bus.start()
     bus.subscribe("shop/**", queue_events=10, overflow="block")
@@ -452,7 +456,7 @@ async def test_a_bus_with_errands_that_wait_closes_in_time_and_those_who_wait_do
 # The folder
 
 
-async def test_what_the_dead_left_is_removed_and_what_the_living_left_is_done(log_path: Path) -> None:
+async def test_requests_of_ended_processes_are_removed_and_those_of_running_ones_are_executed(log_path: Path) -> None:
     gone = start("import os; print(os.getpid())")
     pid = int(gone.communicate()[0])
     here = folder(log_path)
@@ -460,17 +464,17 @@ async def test_what_the_dead_left_is_removed_and_what_the_living_left_is_done(lo
     moment, serial, *_ = new_stem().split("-")
     for kind in ("rows", "retain", "answer", "rows.tmp"):
         (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
-    (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # that number, used again
+    (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # an earlier process
     left = here / (new_stem() + ".rows")
-    write_whole(left, encode_rows(rows(2, publisher=9)))
+    write_atomically(left, encode_rows(rows(2, publisher=9)))
 
     async with zbus.open(log_path) as bus:
         await in_thread(wait_until, left.with_suffix(".answer").exists)
         stored = [event.identity async for event in bus.replay()]
-        fields = decode_answer(left.with_suffix(".answer").read_bytes())
+        fields = decode_result(left.with_suffix(".answer").read_bytes())
         assert files(log_path) == [left.with_suffix(".answer").name]
 
-        (here / f"{moment}-{serial}-{pid}-1.answer").touch()  # and of one that died since
+        (here / f"{moment}-{serial}-{pid}-1.answer").touch()  # of a process that has ended since
         await in_thread(zbus_log.put, log_path, [rows(1, publisher=10)])
         await in_thread(wait_until, lambda: len(files(log_path)) == 1)
 
@@ -491,7 +495,7 @@ async def test_a_fifo_that_a_killed_owner_left_is_used_again_and_gone_after_a_cl
     assert not folder(log_path).exists()
 
 
-async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
+async def test_a_bus_opens_even_if_the_folder_for_writes_cannot_be_created(
     log_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder(log_path).touch()
@@ -500,14 +504,68 @@ async def test_a_bus_opens_also_where_there_can_be_no_folder_of_errands(
         with pytest.raises(OwnerRejectsProxiedWrites):
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
-    (found,) = [each.zbus for each in caplog.records if "LOG_TAKES_NO_ERRANDS" in each.message]  # type: ignore[attr-defined]
-    assert found["log"] == str(log_path)
+    (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
+    assert (found["log"], found["code"]) == (str(log_path), "proxied_writes_off")
+
+
+def old_folder(path: Path) -> Path:
+    return Path(f"{path}-errands")
+
+
+def records_of_old_requests(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [each.zbus for each in caplog.records if "LOG_OLD_WRITES_LEFT" in each.message]  # type: ignore[attr-defined]
+
+
+async def test_requests_in_the_folder_of_an_older_version_are_reported_and_kept(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old_folder(log_path).mkdir()
+    os.mkfifo(old_folder(log_path) / "wake")
+    for _ in range(2):
+        (old_folder(log_path) / (new_stem() + ".rows")).write_bytes(encode_rows(rows(5)))
+    async with zbus.open(log_path) as bus:
+        assert await in_thread(zbus_log.put, log_path, [rows(1, publisher=9)]) == Put(1, 1)
+        stored = [event.identity async for event in bus.replay()]
+
+    (found,) = records_of_old_requests(caplog)
+    assert (found["log"], found["code"]) == (str(log_path), "old_requests_left")
+    assert f"{old_folder(log_path)} holds 2 files" in found["reason"]
+    assert stored == [(9, 0)]
+    assert len(list(old_folder(log_path).iterdir())) == 3
+    report = zbus_log.verify(str(log_path))
+    assert (report.problems, report.warnings) == ([], (found["reason"],))
+
+
+@pytest.mark.parametrize("with_fifo", [False, True])
+async def test_an_empty_folder_of_an_older_version_is_removed(
+    log_path: Path, with_fifo: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    old_folder(log_path).mkdir()
+    if with_fifo:
+        os.mkfifo(old_folder(log_path) / "wake")  # an owner that was killed left it
+    async with zbus.open(log_path):
+        await in_thread(zbus_log.put, log_path, [rows(1)])
+
+    assert not old_folder(log_path).exists()
+    assert records_of_old_requests(caplog) == []
+    assert zbus_log.verify(str(log_path)).warnings == ()
+
+
+async def test_an_old_folder_that_cannot_be_removed_is_reported_and_the_owner_keeps_running(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (old_folder(log_path) / "wake").mkdir(parents=True)  # a folder in place of the FIFO cannot be unlinked
+    async with zbus.open(log_path):
+        assert await in_thread(zbus_log.put, log_path, [rows(1)]) == Put(1, 1)
+
+    (found,) = records_of_old_requests(caplog)
+    assert found["code"] == "old_folder_unusable"
 
 
 async def test_an_idle_owner_waits_in_the_kernel(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(1)])
-        (waiting,) = [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        (waiting,) = [each for each in threading.enumerate() if each.name == "zbus-log-writes"]
         status = Path(f"/proc/self/task/{waiting.native_id}/status")
 
         def turns() -> list[str]:
@@ -515,11 +573,11 @@ async def test_an_idle_owner_waits_in_the_kernel(log_path: Path) -> None:
 
         await in_thread(wait_until, lambda: "S (sleeping)" in status.read_text())
         before = turns()
-        await asyncio.sleep(1.0)  # what is looked at is that nothing happens
+        await asyncio.sleep(1.0)  # the test checks that nothing happens
         assert turns() == before
 
 
-async def test_no_socket_is_opened_for_errands(log_path: Path) -> None:
+async def test_no_socket_is_opened_for_proxied_writes(log_path: Path) -> None:
     def sockets() -> list[str]:
         found = []
         for number in os.listdir("/proc/self/fd"):
@@ -536,12 +594,12 @@ async def test_no_socket_is_opened_for_errands(log_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"log": "memory"}, {"read_only": True}], ids=["in memory", "read only"])
-async def test_a_bus_that_nobody_else_can_write_through_takes_no_errands(
+async def test_a_bus_with_a_private_or_read_only_log_accepts_no_proxied_writes(
     log_path: Path, settings: dict[str, Any]
 ) -> None:
     zbus_log.put(log_path, [rows(1)])
     async with zbus.open(**{"log": str(log_path)} | settings):
-        assert not [each for each in threading.enumerate() if each.name == "zbus-log-errands"]
+        assert not [each for each in threading.enumerate() if each.name == "zbus-log-writes"]
         assert not folder(log_path).exists()
 
 
@@ -573,7 +631,7 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
     assert ask(log_path, "SELECT count(*) FROM events") == 0
 
 
-async def test_rows_are_stored_while_retention_goes_on(log_path: Path) -> None:
+async def test_rows_are_stored_while_retention_runs(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(60_000)])
         trimming = asyncio.ensure_future(in_thread(zbus_log.prune, log_path, Rules(events=0)))
@@ -584,22 +642,37 @@ async def test_rows_are_stored_while_retention_goes_on(log_path: Path) -> None:
     assert trimmed.removed >= 60_000
 
 
-def test_retention_tells_how_far_it_is_where_this_process_does_it(log_path: Path) -> None:
+def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) -> None:
     zbus_log.put(log_path, [rows(10_000)])
-    told: list[int] = []
+    reported: list[int] = []
 
-    assert zbus_log.prune(log_path, Rules(upto=9000), progress=told.append).removed == 9000
+    assert zbus_log.prune(log_path, Rules(upto=9000), progress=reported.append).removed == 9000
 
-    assert told[0] == 4096
-    assert told[-1] == 9000
+    assert reported[0] == 4096
+    assert reported[-1] == 9000
 
 
-async def test_an_error_of_retention_comes_back_to_who_asked(log_path: Path) -> None:
+async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
-        errand = folder(log_path) / (new_stem() + ".retain")
-        write_whole(errand, encode_rules(Rules(age_s=1e300)))  # a moment that no number holds
+        request = folder(log_path) / (new_stem() + ".retain")
+        write_atomically(request, encode_rules(Rules(age_s=1e300)))  # a time that no integer holds
         await in_thread(zbus_log.put, log_path, [rows(1)])
-        await in_thread(wait_until, errand.with_suffix(".answer").exists)
+        await in_thread(wait_until, request.with_suffix(".answer").exists)
         with pytest.raises(zbus.LogError):
-            decode_answer(errand.with_suffix(".answer").read_bytes())
+            decode_result(request.with_suffix(".answer").read_bytes())
+
+
+def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:
+    server = ProxiedWriteServer.__new__(ProxiedWriteServer)
+    server._log_path = str(log_path)
+
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    with recorded() as records:
+        server._attempt(fail)
+
+    assert [(each["record"], each["log"], each["error"]) for each in records] == [
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: the disk is full")
+    ]

@@ -1,4 +1,4 @@
-"""The console's files over HTTP: their types, their hashes, and what a browser is told to allow."""
+"""The console's files over HTTP: their types, their ETags, and their security policy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FILES = sorted(path.name for path in (Path(zbus_web.__file__).parent / "console"
 @pytest.fixture
 def client(log_path: Path) -> Iterator[httpx.Client]:
     server = Server(log_path)
-    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as asking:
-        yield asking
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
+        yield client
     server.stop()
 
 
-def test_the_root_leads_to_the_console(client: httpx.Client) -> None:
+def test_the_root_redirects_to_the_console(client: httpx.Client) -> None:
     for path in ("/", "/console"):
         answer = client.get(path)
         assert answer.status_code == 302
@@ -31,7 +31,7 @@ def test_the_root_leads_to_the_console(client: httpx.Client) -> None:
     assert "<title>zbus</title>" in client.get("/console/").text
 
 
-def test_every_file_has_its_type_and_may_run_our_scripts_only(client: httpx.Client) -> None:
+def test_every_file_has_its_type_and_a_policy_for_our_scripts_only(client: httpx.Client) -> None:
     types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     for name in FILES:
         answer = client.get(f"/console/{name}")
@@ -44,11 +44,11 @@ def test_every_file_has_its_type_and_may_run_our_scripts_only(client: httpx.Clie
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
+def test_a_cached_file_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/console/main.js")
 
     again = client.get("/console/main.js", headers={"If-None-Match": first.headers["etag"]})
-    other = client.get("/console/feed.js", headers={"If-None-Match": first.headers["etag"]})
+    other = client.get("/console/stream.js", headers={"If-None-Match": first.headers["etag"]})
 
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]

@@ -22,7 +22,7 @@ from zbus.keys import KeySet
 from zbus.mesh.link import Link
 from zbus.mesh.send_queue import SendQueue
 from zbus.node import Node
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Log, Span
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import REAL, Runtime
@@ -31,8 +31,8 @@ from zbus.wire.provenance import Forward
 from .config import BridgeConfig
 
 BRIDGE_STARTED = "BRIDGE_STARTED"
-BRIDGE_AWAY = "BRIDGE_AWAY"
-BRIDGE_LINKED = "BRIDGE_LINKED"
+BRIDGE_DISCONNECTED = "BRIDGE_DISCONNECTED"
+BRIDGE_CONNECTED = "BRIDGE_CONNECTED"
 RETRY_S = (0.5, 10.0)
 PLAIN_PROMISE = (
     "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
@@ -103,7 +103,7 @@ class Bridge:
             network = self._node.network
             assert network is not None
             if not self.durable:  # only now: what came before the second side was there could not have crossed
-                await network.want(self._keys.expressions, self._time_ns(), record=False)
+                await network.add_interest(self._keys.expressions, self._time_ns(), store=False)
         except BaseException:
             await self.aclose()
             raise
@@ -143,7 +143,7 @@ class Bridge:
             "bridge": self.name,
             "durable": self.durable,
             **{way: self._way(*ends) for way, ends in ways.items()},
-            "loops_stopped": counts.pop("loops_stopped", 0),
+            "loops_prevented": counts.pop("loops_prevented", 0),
             "duplicates": counts.pop("duplicates_received", 0),
             "counts": counts,
         }
@@ -160,7 +160,7 @@ class Bridge:
         link = self._link(target)
         send_queue: SendQueue | None = link.send_queue if link is not None else None
         network = self._node.network
-        waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
+        waiting, oldest_ns = network.transit[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = send_queue.forwarded_lag_ns if send_queue is not None else 0
         if oldest_ns is not None:
             lag_ns = max(0, self._time_ns() - oldest_ns)
@@ -210,7 +210,7 @@ class _Sides:
         except TransportError as error:
             if log is None:
                 raise
-            record(BRIDGE_AWAY, logging.WARNING, transport=self._names[url], reason=str(error))
+            self._report(url, error)
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
@@ -231,7 +231,7 @@ class _Sides:
             sent = network.sent(target)
             if sent < head:
                 oldest_ns = await self._node.run(_oldest_ns, log, sent, self._time_ns())
-                network.waiting[source].entered(head, log.count(sent, head), oldest_ns)
+                network.transit[source].entered(head, log.count(sent, head), oldest_ns)
 
     async def _keep_trying(self, url: str) -> None:
         pauses = Backoff(*RETRY_S, uniform=self._uniform)
@@ -240,17 +240,15 @@ class _Sides:
             await asyncio.sleep(pause)
             try:
                 await self._node.link(url)
-                record(BRIDGE_LINKED, transport=self._names[url])
+                record(BRIDGE_CONNECTED, transport=self._names[url])
                 return
             except TransportError as error:
                 pause = pauses.next()
-                record(
-                    BRIDGE_AWAY,
-                    logging.WARNING,
-                    transport=self._names[url],
-                    reason=str(error),
-                    again_in_s=round(pause, 3),
-                )
+                self._report(url, error, again_in_s=round(pause, 3))
+
+    def _report(self, url: str, error: TransportError, **fields: float) -> None:
+        name, reason = self._names[url], str(error)
+        record_reason(BRIDGE_DISCONNECTED, logging.WARNING, code="link_failed", reason=reason, transport=name, **fields)
 
 
 def _oldest_ns(log: Log, after: int, now_ns: int) -> int:

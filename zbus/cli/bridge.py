@@ -140,5 +140,5 @@ def _line(stats: dict[str, Any]) -> str:
     counted = "".join(f", {reason} {number:,}" for reason, number in sorted(stats["counts"].items()))
     return (
         f"{stats['bridge']}: {'; '.join(parts)}; {stats['duplicates']:,} duplicates, "
-        f"{stats['loops_stopped']:,} loops stopped{counted}"
+        f"{stats['loops_prevented']:,} loops prevented{counted}"
     )

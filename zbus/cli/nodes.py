@@ -44,7 +44,7 @@ def nodes(
 async def _listen(bus: zbus.Bus, wait_s: float) -> list[zbus.NodeInfo]:
     async with bus:
         await asyncio.sleep(wait_s)
-        return [node for node in bus.nodes() if not node.here]
+        return [node for node in bus.nodes() if not node.is_self]
 
 
 def _table(found: list[zbus.NodeInfo]) -> Table:
@@ -52,10 +52,10 @@ def _table(found: list[zbus.NodeInfo]) -> Table:
     for column in ("NAME", "NODE", "BUS", "LOG", "TRUST", "SEEN", "PUBLISHES", "SUBSCRIBES", "SERVES"):
         table.add_column(column)
     for node in found:
-        seen = f"{max(0.0, (time.time_ns() - node.last_seen) / 1e9):.1f} s ago" if node.present else "gone"
+        seen = f"{max(0.0, (time.time_ns() - node.last_seen) / 1e9):.1f} s ago" if node.alive else "gone"
         lists = [_some(names) for names in (node.publishes, node.subscribes, node.serves)]
         log = "yes" if node.has_log else "no"
-        table.add_row(node.name, node.node, ", ".join(node.buses), log, node.trust, seen, *lists)
+        table.add_row(node.name, node.id, ", ".join(node.buses), log, node.trust, seen, *lists)
     return table
 
 

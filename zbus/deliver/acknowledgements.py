@@ -1,4 +1,4 @@
-"""A durable name as one subscription uses it: claimed, acknowledged, given back."""
+"""The position of a durable subscription: claimed, advanced by acknowledgements, released."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[..., "asyncio.Future[Any]"]
 
 
 class Acknowledgements:
-    """Positions only rise. Those that nobody awaits are stored together, some milliseconds later."""
+    """Advances one cursor. Positions only rise. Those that no caller awaits are stored together after `STORE_S`."""
 
     def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str]) -> None:
         self.name, self._cursors, self._run, self._keys = name, cursors, run, keys
@@ -28,9 +28,9 @@ class Acknowledgements:
         self._calls: Calls | None = None  # once a position is awaited
 
     async def claim(self, start: int) -> int:
-        """Take the name and return its position, which is `start` where it is new.
+        """Claim the name and return its position. A new name starts at `start`.
 
-        Cancelled, the claim goes on; the next attempt finds it, and `give_back` ends it.
+        If cancelled, the claim continues in the background; the next call reuses it, and `release` ends it.
         """
         if self._claiming is None:
             self._claiming = self._run(self._cursors.claim, self.name, self._keys, start)
@@ -42,14 +42,14 @@ class Acknowledgements:
         return self.acknowledged
 
     def handled(self, offset: int) -> None:
-        """The reader asked for more: everything up to `offset` is acknowledged, and stored soon."""
+        """Acknowledge everything up to `offset`, because the subscriber asked for the next event. Stored soon."""
         if offset > self.acknowledged and self._claiming is not None:
             self.acknowledged = offset
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(STORE_S, self._store)
 
     async def acknowledge(self, offset: int) -> None:
-        """Return once the position is on disk. Cancelled, it may or may not have been stored."""
+        """Acknowledge everything up to `offset`; return when it is on disk. If cancelled, it may have been stored."""
         loop = asyncio.get_running_loop()
         calls = self._calls = self._calls or Calls(loop)
         stored: asyncio.Future[None] = loop.create_future()
@@ -62,13 +62,13 @@ class Acknowledgements:
         self._cursors.advance(self.name, self._token, offset, partial(calls.soon, settle))
         await stored
 
-    async def give_back(self) -> None:
-        """Store the position and let others have the name. Cancelled, it goes on in the background."""
+    async def release(self) -> None:
+        """Store the position and release the name. If cancelled, this continues in the background."""
         if self._claiming is not None:
             claiming, self._claiming = self._claiming, None
-            await asyncio.shield(asyncio.ensure_future(self._give_back(claiming)))
+            await asyncio.shield(asyncio.ensure_future(self._release(claiming)))
 
-    async def _give_back(self, claiming: asyncio.Future[Lease]) -> None:
+    async def _release(self, claiming: asyncio.Future[Lease]) -> None:
         try:
             token, claimed = await claiming
         except ZbusError:

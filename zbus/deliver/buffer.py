@@ -1,4 +1,4 @@
-"""Where events wait for a subscriber: the queue of a subscription, and the backlog beside it.
+"""Buffers of a subscription: its queue, and the backlog beside it.
 
 Both keep events in order, with a gap where events were dropped. Only events use capacity: a gap uses none.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from zbus.event import Event
 
-EVENT_BYTES = 256  # what an event takes beside its payload, roughly
+EVENT_BYTES = 256  # approximate size of an event without its payload
 
 
 class Gap:
@@ -52,17 +52,17 @@ class Buffer:
 
     @property
     def free(self) -> int:
-        """For how many more events there is capacity; never negative."""
+        """The number of events that still fit; never negative."""
         return max(0, self.capacity - self.events)
 
     def fill(self, events: Sequence[Event]) -> int:
-        """Add as many of the events as there is capacity for, and return how many."""
+        """Add the events that fit, and return how many."""
         added = min(self.free, len(events))
         self.items.extend(events[:added])
         return added
 
     def drop_newest(self, events: Sequence[Event]) -> None:
-        """Note that these events, which follow what waits, are missing."""
+        """Record a gap for these events, which follow the queued ones."""
         gap = self.items[-1] if self.items else None
         if not isinstance(gap, Gap):
             gap = Gap()
@@ -88,7 +88,7 @@ class Buffer:
         return dropped
 
     def add_gap(self, gap: Gap) -> None:
-        """Add a gap behind what waits."""
+        """Add a gap after the queued events."""
         self.items.append(gap)
         self._gaps += 1
 
@@ -111,7 +111,7 @@ class Backlog(Buffer):
 
     @property
     def free(self) -> int:
-        """For how many more bytes there is capacity; never negative."""
+        """The number of bytes that still fit; never negative."""
         return max(0, self.capacity - self.bytes)
 
     def fill(self, events: Sequence[Event]) -> int:
@@ -130,7 +130,7 @@ class Backlog(Buffer):
         self.items.extend(events)
 
     def move_to(self, queue: Buffer) -> None:
-        """Move what `queue` has capacity for into it, gaps included."""
+        """Move events into `queue` while they fit, including gaps."""
         items = self.items
         while items:
             first = items[0]

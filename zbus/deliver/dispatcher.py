@@ -1,7 +1,7 @@
-"""Delivery inside a node: what was stored, or came from elsewhere, goes to the live subscriptions.
+"""Delivery inside a node, from the log's tail, from publishers without a log, and from other nodes.
 
-The last of what was stored stays in memory, so that a subscription that reads the log catches up with
-the live events without a gap: where the log's page ends, memory goes on.
+The newest stored events stay in memory, so that a subscription that reads the log catches up with the live events
+without a gap: after the log's last page it continues from memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
 from zbus.keys import KeySet
-from zbus.observe.burst_records import tell_received
+from zbus.observe.burst_records import record_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.cache import Target
@@ -28,25 +28,28 @@ RECENT_EVENTS = 8192
 RECENT_BYTES = 16 * 1024 * 1024
 
 
-# Told of each burst that is stored here, or published where there is no log, and of the size of its payloads; on the
-# loop, in the way of every event.
+# Called with each batch that is stored here, or published without a log, and the size of its payloads. It runs on the
+# loop, on the path of every event.
 Watcher = Callable[[Sequence[Row], int], None]
 
 
 class RemoteInterest(Protocol):
-    """Asks other nodes for events: the network."""
+    """Requests events from other nodes: the network."""
 
-    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
-        """Receive these from other nodes; the future completes when the transports know."""
+    def add_interest(
+        self, expressions: Sequence[str], since_ns: int, store: bool, keep: bool = False
+    ) -> asyncio.Future[Any]:
+        """Receive matching events from other nodes. The future completes when the transports know."""
 
-    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
-        """Undo one `want`."""
+    def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
+        """Undo one `add_interest`."""
 
 
 class LocalSubscription(Target, Protocol):
-    """A target that users read from."""
+    """A subscription of this node, as the dispatcher sees it."""
 
     durable: str | None
+    subscriber: Any  # the object that users read from
 
     def end(self) -> None:
         """End the stream after the queued events."""
@@ -67,48 +70,49 @@ class Dispatcher:
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime, taken: Histogram | None = None) -> None:
         self.count, self._time_ns, self._taken = count, runtime.time_ns, taken
         self.interest: RemoteInterest | None = None  # set while the node has a network
-        self.subscriptions: dict[LocalSubscription, None] = {}  # those that are open, in the order of their opening
-        self.crowded = False  # some queue is half full: a publisher that never waits should let subscribers run
-        self.router: KeyTrie[Target] = KeyTrie()
-        self.deliveries = 0  # events that went to live subscriptions, each as often as it did
-        self.delivered = 0  # every stored event up to here went to the live subscriptions
+        self.subscriptions: dict[LocalSubscription, None] = {}  # the open ones, in the order of opening
+        self.crowded = False  # a queue is half full: a publisher that never waits should yield to the subscribers
+        self.trie: KeyTrie[Target] = KeyTrie()
+        self.deliveries = 0  # events delivered to live subscriptions, once per subscription
+        self.delivered = 0  # every stored event up to this offset was delivered to the live subscriptions
         self.watchers: tuple[Watcher, ...] = ()
-        # What was stored last: rows, offsets, the size of the payloads, and the last offset before.
+        # The newest stored batches: rows, offsets, the size of the payloads, and the last offset before them.
         self._recent: deque[tuple[Sequence[Row], Sequence[int], int, int]] = deque()
         self._recent_events = self._recent_bytes = 0
-        self.passed: set[tuple[int, int]] = set()  # identities, soon stored, that live readers had or do not want
+        # Identities, soon stored, that live subscriptions already had or do not match.
+        self.passed: set[tuple[int, int]] = set()
 
     def attach(self, subscription: LocalSubscription) -> asyncio.Future[Any] | None:
-        """Deliver to a new subscription; the future completes when other nodes are asked for its events."""
+        """Deliver to a new subscription. The future completes when its events are requested from other nodes."""
         self.subscriptions[subscription] = None
         return self.route(subscription, keep=subscription.durable is not None)
 
     def detach(self, subscription: LocalSubscription) -> None:
-        """Deliver to a subscription no longer."""
+        """Stop delivering to a subscription."""
         if subscription in self.subscriptions:
             del self.subscriptions[subscription]
             self.unroute(subscription)
 
     def route(self, target: Target, *local: str, keep: bool = False) -> asyncio.Future[Any] | None:
-        """Deliver to a target; the future completes when other nodes are asked for its events.
+        """Deliver to a target. The future completes when its events are requested from other nodes.
 
-        `local` expressions are delivered from this node only. `keep` is passed on to `RemoteInterest.want`.
+        `local` expressions are delivered from this node only. `keep` is passed on to `RemoteInterest.add_interest`.
         """
         for expression in (*target.key_exprs, *local):
-            self.router.add(expression, target)
+            self.trie.add(expression, target)
         if self.interest is None:
             return None
-        return self.interest.want(target.key_exprs, target.since_ns, target.records, keep=keep)
+        return self.interest.add_interest(target.key_exprs, target.since_ns, target.records, keep=keep)
 
     def unroute(self, target: Target, *local: str) -> None:
         """Undo `route`."""
         for expression in (*target.key_exprs, *local):
-            self.router.remove(expression, target)
+            self.trie.remove(expression, target)
         if self.interest is not None:
-            self.interest.unwant(target.key_exprs, target.since_ns, target.records)
+            self.interest.remove_interest(target.key_exprs, target.since_ns, target.records)
 
     def head_moved(self, head: int) -> None:
-        """The head of a log that another process owns has moved: let subscriptions read on."""
+        """The head of a log that another process owns has moved: wake the subscriptions."""
         if head > self.delivered:
             self.delivered = head
             for subscription in self.subscriptions:
@@ -116,7 +120,7 @@ class Dispatcher:
 
     def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Deliver a part of the log's tail."""
-        routes, passed, size = self.router.routes, self.passed, 0
+        routes, passed, size = self.trie.routes, self.passed, 0
         gathered: dict[Target, list[Event]] = {}
         for row, offset in zip(rows, offsets, strict=True):
             size += len(row.payload)
@@ -154,10 +158,10 @@ class Dispatcher:
             watch(rows, size)
 
     def unlogged(self, rows: Sequence[Row]) -> None:
-        """Deliver what was published on one key where there is no log; an event is made only if one is wanted."""
+        """Deliver rows of one key without a log. Events are made only if a subscription matches."""
         for watch in self.watchers:
             watch(rows, sum([len(row.payload) for row in rows]))
-        targets = self.router.routes(rows[0].key)
+        targets = self.trie.routes(rows[0].key)
         if targets:
             events = [
                 Event(  # `row.event()` without its call: this is done for every event
@@ -175,13 +179,13 @@ class Dispatcher:
                 taken += target.offer(events)
             self.deliveries += taken
             if self._taken is not None:
-                self._taken.buckets[0] += taken  # this very moment: looking at a clock would take longer
+                self._taken.buckets[0] += taken  # age 0: reading the clock would take longer
             if taken and wanted(logging.DEBUG):
-                tell_received([events] * len(targets))
+                record_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
-        routes = self.router.routes
+        routes = self.trie.routes
         gathered: dict[Target, list[Event]] = {}
         key, targets = "", routes(events[0].key)
         for event in events:
@@ -193,9 +197,9 @@ class Dispatcher:
             self._offer(gathered, received=True)
 
     def recent_after(self, offset: int, limit: int, keys: KeySet) -> list[Event] | None:
-        """Return the delivered events of some keys after `offset`; None if memory has not all, or there are too many.
+        """Return the delivered events of some keys after `offset`, or None if memory lacks some or they exceed `limit`.
 
-        An event that was read from the log and not delivered yet has an offset over `delivered`: nothing follows it.
+        An event that was read from the log but not delivered yet has an offset over `delivered`: nothing follows it.
         """
         if self.delivered <= offset:
             return []
@@ -216,7 +220,7 @@ class Dispatcher:
         return found
 
     def _offer(self, gathered: Mapping[Target, list[Event]], received: bool) -> None:
-        """Hand over what was gathered, once per target."""
+        """Deliver the gathered events, in one call per target."""
         taken = []
         for target, events in gathered.items():
             if number := target.offer(events, received):
@@ -225,4 +229,4 @@ class Dispatcher:
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
-            tell_received(taken)
+            record_received(taken)

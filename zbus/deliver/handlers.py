@@ -1,4 +1,4 @@
-"""`@bus.on`: a handler that runs for every event of a subscription, as long as the bus is open."""
+"""`@bus.on`: runs a handler for every event of a subscription while the bus is open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 from zbus.errors import PayloadInvalid, SchemaInvalid, SubscriberLagged
 from zbus.event import Event
-from zbus.observe.records import EVENT_INVALID, EVENT_RETRY, EVENT_RETRY_LIMIT_EXCEEDED, correlated, record
+from zbus.observe.records import (
+    EVENT_INVALID,
+    EVENT_RETRY,
+    EVENT_RETRY_LIMIT_EXCEEDED,
+    correlated,
+    record,
+    record_reason,
+)
 from zbus.util.backoff import Backoff
 
 from .subscriber import EventSubscriber
@@ -25,12 +32,12 @@ async def serve(
     uniform: Callable[[float, float], float],
     retries: int | None = None,
 ) -> None:
-    """Hand events to `handler`, one after the other, until the subscription ends.
+    """Call `handler` with one event after the other until the subscription ends.
 
-    A handler that raises is reported. With a durable name the same event is tried again, with pauses that grow to
-    half a minute, because going on would acknowledge it; without one the next event follows. `retries` says how
-    often it is tried again, in either case. `uniform` shortens each pause by chance, so that handlers that failed
-    together do not try again together.
+    If the handler raises, the error is logged and counted. A durable subscription retries the same event, with pauses
+    that grow to half a minute, because continuing would acknowledge the event; any other continues with the next one.
+    `retries` limits the number of retries in both cases. `uniform` shortens each pause at random, so that handlers
+    that failed together do not retry together.
     """
     if retries is None and subscription.durable is None:
         retries = 0
@@ -39,16 +46,16 @@ async def serve(
             try:
                 event = await subscription.next()
             except SubscriberLagged:
-                continue  # recorded where it was noticed, and counted in `dropped`
+                continue  # the subscription has logged it, and counted it in `dropped`
             except SchemaInvalid:
-                continue  # recorded and counted where it was noticed, and passed over: trying again would not help
+                continue  # the validators have logged and counted it; a retry would fail again
             except PayloadInvalid as error:
                 count("invalid_payloads", 1)
-                record(EVENT_INVALID, logging.WARNING, reason=str(error))
+                record_reason(EVENT_INVALID, logging.WARNING, code="payload_invalid", reason=str(error))
                 continue
             if event is None:
                 return
-            with correlated(event.trail):
+            with correlated(event.correlation):
                 await _handle(handler, event, count, Backoff(*RETRY_S, uniform=uniform), retries)
 
 
@@ -66,11 +73,11 @@ async def _handle(
             fields: dict[str, Any] = {"key": event.key, "offset": event.offset, "tried": tried + 1}
             if not again and retries:
                 count("retry_limit_exceeded", 1)
-                record(EVENT_RETRY_LIMIT_EXCEEDED, logging.ERROR, exc_info=error, retries=retries, **fields)
+                record(EVENT_RETRY_LIMIT_EXCEEDED, logging.ERROR, error, retries=retries, **fields)
                 return
             pause_s = pauses.next() if again else None
             again_in_s = None if pause_s is None else round(pause_s, 3)
-            record(EVENT_RETRY, logging.ERROR, exc_info=error, again_in_s=again_in_s, **fields)
+            record(EVENT_RETRY, logging.ERROR, error, again_in_s=again_in_s, **fields)
             if pause_s is None:
                 return
         await asyncio.sleep(pause_s)

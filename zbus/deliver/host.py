@@ -1,4 +1,4 @@
-"""What delivery needs from the node: its contract with the rest of the core."""
+"""The node, as delivery sees it: the contract of this package with the rest of the core."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Backpressure(Protocol):
 class Validators(Protocol):
     """Validates events against the registered schemas when they are read."""
 
-    def receive(self, event: Event) -> None:
+    def validate_received(self, event: Event) -> None:
         """Raise `SchemaInvalid` if a strict schema rejects the event."""
 
 
 class Host(Protocol):
-    """What subscriptions and replays need from the node."""
+    """The node, as subscriptions and replays see it."""
 
     @property
     def dispatcher(self) -> Dispatcher:

@@ -1,8 +1,7 @@
-"""Which subscribers want a key: a trie over the segments of their expressions.
+"""Trie from keys to subscriptions, over the segments of their key expressions.
 
-Zenoh's Python binding pays for each local subscriber at each put. Here a publish costs the same
-with 10 and with 10,000 subscriptions: the trie is walked once per key, and the answer is kept
-until a subscription comes or goes.
+Zenoh's Python binding has a cost per local subscriber at each put. Here, a publish costs the same with 10 and with
+10,000 subscriptions: the trie is walked once per key, and the result is kept until a subscription is added or removed.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class _Node(Generic[T]):
         self.children: dict[str, _Node[T]] = {}
         self.patterns: _Patterns | None = None
         self.values: dict[T, int] = {}
-        self.loops = loops  # the node of a `**`: it stays active over any segment but an `@` one
+        self.loops = loops  # the node of a `**`: it matches any further segment except one that begins with `@`
 
 
 class _Patterns:
-    """Segments that hold `$*`, found by how they begin and end, so that few of many are tried."""
+    """Segments that contain `$*`, indexed by how they begin and end, so that few of many are tried."""
 
     __slots__ = ("_by_ends",)
 
@@ -67,9 +66,9 @@ def _ends(segment: str) -> tuple[tuple[int, int], tuple[str, str]]:
 class KeyTrie(Generic[T]):
     """Maps keys to the values (subscriptions) whose expressions match.
 
-    >>> router = KeyTrie[str]()
-    >>> router.add("shop/*", "one"); router.add("**", "two")
-    >>> sorted(router.routes("shop/orders"))
+    >>> trie = KeyTrie[str]()
+    >>> trie.add("shop/*", "one"); trie.add("**", "two")
+    >>> sorted(trie.routes("shop/orders"))
     ['one', 'two']
     """
 
@@ -78,7 +77,7 @@ class KeyTrie(Generic[T]):
         self._routes = Memo[str, tuple[T, ...]](ROUTES_KEPT_MAX, self._walk)
 
     def add(self, expression: str, value: T) -> None:
-        """Let `value` be found for every key that `expression` (canonical) matches."""
+        """Add `value` for every key that `expression` (canonical) matches."""
         node = self._root
         for segment in expression.split("/"):
             child = node.children.get(segment)
@@ -92,7 +91,7 @@ class KeyTrie(Generic[T]):
         self._routes.clear()
 
     def remove(self, expression: str, value: T) -> None:
-        """Undo one `add`, and drop the branch that nobody uses any more."""
+        """Undo one `add`, and remove branches that are no longer used."""
         path = [self._root]
         segments = expression.split("/")
         for segment in segments:
@@ -110,7 +109,7 @@ class KeyTrie(Generic[T]):
         self._routes.clear()
 
     def routes(self, key: str) -> tuple[T, ...]:
-        """The values that want `key`, each once."""
+        """Return the values whose expressions match `key`, each once."""
         return self._routes[key]
 
     def _walk(self, key: str) -> tuple[T, ...]:
@@ -136,7 +135,7 @@ class KeyTrie(Generic[T]):
 
 
 def _with_empty_match(nodes: list[_Node[T]]) -> list[_Node[T]]:
-    """Add the `**` children, which match no segment at all; each node once."""
+    """Add the `**` children, because `**` also matches zero segments; each node once."""
     found = dict.fromkeys(nodes)
     for node in nodes:
         deep = node.children.get("**")

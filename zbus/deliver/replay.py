@@ -8,10 +8,16 @@ from collections import deque
 from datetime import datetime
 from typing import Any
 
-from zbus.errors import ConfigInvalid, LogError
+from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
+from zbus.observe.records import (
+    EVENT_REPLAY_DELIVERED,
+    EVENT_REPLAY_FAILED,
+    EVENT_REPLAY_REQUESTED,
+    record,
+    record_reason,
+)
 from zbus.ports.log import Log, Page, Span
 
 from .host import Host
@@ -53,14 +59,18 @@ class Replay:
         while not self._ready:
             if self._failed is not None:
                 failed, self._failed = self._failed, None
-                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(failed), events=self._events, **self._told)
+                self._report_failure(failed)
                 raise failed
             try:
                 await self._read_page()
             except LogError as error:
-                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(error), events=self._events, **self._told)
+                self._report_failure(error)
                 raise
         return self._ready.popleft()
+
+    def _report_failure(self, error: LogError) -> None:
+        events, told = self._events, self._told
+        record_reason(EVENT_REPLAY_FAILED, logging.INFO, code="replay_failed", reason=str(error), events=events, **told)
 
     async def _read_page(self) -> None:
         log = self._reader.required("replay")
@@ -124,12 +134,3 @@ def _look_at_error(reading: asyncio.Future[Page]) -> None:
     """Nobody may ask for that page any more; its error is then nobody's."""
     if not reading.cancelled():
         reading.exception()
-
-
-def check_bounds(after: object, until: object) -> None:
-    """Raise `ConfigInvalid` for a bound that is neither an offset nor a datetime."""
-    for name, bound in (("after", after), ("until", until)):
-        if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
-            raise ConfigInvalid(name, f"{bound!r} is neither an offset nor a datetime")
-        if isinstance(bound, int) and bound < 0:
-            raise ConfigInvalid(name, "offsets are counted from 1")

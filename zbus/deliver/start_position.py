@@ -1,4 +1,4 @@
-"""Where to start, as people write it: an offset, a time, or an age. For the command line and for HTTP."""
+"""Start positions: an offset, a time, or an age, as arguments or as text (command line, HTTP)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from zbus.errors import ConfigInvalid
 from zbus.util.runtime import REAL
 
 OFFSET_MAX = (1 << 63) - 1
@@ -18,7 +19,7 @@ Position = int | datetime
 
 
 def read_start(text: str) -> Literal["new", "beginning"] | Position:
-    """Where a subscription starts: `new`, `beginning`, or a position. Raises `ValueError` with the reason.
+    """Parse the start of a subscription: `new`, `beginning`, or a position. Raises `ValueError` with the reason.
 
     >>> read_start("beginning"), read_start("42")
     ('beginning', 42)
@@ -29,7 +30,7 @@ def read_start(text: str) -> Literal["new", "beginning"] | Position:
 
 
 def read_age(text: str) -> float:
-    """Seconds, from a number and a unit. Raises `ValueError` with the reason.
+    """Parse an age, a number with a unit, into seconds. Raises `ValueError` with the reason.
 
     >>> read_age("7d"), read_age("1.5h")
     (604800.0, 5400.0)
@@ -41,7 +42,7 @@ def read_age(text: str) -> float:
 
 
 def read_position(text: str, others: str = "") -> Position:
-    """An offset, an ISO time, or an age such as `-10m`; `others` says what else was allowed. Raises `ValueError`.
+    """Parse an offset, an ISO time, or an age such as `-10m`. Raises `ValueError`; `others` completes its message.
 
     >>> read_position("42")
     42
@@ -50,14 +51,14 @@ def read_position(text: str, others: str = "") -> Position:
     if text.isascii() and text.isdigit():
         if len(text) <= 19 and int(text) <= OFFSET_MAX:
             return int(text)
-        raise ValueError(f"{text[:40]} is over the largest offset, {OFFSET_MAX}")
+        raise ValueError(f"{text[:40]} is larger than the largest offset, {OFFSET_MAX}")
     try:
         moment = _moment(text)
         if _TIME_MIN <= moment.astimezone(UTC) < _TIME_MAX:
             return moment
     except (ValueError, OverflowError, OSError):
         pass
-    raise ValueError(f"{text!r} is none of {others}an offset, an ISO time from 1970 to 2261, or an age such as -10m")
+    raise ValueError(f"{text!r} must be {others}an offset, an ISO time from 1970 to 2261, or an age such as -10m")
 
 
 def _moment(text: str) -> datetime:
@@ -66,8 +67,16 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def check_offset_or_time(name: str, bound: object) -> None:
+    """Raise `ConfigInvalid` for the argument `name` if it is not an offset, a datetime or None."""
+    if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
+        raise ConfigInvalid(name, f"{bound!r} must be an offset or a datetime")
+    if isinstance(bound, int) and bound < 0:
+        raise ConfigInvalid(name, f"{bound} is negative; offsets begin at 1, and 0 is before the first event")
+
+
 def to_ns(moment: datetime) -> int:
-    """Unix nanoseconds of a datetime; one without a zone is local time, as everywhere in Python."""
+    """Return the Unix nanoseconds of a datetime. A datetime without a zone is local time, as everywhere in Python."""
     whole = int(moment.replace(microsecond=0).timestamp())
-    # The log counts in 63 bits: beyond that lies only "never", or "always".
+    # The log stores 63 bits: a time beyond that matches nothing, or everything.
     return max(-(1 << 62), min(1 << 62, whole * 1_000_000_000 + moment.microsecond * 1000))

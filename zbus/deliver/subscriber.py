@@ -1,7 +1,7 @@
 """A subscription: a bounded queue between the bus and one subscriber.
 
-The bus must never wait for a slow subscriber, and memory must never grow without limit. What happens when the queue is
-full is decided by an overflow policy (`overflow.py`): events are dropped and the subscriber is notified
+The bus must never wait for a slow subscriber, and memory must never grow without limit. An overflow policy
+(`overflow.py`) decides what happens when the queue is full: events are dropped and the subscriber is notified
 (`SubscriberLagged`), publishers wait, or the subscriber continues from the log and receives live events again after
 catching up. Every stored event carries its offset, so nothing is missed or repeated at that seam.
 """
@@ -13,35 +13,50 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
 from zbus.event import DeliveryHandle, Event
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record
+from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record_reason
 from zbus.ports.log import Span
 from zbus.scope import Scope
+from zbus.util.renamed import unknown_attribute
 
 from .acknowledgements import Acknowledgements
 from .buffer import Backlog, Buffer
 from .host import Host
 from .log_reader import STALE_S, LogReader
 from .overflow import BACKLOG_BYTES_MAX, BACKLOG_FULL, POLICIES, Overflow
-from .start_position import to_ns
+from .start_position import check_offset_or_time, to_ns
 
 T = TypeVar("T")
 Start = Literal["new", "beginning"] | int | datetime
 
 PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
+_RENAMED = {"take": "next_batch", "nudge": "wake", "declared": "ready"}
+
+
+class _Inlet:
+    """The side of a subscription that the dispatcher delivers to. Users see only `EventSubscriber`."""
+
+    records = False  # whether events of other nodes are stored in the log of this node, and delivered from there
+    since_ns = 0
+
+    def __init__(self, subscriber: EventSubscriber) -> None:
+        self.subscriber, self.durable, self.key_exprs = subscriber, subscriber.durable, subscriber.key_exprs
+        # Methods of the subscription itself: a call in between would cost something for every burst.
+        self.offer, self.end, self.moved = subscriber._offer, subscriber._end, subscriber._wake
+        self.checks_changed, self.aclose = subscriber._checks_changed, subscriber.aclose
 
 
 class EventSubscriber:
     """A stream of events: `async with bus.subscribe("shop/**") as sub: async for event in sub: …`.
 
-    It receives from the moment it is made. One task at a time reads from it. Cancelling a read
-    loses nothing: the next read returns the same event. Closing it, or the bus, ends the stream
-    after what is already queued.
+    It receives events from the moment it is made. One task at a time reads from it. If a read is cancelled, nothing is
+    lost: the next read returns the same event. Closing the subscription or the bus ends the stream after the events
+    that are already queued.
     """
 
     def __init__(
@@ -50,64 +65,68 @@ class EventSubscriber:
         keys: KeySet,
         *,
         start: Start,
+        after: int | datetime | None,
         durable: str | None,
         queue_events: int,
         overflow: Overflow,
         schema: Any,
     ) -> None:
         self._host, self._dispatcher, self._reader = host, host.dispatcher, host.reader
-        self._keys, self._start = keys, start
+        self._keys, self._start, self._after = keys, start, after
         self.durable, self.schema, self.overflow = durable, schema, overflow
         self.queue_events = queue_events
         self._buffer = Buffer(queue_events)
         self._queue = self._buffer.items
-        self._policy = POLICIES[overflow](self, self._buffer, host)
+        self._inlet = _Inlet(self)
+        self._policy = POLICIES[overflow](self._inlet, self._buffer, host)
         self._aside: Backlog | None = None  # events that no log has, while this subscription reads the log
         self._bound = durable is not None or schema is not None
         self._tracing = host.tracing
-        self.checks_changed()
+        self._checks_changed()
         self._waiter: asyncio.Future[None] | None = None
         self._failed: LogError | None = None
-        self._closed = self._reading = self._nudged = False
-        self._position = self._dispatcher.delivered  # everything up to here is queued, handed over, or not asked for
+        self._closed = self._reading = self._woken = False
+        self._position = self._dispatcher.delivered  # everything up to here is queued, handed over, or does not match
         self._handed = self._position
         self._durable: Acknowledgements | None = None
         if durable is not None:
             self._durable = Acknowledgements(
-                self._reader.required("a durable name").cursors, self._reader.run, durable, keys.expressions
+                self._reader.required("a durable subscription").cursors, self._reader.run, durable, keys.expressions
             )
-        self._receipt = DeliveryHandle(schema, self._durable.acknowledge if self._durable is not None else None)
-        self._resolved = start == "new" and durable is None
+        self._handle = DeliveryHandle(schema, self._durable.acknowledge if self._durable is not None else None)
+        self._resolved = start == "new" and after is None and durable is None
         self._live = self._resolved and not self._reader.read_only
-        # Whether events of other nodes are stored in the log of this node, and delivered from there.
-        self.records = self._reader.log is not None and (durable is not None or self._policy.needs_log)
-        self.since_ns = host.runtime.time_ns()
-        if start == "beginning":
-            self.since_ns = 0
-        elif isinstance(start, datetime):
-            self.since_ns = to_ns(start)
-        self._declared = self._dispatcher.attach(self)
+        self._inlet.records = self._reader.log is not None and (durable is not None or self._policy.needs_log)
+        if start != "beginning":
+            moment = start if after is None else after
+            self._inlet.since_ns = to_ns(moment) if isinstance(moment, datetime) else host.runtime.time_ns()
+        self._declared = self._dispatcher.attach(self._inlet)
+
+    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute("'EventSubscriber' object", name, _RENAMED)
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of a namespace, in force on return; options as for `bus.subscribe`."""
+        """Subscribe to a topic of a namespace and wait until the transports know. Options as for `bus.subscribe`."""
         subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "namespace"), **options)
-        return await subscription.declared()
+        return await subscription.ready()
 
     @classmethod
     async def for_component(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of a component, in force on return; options as for `bus.subscribe`."""
+        """Subscribe to a topic of a component and wait until the transports know. Options as for `bus.subscribe`."""
         subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "component"), **options)
-        return await subscription.declared()
+        return await subscription.ready()
 
     @classmethod
     async def for_endpoint(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:
-        """A subscription to a topic of an endpoint, in force on return; options as for `bus.subscribe`."""
+        """Subscribe to a topic of an endpoint and wait until the transports know. Options as for `bus.subscribe`."""
         subscription: EventSubscriber = scope.bus.subscribe(scope.key(topic, "endpoint"), **options)
-        return await subscription.declared()
+        return await subscription.ready()
 
-    async def declared(self) -> EventSubscriber:
-        """Wait until the transports have been told of it; `async with` does this. Cancelled or failed, it is closed."""
+    async def ready(self) -> EventSubscriber:
+        """Wait until the transports know this subscription; `async with` does this. Closes it if cancelled."""
         if self._declared is not None:
             try:
                 await asyncio.shield(self._declared)
@@ -123,29 +142,29 @@ class EventSubscriber:
 
     @property
     def queued(self) -> int:
-        """How many events wait in memory: at most `queue_events`, a page of the log, or, if it blocks, the backlog."""
+        """The number of events in memory: at most `queue_events`, a page of the log, or the backlog of "block"."""
         return self._buffer.events + self._policy.waiting
 
     @property
     def dropped(self) -> int:
-        """How many events this subscription has dropped. `SubscriberLagged` reports each of them."""
+        """The number of events that this subscription has dropped. `SubscriberLagged` reports each of them."""
         return self._policy.dropped
 
     @property
     def acknowledged(self) -> int | None:
-        """Up to which offset a durable name has acknowledged; None without one, or before it has its place."""
+        """The offset up to which a durable subscription has acknowledged; None if not durable, or not claimed yet."""
         return self._durable.acknowledged if self._durable is not None and self._resolved else None
 
     @property
     def position(self) -> int:
-        """Where another reader would go on: everything up to this offset was handed over, or is not asked for."""
+        """The offset to resume after: everything up to here was handed over, or does not match this subscription."""
         if self._queue:
             return self._handed
         return max(self._position, self._dispatcher.delivered) if self._live else self._position
 
     @property
     def is_live(self) -> bool:
-        """Whether events come as they are published, rather than from the log."""
+        """Whether events arrive as they are published, rather than from the log."""
         return self._live
 
     def __aiter__(self) -> EventSubscriber:
@@ -165,16 +184,16 @@ class EventSubscriber:
             if queue:
                 if type(queue[0]) is not Event:
                     raise self._lagged()
-                item: Event = queue.popleft()  # type: ignore[assignment]  # it was just looked at
+                item: Event = queue.popleft()  # type: ignore[assignment]  # its type was just checked
                 if self._policy.follows_reads:
                     self._policy.taken()
-                    self.checks_changed()
+                    self._checks_changed()
                 if item.offset:
                     self._handed = item.offset
                 if (validators := self._host.validators) is not None:
-                    validators.receive(item)
+                    validators.validate_received(item)
                 if self.schema is not None:
-                    item.decode()  # refuse here what does not fit; decoding again is the reader's choice
+                    item.decode()  # raises here if the payload does not match; the subscriber may decode it again
                 if self._tracing is not None:
                     self._tracing.received(item, self.durable)
                 return item
@@ -186,22 +205,23 @@ class EventSubscriber:
             await self._refill()
 
     async def next(self) -> Event | None:
-        """The next event; None when the subscription or the bus was closed."""
+        """Return the next event, or None if the subscription or the bus was closed."""
         try:
             return await self.__anext__()
         except StopAsyncIteration:
             return None
 
-    async def take(self, limit: int = PAGE_EVENTS) -> list[Event] | None:
-        """What waits now, in order and at most `limit`, else what comes next: a burst costs one step, not one an event.
+    async def next_batch(self, limit: int = PAGE_EVENTS) -> list[Event] | None:
+        """Return the events that wait now, at most `limit` and in order; wait for one if there are none.
 
-        Events that are checked, traced or acknowledged come one at a time all the same.
-        [] when `nudge` was called and nothing waits; None when the subscription or the bus was closed.
+        A burst costs one step of the loop instead of one per event. Events that are validated, traced or
+        acknowledged still come one at a time. Returns [] after `wake` if no event waits, and None if the
+        subscription or the bus was closed.
         """
-        while not (self._queue or self._nudged or self._closed or self._failed):
+        while not (self._queue or self._woken or self._closed or self._failed):
             await self._refill()
-        nudged, self._nudged = self._nudged, False
-        if nudged and not (self._queue or self._closed or self._failed):
+        woken, self._woken = self._woken, False
+        if woken and not (self._queue or self._closed or self._failed):
             return []
         first = await self.next()
         if first is None:
@@ -213,22 +233,22 @@ class EventSubscriber:
             self._handed = taken[-1].offset or self._handed
         return taken
 
-    def nudge(self) -> None:
-        """Let `take` return, now or when it is called next, also with nothing. On the loop."""
-        self._nudged = True
+    def wake(self) -> None:
+        """Let `next_batch` return, now or when it is next called, even if no event waits. Call it on the loop."""
+        self._woken = True
         self._wake()
 
     async def typed(self, type_: type[T]) -> AsyncIterator[tuple[Event, T]]:
-        """Events with their payloads as `type_`: `async for event, order in sub.typed(Order): …`."""
+        """Iterate over events with their payloads as `type_`: `async for event, order in sub.typed(Order): …`."""
         async for event in self:
             yield event, event.decode(type_)
 
     async def __aenter__(self) -> EventSubscriber:
         try:
-            await self.declared()
+            await self.ready()
             await self._resolve()
         except BaseException:
-            await self.aclose()  # nobody else will: what fails to enter is not exited
+            await self.aclose()  # `__aexit__` is not called if entering fails
             raise
         return self
 
@@ -238,22 +258,22 @@ class EventSubscriber:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop receiving; what is queued can still be read. Stores what a durable name has acknowledged.
+        """Stop receiving. Queued events can still be read. Stores the position of a durable subscription.
 
-        Always closes, also when it is cancelled; the position is then stored in the background.
+        If cancelled, it still closes, and the position is stored in the background.
         """
         already, self._closed = self._closed, True
         if not already:
             self._live = False
             self._policy.closed()
-            self._dispatcher.detach(self)
+            self._dispatcher.detach(self._inlet)
             self._wake()
         if self._durable is not None:
-            await self._durable.give_back()
+            await self._durable.release()
 
-    # What the bus calls, on the loop.
+    # Called by the dispatcher, on the loop, through `_Inlet`.
 
-    def offer(self, events: Sequence[Event], received: bool = False) -> int:
+    def _offer(self, events: Sequence[Event], received: bool = False) -> int:
         """Take live events without waiting. Returns how many of them the subscriber reads, or is notified of."""
         if not self._live:
             return self._set_aside(events)
@@ -262,7 +282,7 @@ class EventSubscriber:
             if not events:
                 return 0
         if self._bound:
-            events = [event._with(self._receipt) for event in events]
+            events = [event._with(self._handle) for event in events]
         queue, taken = self._queue, len(events)
         if len(queue) + taken < self.queue_events:
             queue.extend(events)
@@ -276,22 +296,17 @@ class EventSubscriber:
             waiter.set_result(None)
         return taken
 
-    def end(self) -> None:
-        """The bus is closing: end the stream after what is queued."""
+    def _end(self) -> None:
+        """End the stream after the queued events, because the bus is closing."""
         self._closed, self._live = True, False
         self._wake()
 
-    def checks_changed(self) -> None:
-        """Look again at what has to be done for each event, after other schemas were registered, for example."""
-        # Whether reading is only taking from the queue.
+    def _checks_changed(self) -> None:
+        """Decide again whether reading an event only takes it from the queue, for example after a schema changed."""
         unchecked = self._host.validators is None and self._tracing is None
         self._plain = not self._bound and not self._policy.follows_reads and unchecked
 
-    def moved(self) -> None:
-        """The head of a log that another process owns has moved."""
-        self._wake()
-
-    # Reading on.
+    # Waiting for live events, and reading the log.
 
     async def _refill(self) -> None:
         """Wait for live events, or read the next page of the log."""
@@ -312,7 +327,7 @@ class EventSubscriber:
             self._reading = False
 
     async def _sleep(self) -> None:
-        """Wait to be woken. A durable name is looked at now and then."""
+        """Wait to be woken. A durable subscription wakes periodically to advance its position."""
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         again = loop.call_later(IDLE_S, self._wake) if self._durable is not None else None
@@ -325,9 +340,9 @@ class EventSubscriber:
                 again.cancel()
 
     def _note_idle(self) -> None:
-        """Nothing is left to hand over, so the position moves on past what others asked for.
+        """Advance past events of other keys, because nothing is left to hand over.
 
-        Otherwise a durable name that waits for rare keys would hold back retention for ever.
+        Otherwise a durable subscription to rare keys would block retention forever.
         """
         if self._live:
             self._position = max(self._position, self._dispatcher.delivered)
@@ -336,13 +351,13 @@ class EventSubscriber:
             self._durable.handled(self._handed)
 
     async def _read_page(self) -> None:
-        log = self._reader.required("reading on from the log")
-        # What is read waits in memory too: a small queue asks for small pages.
+        log = self._reader.required("reading from the log")
+        # A page waits in memory too, so a small queue reads small pages.
         limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
         page = await self._reader.run(log.read, self._keys, Span(self._position), limit)
         events, error, skipped = page.events(self._reader.skip_corrupt)
         self._dispatcher.count("corrupt_skipped", skipped)
-        self._queue.extend([event._with(self._receipt) for event in events] if self._bound else events)
+        self._queue.extend([event._with(self._handle) for event in events] if self._bound else events)
         self._dispatcher.deliveries += len(events)
         if error is not None:
             self._position = events[-1].offset if events else self._position
@@ -350,10 +365,10 @@ class EventSubscriber:
         elif page.covered > self._position:
             self._position = page.covered
         else:
-            await asyncio.sleep(STALE_S)  # what was delivered cannot be read yet
+            await asyncio.sleep(STALE_S)  # the log does not show yet what was delivered
 
     def _join_live(self) -> bool:
-        """Receive live events again, if what lies between is in memory and fits into the queue."""
+        """Receive live events again, if the events in between are in memory and fit into the queue."""
         if self._reader.read_only or self._closed:
             return False
         between = self._dispatcher.recent_after(self._position, self.queue_events, self._keys)
@@ -361,30 +376,39 @@ class EventSubscriber:
             return False
         self._live = True
         if between:
-            self._dispatcher.deliveries += self.offer(between)
+            self._dispatcher.deliveries += self._offer(between)
         self._policy.joined()
-        self.checks_changed()
+        self._checks_changed()
         if self._aside is not None:
             aside, self._aside = self._aside, None
-            self.offer(aside.drain(), received=True)
+            self._offer(aside.drain(), received=True)
         return True
 
     async def _resolve(self) -> None:
-        """Find where to start: by offset, by time, or where the durable name stopped."""
+        """Find the start: an offset, a time, or the stored position of the durable subscription."""
         if self._resolved:
             return
-        log = self._reader.required("a start in the past, or a durable name,")
+        log = self._reader.required("a start in the past, or a durable subscription,")
         after = self._position
         if self._start == "beginning":
             after = 0
         elif isinstance(self._start, datetime):
-            after = (await self._reader.run(log.narrow, Span(from_ns=to_ns(self._start)))).after
+            after = await self._before(to_ns(self._start))
         elif isinstance(self._start, int):
             after = log.before(self._start)
+        elif isinstance(self._after, datetime):
+            after = await self._before(to_ns(self._after) + 1)
+        elif self._after is not None:
+            after = self._after
         if self._durable is not None:
             after = await self._durable.claim(after)
         self._position = self._handed = after
         self._resolved = True
+
+    async def _before(self, time_ns: int) -> int:
+        """Return the offset before the first event that was published at `time_ns` or later."""
+        span: Span = await self._reader.run(self._reader.required("a start in the past").narrow, Span(from_ns=time_ns))
+        return span.after
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -393,9 +417,9 @@ class EventSubscriber:
     # Overflow.
 
     def _overflow(self, events: Sequence[Event], received: bool) -> int:
-        """Let the policy take events that fill the queue. What it does not take is read from the log."""
+        """Pass events that fill the queue to the policy. The events that it does not take are read from the log."""
         taken = self._policy.overflow(events, received)
-        self.checks_changed()
+        self._checks_changed()
         if taken:
             self._position = events[taken - 1].offset or self._position
         if taken < len(events):
@@ -403,15 +427,15 @@ class EventSubscriber:
             self._dispatcher.count("spilled", 1)
             fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
             reason = "a subscription's queue is full; it continues from the log"
-            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
+            record_reason(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
         return taken
 
     def _set_aside(self, events: Sequence[Event]) -> int:
-        """Keep events that no log has until the log was read. The others are read from it."""
+        """Keep events that no log has until this subscription has read the log. Other events are read from there."""
         if events[0].offset or self._closed or self._reader.read_only:
             return 0
         if self._bound:
-            events = [event._with(self._receipt) for event in events]
+            events = [event._with(self._handle) for event in events]
         if self._aside is None:
             self._aside = Backlog(BACKLOG_BYTES_MAX)
         kept = self._aside.fill(events)
@@ -424,12 +448,17 @@ class EventSubscriber:
         gap = self._buffer.take_gap()
         span: dict[str, Any] = {"missed": gap.missed, "after": self._handed, "until": gap.until}
         reason = "a subscription did not keep up with its events and missed some"
-        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
+        record_reason(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
         return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
 
 
 def check_options(
-    reader: LogReader, start: Start, durable: str | None, queue_events: int, overflow: str | None
+    reader: LogReader,
+    start: Start,
+    after: int | datetime | None,
+    durable: str | None,
+    queue_events: int,
+    overflow: str | None,
 ) -> Overflow:
     """Raise `ConfigInvalid` for options that contradict each other; return the overflow policy."""
     name = overflow or ("spill" if durable is not None else "drop_oldest")
@@ -440,11 +469,14 @@ def check_options(
     if durable is not None and policy.drops:
         raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
     if not isinstance(queue_events, int) or queue_events < 1:
-        raise ConfigInvalid("queue_events", "a queue holds at least one event")
+        raise ConfigInvalid("queue_events", "must be a whole number, at least 1")
     if reader.log is None and (durable is not None or policy.needs_log):
-        raise LogRequired("a durable name" if durable is not None else f"overflow={name!r}")
-    if start != "new" and reader.log is None:
+        raise LogRequired("a durable subscription" if durable is not None else f"overflow={name!r}")
+    if (start != "new" or after is not None) and reader.log is None:
         raise LogRequired("a start in the past")
     if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
         raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")
+    if after is not None and start != "new":
+        raise ConfigInvalid("after", "give either `start` (that event included) or `after` (excluded), not both")
+    check_offset_or_time("after", after)
     return name  # type: ignore[return-value]

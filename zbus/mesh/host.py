@@ -85,10 +85,10 @@ class Receives(Protocol):
     def request_cancelled(self, request_id: int) -> None:
         """A requester no longer waits."""
 
-    def cross(self, rows: Sequence[Row], link: str) -> None:
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
         """Forward events that no log stores over the other links of a bridge."""
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Note events that are forwarded once they are stored."""
 
     async def page(

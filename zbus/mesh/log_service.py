@@ -21,16 +21,16 @@ from zbus.wire.envelope import Envelope, Fields, encode_run, encoded_headers, op
 from zbus.wire.provenance import Forward
 
 LOGS = "@zbus/log"  # where any node with a log says which one that is
-NOTHING = ("@zbus/none",)  # an expression for no event at all
+NO_KEYS = ("@zbus/none",)  # an expression for no event at all
 PAGE_EVENTS, PAGE_EVENTS_MAX = 2000, 8000
 FRAME_EVENTS = 256
 FRAME_BYTES = 128 * 1024
 ENDLESS = (1 << 63) - 1  # no time is later
-HEARD_MAX = 100_000
+OTHER_LOGS_MAX = 100_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
 _encode = msgspec.msgpack.Encoder().encode
 
-Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
+Request = Callable[[str, bytes, float], AsyncIterator[bytes]]
 
 
 class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -58,12 +58,12 @@ class LogInfo(msgspec.Struct, array_like=True, frozen=True):
     origin: _Number
     head: _Number
     low_water: _Number
-    heard: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=HEARD_MAX)]
+    other_logs: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=OTHER_LOGS_MAX)]
 
 
-_decode_wanted = msgspec.msgpack.Decoder(_PageRequest).decode
+_decode_request = msgspec.msgpack.Decoder(_PageRequest).decode
 _decode_covered = msgspec.msgpack.Decoder(_Covered).decode
-_decode_told = msgspec.msgpack.Decoder(LogInfo).decode
+_decode_info = msgspec.msgpack.Decoder(LogInfo).decode
 
 
 def log_key(origin: int) -> str:
@@ -79,18 +79,18 @@ class LogService:
         log: Log,
         origin: int,
         forward: Callable[[str], Forward] | None = None,
-        heard: Callable[[], tuple[int, ...]] = tuple,
+        other_logs: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
-        self._log, self._origin, self._forward, self._heard = log, origin, forward, heard
+        self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
 
-    def tell(self, question: bytes, link: str = "") -> Iterator[bytes]:
+    def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Which log this is, and how far it reaches."""
-        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._heard()))
+        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._other_logs()))
 
-    def page(self, question: bytes, link: str = "") -> Iterator[bytes]:
+    def page(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Frames of events, then how far they reach."""
         try:
-            wanted = _decode_wanted(question)
+            wanted = _decode_request(request)
             keys = KeySet(wanted.keys) if wanted.keys else KeySet.all()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyInvalid) as error:
             raise EventInvalid(f"not a question for a log: {error}") from error
@@ -146,8 +146,8 @@ class LogPage(NamedTuple):
     skipped: int = 0
 
 
-async def ask_page(
-    ask: Ask,
+async def request_page(
+    request: Request,
     origin: int,
     keys: tuple[str, ...],
     after: int,
@@ -166,16 +166,16 @@ async def ask_page(
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    question = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
-    async for body in ask(log_key(origin), question, timeout_s):
-        if body[:1] == b"\0":
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
+    async for part in request(log_key(origin), body, timeout_s):
+        if part[:1] == b"\0":
             try:
-                covered = _decode_covered(memoryview(body)[1:])
+                covered = _decode_covered(memoryview(part)[1:])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
         else:
             try:
-                envelopes += open_frame(body)
+                envelopes += open_frame(part)
             except EventInvalid as error:
                 raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
     if covered is None:
@@ -183,14 +183,14 @@ async def ask_page(
     return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
 
 
-async def ask_log(ask: Ask, timeout_s: float) -> LogInfo:
+async def request_log_info(request: Request, timeout_s: float) -> LogInfo:
     """What one of the nodes that keep a log says of it: where there are several, any of them may answer."""
-    told: LogInfo | None = None
-    async for body in ask(LOGS, b"", timeout_s):
+    info: LogInfo | None = None
+    async for body in request(LOGS, b"", timeout_s):
         try:
-            told = _decode_told(body)
+            info = _decode_info(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TransportError(f"a node answered nonsense for {LOGS!r}: {error}") from error
-    if told is None:
+    if info is None:
         raise TransportError(f"a node answered nothing for {LOGS!r}; ask again")
-    return told
+    return info

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
-from zbus.observe.records import FABRIC_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
@@ -30,7 +30,7 @@ from .host import Host
 from .inbox import Inbox
 from .interest import Interest
 from .link import Link, label, link_names
-from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
+from .log_service import LOGS, NO_KEYS, LogPage, LogService, log_key, request_page
 from .node_registry import NodeRegistry
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
@@ -65,10 +65,10 @@ class Network:
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self.embedded: list[Fabric] = []  # with nobody at the far end
-        self.wants = Interest()
-        self.answers = RequestServer(host.count, runtime)
+        self.interest = Interest()
+        self.request_server = RequestServer(host.count, runtime)
         self.forward = forward  # a bridge sends on what others published, over each of its links by name
-        self.waiting: defaultdict[str, Transit] = defaultdict(Transit)  # and has these to send, by where they came
+        self.transit: defaultdict[str, Transit] = defaultdict(Transit)  # and has these to send, by where they came
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._position = 0  # without a log, the number of the last event
@@ -76,8 +76,10 @@ class Network:
         self._stored: dict[str, int] = {}
         self._unstored: dict[str, int] = {}  # what beacons told
         self._since: dict[str, int] = {}
-        self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None, runtime)
-        self.asker = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
+        self.inbox = Inbox(
+            host, self, self.origin, self.interest, config.payload_bytes_max, forward is not None, runtime
+        )
+        self.request_client = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
         self.registry = NodeRegistry(config, self, published_keys, host.log is not None, host.count, runtime)
         self._declaring = runtime.executor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
@@ -89,10 +91,10 @@ class Network:
         """Load how far this node was with others; want what it records. Before the first link."""
         if self._log is None:
             return
-        record = self._config.keep
-        recorded = list(record if record != "own" else ())
+        keep = self._config.keep
+        stored_keys = list(keep if keep != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
-            recorded += cursor.keys
+            stored_keys += cursor.keys
         self._stored = await self._run(self._log.positions.load)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
@@ -101,19 +103,19 @@ class Network:
             elif kind == "since":
                 self._since[rest] = value
             elif kind == "heard":
-                self.inbox.heard.load(int(rest, 16), self._stored.pop(name))
+                self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
         now = self._time_ns()
-        new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
-        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
+        new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
+        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
         for each, since in self._since.items():
-            self.wants.add([each], since, record=True)
-        await self._begin_recording(new)
+            self.interest.add([each], since, store=True)
+        await self._begin_storing(new)
         service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
-        self.answers.serve(log_key(self.origin), service.page)
-        self.answers.serve(LOGS, service.tell)
+        self.request_server.serve(log_key(self.origin), service.page)
+        self.request_server.serve(LOGS, service.info)
         for name in link_names(self._config.transports).values():
             await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
-        self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
+        self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
 
     async def add(self, url: str, fabric: Fabric) -> None:
         """Use a fabric: hear first, then send. Closed again if that fails or is cancelled."""
@@ -123,7 +125,7 @@ class Network:
         try:
             link = Link(link_names(self._config.transports).get(url) or label(url), fabric)
             link.receiving = self._receives(link, self._config.receive_on)
-            await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
+            await self._run(self._listen_on, link, self.interest.expressions, self.request_server.keys)
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
             if self._log is None:
@@ -135,13 +137,13 @@ class Network:
                 start,
                 self.head,
                 self._host.count,
-                self._on_room,
+                self._on_capacity,
                 forward,
                 self._runtime,
             )
             self.links.append(link)
             self._links_changed()
-            self.registry.tell_soon()
+            self.registry.announce_soon()
         except BaseException:
             self._run(_try, fabric.close)
             raise
@@ -176,7 +178,7 @@ class Network:
         self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
-        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
+        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.request_server.cancel_all()}
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
@@ -195,17 +197,19 @@ class Network:
                 for drained in queues.values():
                     await drained.wait()
         if self._log is not None and any(queue.has_sent for queue in queues):
-            await self.answers.finish(LINGER_S, min(1.0, timeout_s))  # a node that missed the last events asks now
+            await self.request_server.finish(
+                LINGER_S, min(1.0, timeout_s)
+            )  # a node that missed the last events asks now
 
     def close(self) -> None:
         """Close the transports, and store the positions that were reached. Off the loop, after `linger`."""
         self._declaring.shutdown(cancel_futures=True)
         for link in self.links:
             link.send_queue.close(JOIN_S)
-        self._store(self.inbox.heard.take())
+        self._store(self.inbox.sequence_marks.take())
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
-        self.answers.close()
+        self.request_server.close()
 
     # Sending and wanting.
 
@@ -231,17 +235,17 @@ class Network:
         for link in self.links:
             link.send_queue.announce(frames)
 
-    def cross(self, rows: Sequence[Row], link: str) -> None:
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
         """Send on what came over a link, where no log keeps it."""
         self.send_unlogged(rows)
-        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
+        self.transit[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Note what came over a link and goes out over the other once it is stored."""
 
         def note(stored: asyncio.Future[Stored]) -> None:
             if not stored.cancelled() and stored.exception() is None:
-                self.waiting[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
+                self.transit[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
 
         storing.add_done_callback(note)
 
@@ -255,40 +259,42 @@ class Network:
         if any(link.send_queue.congested for link in self.links):
             self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
 
-    def _on_room(self) -> None:
+    def _on_capacity(self) -> None:
         """On a send queue's thread."""
         self._calls.soon(self._host.backpressure.unblock, self)
 
-    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
+    def add_interest(
+        self, expressions: Sequence[str], since_ns: int, store: bool, keep: bool = False
+    ) -> asyncio.Future[Any]:
         """Receive these from other nodes; the future tells when the fabrics know.
 
         `keep`: as long as this node lives, and again after a restart, since its log has a durable name for them.
         """
-        self.wants.add(expressions, since_ns, record)
-        self.inbox.wants_changed()
+        self.interest.add(expressions, since_ns, store)
+        self.inbox.interest_changed()
         new = {each: since_ns for each in expressions if keep and each not in self._since}
         if not new:
             return self._declare()
         self._since |= new
         for each, since in new.items():
-            self.wants.add([each], since, record=True)
+            self.interest.add([each], since, store=True)
         if since_ns < self._time_ns() - PAST_NS:
             self.inbox.fetch_past(list(new))
-        return asyncio.ensure_future(self._begin_recording(new))
+        return asyncio.ensure_future(self._begin_storing(new))
 
-    async def _begin_recording(self, since: Mapping[str, int]) -> None:
+    async def _begin_storing(self, since: Mapping[str, int]) -> None:
         """Since when something is recorded must outlive a crash, or what follows is not asked for after it."""
         if self._log is not None and since:
             await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
         await self._declare()
 
-    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
+    def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
         """Undo one `want`; what is kept stays."""
-        self.wants.remove(expressions, since_ns, record)
-        self.inbox.wants_changed()
+        self.interest.remove(expressions, since_ns, store)
+        self.inbox.interest_changed()
         self._declare()
 
-    def check_answering(self, links: Sequence[Link] | None = None) -> None:
+    def check_requests_supported(self, links: Sequence[Link] | None = None) -> None:
         """Raise `TransportUnsupported` where none of the links (or of these) can carry a question."""
         links = self.links if links is None else links
         if links and all(link.fabric.events_only for link in links):
@@ -296,7 +302,7 @@ class Network:
                 ", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does"
             )
 
-    def answering(self) -> asyncio.Future[Any]:
+    def declare_served(self) -> asyncio.Future[Any]:
         """Tell the fabrics for which keys this node answers."""
         return self._declare()
 
@@ -304,12 +310,12 @@ class Network:
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
         """A page of another node's log, for what is wanted here; asked first where that node was heard."""
-        keys = tuple(expressions or self.wants.expressions) or NOTHING
-        heard_on = next((each.fabric for each in self.links if each.label == link), None)
-        ask = partial(self.asker.ask, first=heard_on, stream=True)
+        keys = tuple(expressions or self.interest.expressions) or NO_KEYS
+        last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
+        request = partial(self.request_client.request, first=last_seen_on, stream=True)
         if not self.links:
             raise NoResponders(log_key(origin))
-        return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
+        return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
     # What the inbox and the node registry call.
 
@@ -319,21 +325,21 @@ class Network:
 
     def announcement_received(self, frame: bytes, link: str) -> None:
         """A node announced itself. Raises `EventInvalid` for a malformed frame."""
-        self.registry.hear(frame, link, self.trust(link))
+        self.registry.receive(frame, link, self.trust(link))
 
     def request_cancelled(self, request_id: int) -> None:
         """A requester no longer waits."""
-        self.answers.cancel(request_id)
+        self.request_server.cancel(request_id)
 
     @property
     def subscribed(self) -> Sequence[str]:
         """The key expressions that this node subscribes to."""
-        return self.wants.expressions
+        return self.interest.expressions
 
     @property
     def served(self) -> Sequence[str]:
         """The keys that this node serves requests for."""
-        return self.answers.keys
+        return self.request_server.keys
 
     @property
     def head(self) -> int:
@@ -381,19 +387,19 @@ class Network:
         if not links:
             declared.set_result(None)
             return
-        expressions, keys = self.wants.expressions, self.answers.keys
+        expressions, keys = self.interest.expressions, self.request_server.keys
 
         def declare() -> None:
-            lacking: TransportUnsupported | None = None
+            unsupported: TransportUnsupported | None = None
             for link in links:
                 try:
                     self._listen_on(link, expressions, keys)
                 except TransportUnsupported as error:
-                    lacking = error  # for whoever asked for it, once the others know
+                    unsupported = error  # for whoever asked for it, once the others know
                 except TransportError as error:
-                    record(FABRIC_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
-            if lacking is not None:
-                raise lacking
+                    record(TRANSPORT_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
+            if unsupported is not None:
+                raise unsupported
 
         def done(declaring: asyncio.Future[None]) -> None:
             if not declared.done():
@@ -413,22 +419,22 @@ class Network:
             wanted.append(CANCELS)
         fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
         if not fabric.events_only:
-            fabric.answer(keys, partial(self.answers.asked, link=link.label))
+            fabric.serve(keys, partial(self.request_server.on_request, link=link.label))
 
     # How far this node is.
 
-    async def _store_now_and_then(self) -> None:
+    async def _store_periodically(self) -> None:
         while True:
             await asyncio.sleep(STORE_S)
-            await self._run(self._store, self.inbox.heard.take())
+            await self._run(self._store, self.inbox.sequence_marks.take())
 
-    def _store(self, heard: Mapping[int, int]) -> None:
+    def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
         now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
-        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in heard.items()}
+        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         if changed:
             try:
@@ -436,7 +442,7 @@ class Network:
                 self._stored |= now
                 self._unstored = {}
             except Exception as error:
-                record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
+                record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))
 
 
 def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
@@ -448,4 +454,4 @@ def _try(close: Callable[[], None]) -> None:
     try:
         close()
     except TransportError as error:
-        record(FABRIC_ERROR, logging.WARNING, reason=str(error), doing="close")
+        record_reason(TRANSPORT_ERROR, logging.WARNING, code="close_failed", reason=str(error), doing="close")

@@ -34,18 +34,18 @@ class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
     body: bytes
 
 
-_decode_asked = msgspec.msgpack.Decoder(RequestFrame).decode
+_decode_request = msgspec.msgpack.Decoder(RequestFrame).decode
 
 
-def encode_asked(asked: RequestFrame) -> bytes:
+def encode_request(request: RequestFrame) -> bytes:
     """The payload of a question."""
-    return _encode(asked)
+    return _encode(request)
 
 
-def decode_asked(payload: bytes) -> RequestFrame:
+def decode_request(payload: bytes) -> RequestFrame:
     """Read a question; raise `EventInvalid` for anything that is none."""
     try:
-        return _decode_asked(payload)
+        return _decode_request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventInvalid(f"not a question: {error}") from error
 
@@ -66,14 +66,14 @@ class PendingRequest:
     def __init__(self, key: str) -> None:
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._heard: deque[bytes | None] = deque()
+        self._replies: deque[bytes | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._accepted = False
         self.ended = False
-        self.heard = Mailbox[bytes | None](self._loop, self._take).post  # for the fabric's thread
+        self.on_reply = Mailbox[bytes | None](self._loop, self._take).post  # for the fabric's thread
 
     def _take(self, replies: list[bytes | None]) -> None:
-        self._heard.extend(replies)
+        self._replies.extend(replies)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -81,10 +81,10 @@ class PendingRequest:
         """The bodies in order; raises unless every one of them came."""
         count = 0
         while True:
-            while not self._heard:
+            while not self._replies:
                 self._waiter = self._loop.create_future()
                 await self._waiter
-            data = self._heard.popleft()
+            data = self._replies.popleft()
             if data is None:
                 self.ended = True
                 if not self._accepted and not count:
@@ -136,7 +136,7 @@ class RequestClient:
     ) -> None:
         self._fabrics, self._run, self._randbits = fabrics, run, runtime.randbits
 
-    async def ask(
+    async def request(
         self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None, stream: bool = False
     ) -> AsyncIterator[bytes]:
         """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
@@ -152,7 +152,7 @@ class RequestClient:
             raise TransportUnsupported(names, "asking other nodes")
         for fabric in fabrics:
             last = fabric is fabrics[-1]
-            replies = self._ask(fabric, key, body, timeout_s, stream)
+            replies = self._request_over(fabric, key, body, timeout_s, stream)
             try:
                 async for reply in replies:
                     yield reply
@@ -163,28 +163,32 @@ class RequestClient:
             finally:
                 await replies.aclose()  # type: ignore[attr-defined]
 
-    async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
-        answer = PendingRequest(key)
-        asked = RequestFrame(self._randbits(62), body)
-        asking = None
+    async def _request_over(
+        self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool
+    ) -> AsyncIterator[bytes]:
+        pending = PendingRequest(key)
+        frame = RequestFrame(self._randbits(62), body)
+        handle = None
         try:
             total_s = STREAM_S if stream else timeout_s
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
-                    asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, total_s + 1.0)
+                    handle = await self._run(
+                        fabric.request, key, encode_request(frame), pending.on_reply, total_s + 1.0
+                    )
                 except TransportError as error:
                     raise _NotSent(str(error)) from error
-                async for reply in answer.bodies():
+                async for reply in pending.bodies():
                     yield reply
                     if stream:
                         deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:
-            if not answer.ended and asking is not None:
-                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + asked.id.to_bytes(8))
-            if asking is not None:
-                asking.close()  # type: ignore[attr-defined]
+            if not pending.ended and handle is not None:
+                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
+            if handle is not None:
+                handle.close()  # type: ignore[attr-defined]
 
 
 def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:

@@ -19,8 +19,8 @@ BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
 class SequenceMarks:
     """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
 
-    >>> heard = SequenceMarks(Runtime())
-    >>> heard.remember(7, 3), heard.remember(7, 2), heard.take(), heard.take()
+    >>> marks = SequenceMarks(Runtime())
+    >>> marks.remember(7, 3), marks.remember(7, 2), marks.take(), marks.take()
     (None, None, {7: 3}, {})
     """
 
@@ -34,14 +34,14 @@ class SequenceMarks:
         self.remember(publisher_id, number)
         self._changed.pop(publisher_id, None)
 
-    def hear(self, beacon: Beacon, wants: Interest) -> None:
+    def note_beacon(self, beacon: Beacon, interest: Interest) -> None:
         """Note the newest event of each key that our log records, and did already when that event was sent."""
-        if not wants.records:
+        if not interest.stores_any:
             return
         before = self._time_ns() - BEACON_NS
         for key, (_, publisher_id, sequence) in beacon.newest.items():
-            want = wants.of(key)
-            if want.recorded and want.since <= before:
+            wanted = interest.of(key)
+            if wanted.stored and wanted.since <= before:
                 self.remember(publisher_id, sequence + 1)
 
     def remember(self, publisher_id: int, number: int) -> None:

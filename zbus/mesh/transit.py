@@ -14,10 +14,10 @@ RUNS_MAX = 4096
 class Transit:
     """Of one direction. Lives on the loop.
 
-    >>> waiting = Transit()
-    >>> waiting.entered(10, 10, 1_000), waiting.entered(14, 2, 2_000)
+    >>> transit = Transit()
+    >>> transit.entered(10, 10, 1_000), transit.entered(14, 2, 2_000)
     (None, None)
-    >>> waiting.after(0), waiting.after(7), waiting.after(10), waiting.after(14)
+    >>> transit.after(0), transit.after(7), transit.after(10), transit.after(14)
     ((12, 1000), (5, 1000), (2, 2000), (0, None))
     """
 

@@ -85,8 +85,8 @@ class Cache(Protocol):
     def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> Cache:
         """Let entries fall when a matching event is delivered: all, or the one that `entry` names."""
 
-    async def declared(self) -> Cache:
-        """Wait until the transports have been told which events are wanted."""
+    async def ready(self) -> Cache:
+        """Wait until the transports have subscribed to the events of all rules."""
 
     def stats(self) -> dict[str, int]:
         """What was counted so far."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 # source can be acknowledged, the second argument is called once our log has all events of the frame.
 Receive = Callable[[bytes, Callable[[], None] | None], None]
 
-# What a fabric calls with each reply to a question, on a thread of its own; None ends them: no more will come.
-Heard = Callable[[bytes | None], None]
+# What a fabric calls with each reply to a request, on a thread of its own; None ends them: no more will come.
+OnReply = Callable[[bytes | None], None]
 
 
 class IncomingRequest(Protocol):
@@ -29,11 +29,15 @@ class IncomingRequest(Protocol):
         """No more replies. Safe to call twice."""
 
 
-class Asking(Protocol):
+# What a fabric calls with each request, on a thread of its own: it appends and wakes, nothing else.
+OnRequest = Callable[[IncomingRequest], None]
+
+
+class RequestHandle(Protocol):
     """A question under way."""
 
     def close(self) -> None:
-        """Listen no longer; `heard` may still be called once or twice. Safe to call twice."""
+        """Listen no longer; `on_reply` may still be called once or twice. Safe to call twice."""
 
 
 class Fabric(Protocol):
@@ -70,11 +74,11 @@ class Fabric(Protocol):
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` for a legal key that this fabric cannot carry all the same. Never blocks."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Answer questions for these concrete keys; replaces the earlier ones. `asked` only appends and wakes."""
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Answer questions for these concrete keys; replaces the earlier ones. `on_request` only appends and wakes."""
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Ask one of those who answer for `key`. Nobody there: `heard(None)` at once, with no reply before it."""
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Ask one of those who answer for `key`. Nobody there: `on_reply(None)` at once, with no reply before it."""
 
     def diagnostics(self) -> dict[str, Any]:
         """What this fabric is; never a secret."""

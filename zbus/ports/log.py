@@ -87,7 +87,7 @@ class Unknown(NamedTuple):
 Outcome = Stored | Refused | Unknown
 
 
-class Answer(NamedTuple):
+class AppendResult(NamedTuple):
     """The outcome of an append, with what its caller passed as `about`."""
 
     about: Any
@@ -95,10 +95,10 @@ class Answer(NamedTuple):
 
 
 # Called once, by the log's own thread, when the outcome of an append is known.
-Appended = Callable[[Answer], None]
+Appended = Callable[[AppendResult], None]
 
 # Called once, by any thread, with the offsets of rows that another process wanted stored, or why they were not.
-Answered = Callable[[Sequence[int] | ZbusError], None]
+WriteDone = Callable[[Sequence[int] | ZbusError], None]
 
 
 class Committed(NamedTuple):
@@ -203,7 +203,10 @@ class SchemaStore(Protocol):
 
 
 class Log(Protocol):
-    """An append-only, ordered record of events. `append` and `take_errands` never block; others: off the loop."""
+    """An append-only, ordered log of events.
+
+    `append` and `accept_proxied_writes` never block. Methods that may block must not be called on the event loop.
+    """
 
     path: str  # where it is, for messages: a path or a URL
     read_only: bool
@@ -282,7 +285,7 @@ class Log(Protocol):
     def watch(self, moved: Callable[[int], None]) -> None:
         """Tell `moved` of the head whenever another process appended (a log that is read here only)."""
 
-    def take_errands(self, take: Callable[[Sequence[Row], Answered], None]) -> None:
+    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
         """From now on let other processes have rows stored here, through `take`; returns at once.
 
         `take` is called on a thread of the log: it only appends and wakes. Rows that are not answered when the log

@@ -1,7 +1,7 @@
-"""Proxied writes: events that another process asks this node to publish, as encoded rows from the log's thread.
+"""Proxied writes: events that another process requests this node to publish, as encoded rows from the log's thread.
 
-They take the same publish path as every other event: checked as if they were published here, delayed by backpressure,
-stored by the same commits, and so seen by subscribers, durable subscriptions and other nodes.
+They take the same publish path as all other events: they are checked, delayed by backpressure and stored by the same
+commits, and so they reach subscribers, durable subscriptions and other nodes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from zbus.errors import BusClosed, ZbusError
-from zbus.ports.log import Answered, Row, Stored
+from zbus.ports.log import Row, Stored, WriteDone
 from zbus.util.mailbox import Mailbox
 
 from .entry import Entry
 
-Write = tuple[Sequence[Row], Answered]
+Write = tuple[Sequence[Row], WriteDone]
 
 
 class ProxiedWrites:
-    """Lives on the loop of its bus; only `take` is called from the log's thread.
+    """Publishes proxied writes on the loop of the bus. Only `take` is called from the log's thread.
 
-    Rows that are not with the log yet when the bus closes are not stored, and their `done` is not called.
+    Rows that were not appended to the log when the bus closes are not stored, and their `done` is not called.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -33,8 +33,8 @@ class ProxiedWrites:
         self._waiting: deque[Write] = deque()
         self._storing: asyncio.Task[None] | None = None
 
-    def take(self, rows: Sequence[Row], done: Answered) -> None:
-        """Take rows, at least one, to be stored together or not at all; `done` is called on the loop."""
+    def take(self, rows: Sequence[Row], done: WriteDone) -> None:
+        """Queue at least one row. The rows are stored together or not at all, and `done` is called on the loop."""
         self._mailbox.post((rows, done))
 
     def _begin(self, writes: list[Write]) -> None:
@@ -58,7 +58,7 @@ class ProxiedWrites:
             entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
-def _report(done: Answered, stored: asyncio.Future[Stored]) -> None:
+def _report(done: WriteDone, stored: asyncio.Future[Stored]) -> None:
     error = stored.exception()
     if error is None:
         done(stored.result().offsets)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zbus.errors import SchemaInvalid
 from zbus.event import Event
 from zbus.keys import matches
-from zbus.observe.records import EVENT_INVALID_SCHEMA, record
+from zbus.observe.records import EVENT_INVALID_SCHEMA, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
 from zbus.util.memo import Memo
@@ -45,7 +45,7 @@ class Validators(Memo[str, tuple[Validator, ...]]):
         self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
         self._count, self._throttle = count, throttle
 
-    def hold(self, key: str, body: bytes) -> None:
+    def validate(self, key: str, body: bytes) -> None:
         """Before an event is stored: `SchemaInvalid` where a strict schema refuses it; others only note it."""
         for check in self[key]:
             try:
@@ -54,7 +54,7 @@ class Validators(Memo[str, tuple[Validator, ...]]):
                 self._violated(check, key, body, error, None)
                 return  # counted once, however many it does not fit
 
-    def receive(self, event: Event) -> None:
+    def validate_received(self, event: Event) -> None:
         """Before an event is handed to a reader: `SchemaInvalid` where a strict schema refuses it."""
         for check in self[event.key]:
             try:
@@ -81,31 +81,33 @@ class Validators(Memo[str, tuple[Validator, ...]]):
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash) from error
         self._count(COUNTED, 1)
         if self._throttle.due(key):
-            record(EVENT_INVALID_SCHEMA, logging.WARNING, **_fields(schema, key, reason, body, event))
+            fields = _fields(schema, key, body, event)
+            record_reason(EVENT_INVALID_SCHEMA, logging.WARNING, code=COUNTED, reason=reason, **fields)
         if schema.mode == STRICT:
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
 
 
-def make_checks(schemas: Iterable[Schema], count: Count) -> Validators | None:
+def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | None:
     """The checks of the newest of some versions, None where none is in force: for a log without a bus.
 
     Raises `ConfigInvalid` where the library that checks is not installed.
     """
-    checks = [Validator(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
+    checks = [
+        Validator(each, compile_schema(each.expression, each.schema)) for each in active_schemas(schemas).values()
+    ]
     return Validators(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
 
 
-def in_force(versions: Iterable[Schema]) -> dict[str, Schema]:
+def active_schemas(versions: Iterable[Schema]) -> dict[str, Schema]:
     """Of all versions the newest of each expression, without those that were removed."""
     newest = {each.expression: each for each in sorted(versions, key=lambda each: (each.expression, each.version))}
     return {expression: each for expression, each in newest.items() if each.mode != REMOVED}
 
 
-def _fields(schema: Schema, key: str, reason: str, body: bytes, event: Event | None) -> dict[str, Any]:
+def _fields(schema: Schema, key: str, body: bytes, event: Event | None) -> dict[str, Any]:
     fields = {
         "key": key,
         "topic": key.rpartition("/")[2],
-        "reason": reason,
         "payload": body[:PAYLOAD_SHOWN_BYTES],
         "payload_bytes": len(body),
         "expected_hash": schema.hash,
@@ -113,5 +115,5 @@ def _fields(schema: Schema, key: str, reason: str, body: bytes, event: Event | N
         "mode": schema.mode,
     }
     if event is not None:
-        fields |= {"offset": event.offset, "correlation_id": event.trail}
+        fields |= {"offset": event.offset, "correlation_id": event.correlation}
     return fields

@@ -1,9 +1,12 @@
 """The hint for a retired name. Each table of retired names is beside the names that replaced them.
 
-The tables are `BusConfig.renamed`, `WebSettings.renamed`, and those of the command line in `zbus/cli/renamed.py`.
+The tables are `BusConfig.renamed`, `WebSettings.renamed`, `_RENAMED` beside each class or module, and those of the
+command line in `zbus/cli/renamed.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 def renamed_to(new: str) -> str:
@@ -13,3 +16,13 @@ def renamed_to(new: str) -> str:
     'renamed: use keep'
     """
     return f"renamed: use {new}"
+
+
+def unknown_attribute(owner: str, name: str, renamed: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that does not exist, with a hint if it was renamed.
+
+    >>> print(unknown_attribute("module 'zbus'", "LogOwned", {"LogOwned": "LogLocked"}))
+    module 'zbus' has no attribute 'LogOwned'; renamed: use LogLocked
+    """
+    hint = f"; {renamed_to(renamed[name])}" if name in renamed else ""
+    return AttributeError(f"{owner} has no attribute {name!r}{hint}")

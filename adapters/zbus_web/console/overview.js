@@ -1,4 +1,4 @@
-// The figures that one looks at first, along the top.
+// The main metrics, at the top of the page.
 
 import { byId, setText } from "./dom.js";
 import { bytes, count, milliseconds, rate, visible } from "./format.js";
@@ -8,8 +8,8 @@ export function showOverview(live) {
   const dropped = sum(stats, (name) => name.startsWith("dropped_"));
   const gaps = (stats.gaps_open ?? 0) + (stats.gaps_unrepaired ?? 0);
   const lags = (live.cursors ?? []).map((cursor) => cursor.lag ?? 0);
-  const here = (live.nodes ?? []).find((node) => node.here);
-  setText(byId("node"), here ? visible([here.name, here.host].filter(Boolean).join(" on ")) : "");
+  const own = (live.nodes ?? []).find((node) => node.is_self);
+  setText(byId("node"), own ? visible([own.name, own.host].filter(Boolean).join(" on ")) : "");
   set("published", rate(rates.published_per_s));
   set("delivered", rate(rates.delivered_per_s));
   set("commit", milliseconds(latency.commit_ms?.p99));
@@ -23,11 +23,11 @@ export function showOverview(live) {
 }
 
 function set(name, text, level = "") {
-  const element = byId(`figure-${name}`);
+  const element = byId(`metric-${name}`);
   setText(element, text);
   element.dataset.level = level;
 }
 
-function sum(stats, wanted) {
-  return Object.entries(stats).reduce((all, [name, value]) => (wanted(name) ? all + value : all), 0);
+function sum(stats, matches) {
+  return Object.entries(stats).reduce((all, [name, value]) => (matches(name) ? all + value : all), 0);
 }

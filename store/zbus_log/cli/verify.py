@@ -32,6 +32,8 @@ def verify(
         report = check(str(log), lambda done, total: bar.update(task, completed=done, total=total))
     for first, last in report.losses:
         note(f"offsets {first} to {last} were lost, and the loss was accepted")
+    for warning in report.warnings:
+        note(f"zbus: {warning}")
     for problem in report.problems:
         write(f"{problem}\n".encode(errors="backslashreplace"))
     if report.problems:

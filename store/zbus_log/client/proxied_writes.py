@@ -1,8 +1,8 @@
-"""Having something written to a log, whoever owns it: `put` events, `prune` old ones.
+"""Writing to a log that any process may own: `put` stores events, `prune` removes old ones.
 
-If a node owns the log, this leaves errands for it and waits for the answers; if nobody does, this process takes the
-ownership for the time of the call. An owner that goes away in between changes nothing but the way: what was not
-answered is put again, and the identity of each event sees to it that none is stored twice.
+If a node owns the log, the calls leave write requests for it and wait for the results. Otherwise this process owns the
+log during the call. If the owner stops in between, the requests without a result are sent again by another route; the
+identity of each event ensures that none is stored twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from zbus.ports.log import Row
 from zbus_log.proxy.write_files import encode_rows
 from zbus_log.retention import Pruned, Rules
 
-from .write_routes import OwnerGone, Put, WriteRoute, way_to
+from .write_routes import OwnerGone, Put, WriteRoute, route_to
 
-PIECE_ROWS = 1000  # an errand is small, so that no publisher of the owner waits long behind it
+PIECE_ROWS = 1000  # a request is small, so that no publisher of the owner waits long behind it
 PIECE_BYTES = 4 * 1024 * 1024
 IN_FLIGHT = 2
 
@@ -29,24 +29,24 @@ IN_FLIGHT = 2
 def put(path: str | os.PathLike[str], chunks: Iterable[Sequence[Row]], *, timeout_s: float = 60.0) -> Put:
     """Store rows in order, through the process that owns the log or as its owner; returns once they are durable.
 
-    A chunk of up to 1000 rows and 4 MiB is stored whole or not at all; a larger one is cut into such. A row that
-    could not be published is refused with its chunk, as `EventInvalid`. Rows whose identity is in the log keep their
-    first offset, so that the same call may be made again after any error; a note on it says how many events were
-    stored. `timeout_s` is how long to wait without any progress. Not for an event loop: it blocks, and an owner in
-    this process could not answer.
+    A chunk of up to 1000 rows and 4 MiB is stored completely or not at all; a larger one is split into such chunks.
+    Raises `EventInvalid` for a row that could not be published, and stores none of its chunk. Rows whose identity is in
+    the log keep their first offset, so the same call can be repeated after any error; a note on the error gives the
+    number of events stored. `timeout_s` is the maximum time without progress. Do not call it on an event loop: it
+    blocks, and an owner in this process could not reply.
     """
     work = _Work(_pieces(chunks))
     try:
         while True:
-            with way_to(path, timeout_s) as way:
+            with route_to(path, timeout_s) as route:
                 try:
-                    work.do(way)
+                    work.run(route)
                     return Put(work.events, work.last_offset)
                 except OwnerGone:
-                    work.again()
+                    work.requeue()
     except ZbusError as error:
-        unsure = ", and some of those that follow may be" if work.is_unsure else ""
-        error.add_note(f"{work.events} events of this call are stored{unsure}; it is safe to put all of them again")
+        unknown = ", and some of those that follow may be" if work.has_unknown else ""
+        error.add_note(f"{work.events} events of this call are stored{unknown}; it is safe to put all of them again")
         raise
 
 
@@ -57,70 +57,70 @@ def prune(
     timeout_s: float = 600.0,
     progress: Callable[[int], None] | None = None,
 ) -> Pruned:
-    """Remove what the rules do not let stay, through the process that owns the log or as its owner.
+    """Remove the events that the rules do not keep, through the process that owns the log or as its owner.
 
-    `progress` is told how many events went so far, where this process removes them itself. An owner that goes away
-    in between may have removed some already; they are not counted in what is returned.
+    `progress` is called with the number of events removed so far if this process removes them itself. If the owner
+    stops in between, the result does not count the events that it already removed.
     """
     if not Path(path).expanduser().is_file() and not Path(f"{path}-head").expanduser().is_file():
         raise ConfigInvalid("log", f"there is no log {os.fspath(path)!r}")
     while True:
-        with way_to(path, timeout_s) as way, suppress(OwnerGone):
-            return way.retain(rules, progress)
+        with route_to(path, timeout_s) as route, suppress(OwnerGone):
+            return route.retain(rules, progress)
 
 
 class _Work:
-    """The pieces of one `put`: a few under way at a time, in order."""
+    """The pieces of one `put`: a few in flight at a time, in order."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._again = pieces, deque[bytes]()
-        self._under_way: deque[tuple[bytes, Any]] = deque()
-        self._refused: EventInvalid | None = None
+        self._pieces, self._unsent = pieces, deque[bytes]()
+        self._in_flight: deque[tuple[bytes, Any]] = deque()
+        self._rejected: EventInvalid | None = None
         self.events = self.last_offset = 0
 
     @property
-    def is_unsure(self) -> bool:
-        """Whether something was begun of which it is not known what became of it."""
-        return bool(self._under_way or self._again)
+    def has_unknown(self) -> bool:
+        """Whether the outcome of a piece is unknown."""
+        return bool(self._in_flight or self._unsent)
 
-    def do(self, way: WriteRoute) -> None:
-        """Store all that is left. Once something was refused no more is begun; what is under way is waited for."""
+    def run(self, route: WriteRoute) -> None:
+        """Store all remaining pieces. After a rejection no more are sent, but those in flight are waited for."""
         while True:
-            while len(self._under_way) < IN_FLIGHT and (piece := self._next()) is not None:
-                self._again.appendleft(piece)  # until it is sent
-                self._under_way.append((piece, way.send(piece)))
-                self._again.popleft()
-            if not self._under_way:
+            while len(self._in_flight) < IN_FLIGHT and (piece := self._next()) is not None:
+                self._unsent.appendleft(piece)  # until it is sent
+                self._in_flight.append((piece, route.send(piece)))
+                self._unsent.popleft()
+            if not self._in_flight:
                 break
             try:
-                stored = way.answer(self._under_way[0][1])
+                stored = route.result(self._in_flight[0][1])
                 self.events += stored.events
                 self.last_offset = max(self.last_offset, stored.last_offset)
             except EventInvalid as error:
-                self._refused = self._refused or error
-            self._under_way.popleft()
-        if self._refused is not None:
-            raise self._refused
+                self._rejected = self._rejected or error
+            self._in_flight.popleft()
+        if self._rejected is not None:
+            raise self._rejected
 
-    def again(self) -> None:
-        """What was not answered is to be stored another way."""
-        self._again.extendleft(piece for piece, _ in reversed(self._under_way))
-        self._under_way.clear()
+    def requeue(self) -> None:
+        """Send the pieces without a result again, by another route."""
+        self._unsent.extendleft(piece for piece, _ in reversed(self._in_flight))
+        self._in_flight.clear()
 
     def _next(self) -> bytes | None:
-        if self._refused is not None:
+        if self._rejected is not None:
             return None
-        if self._again:
-            return self._again.popleft()
+        if self._unsent:
+            return self._unsent.popleft()
         try:
             return next(self._pieces, None)
         except EventInvalid as error:
-            self._refused = error
+            self._rejected = error
             return None
 
 
 def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:
-    """The rows of all chunks, encoded, in pieces that one commit of the owner takes without making others wait."""
+    """Yield the rows of all chunks, encoded, in pieces small enough not to delay the owner's publishers."""
     rows: list[Row] = []
     size = 0
     for chunk in chunks:
@@ -128,7 +128,7 @@ def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:
             try:
                 more = len(row.payload) + len(row.headers or b"")
             except (TypeError, AttributeError) as error:
-                raise EventInvalid(f"a malformed row ({error}); not stored") from error
+                raise EventInvalid(f"malformed row ({error}); it was not stored") from error
             if rows and (len(rows) >= PIECE_ROWS or size + more > PIECE_BYTES):
                 yield encode_rows(rows)
                 rows, size = [], 0

@@ -1,4 +1,4 @@
-"""The two ways into a log: as its owner, for a while, or by errands to the process that owns it."""
+"""The two routes for writing to a log: as its owner during the call, or through the process that owns it."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from typing import Any, NamedTuple, Protocol
 
 from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogLocked, ZbusError
 from zbus.keys import check_key
-from zbus.ports.log import Answered, Outcome, Row, Stored
+from zbus.ports.log import Outcome, Row, Stored, WriteDone
 from zbus.publish.entry import check_rows
-from zbus.schema.validators import Validators, make_checks
+from zbus.schema.validators import Validators, make_validators
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
-    ANSWER,
+    RESULT,
     RETAIN,
     ROWS,
-    decode_answer,
+    decode_result,
     decode_rows,
     encode_rules,
-    errands_folder,
     new_stem,
     wake,
-    write_whole,
+    write_atomically,
+    writes_folder,
 )
 from zbus_log.retention import Pruned, Rules
 
 POLL_S = (0.001, 0.02)
-REACH_S = 30.0  # for an owner that takes errands, or for one that does not to go
+REACH_S = 30.0  # how long to wait until the owner accepts proxied writes or releases the log
 CLOSE_S = 30.0
 
 
 class Put(NamedTuple):
-    """What `put` stored: how many events (those that were in the log already count too), and the highest offset."""
+    """Result of `put`: the number of events, including those that were already stored, and the highest offset."""
 
     events: int
     last_offset: int
 
 
 class OwnerRejectsProxiedWrites(LogLocked):
-    """The process that owns the log does not write for others. Nothing was written through it."""
+    """Raised when the process that owns the log does not accept proxied writes. Nothing was written through it."""
 
     def __init__(self, path: str, pid: int, waited_s: float) -> None:
         super().__init__(path, pid)
@@ -54,42 +54,45 @@ class OwnerRejectsProxiedWrites(LogLocked):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is owned by process {self.pid}, which takes no errands and did not let go of it within "
-            f"{self.waited_s:g} s; nothing more was written: a running bus takes them, or let that process end first"
+            f"{self.path} is owned by process {self.pid}, which does not accept proxied writes and did not release it "
+            f"within {self.waited_s:g} s; nothing more was written. Run a bus in that process, or stop it first"
         )
 
 
 class OwnerGone(Exception):
-    """Whoever was to answer does not own the log any more."""
+    """Raised when the process that received a request does not own the log any more."""
 
 
 class WriteRoute(Protocol):
-    """How something gets into the log: by this process, or by the one that owns it."""
+    """A way to write to the log: by this process, or by the process that owns it."""
 
     def send(self, data: bytes) -> Any:
-        """Begin to store encoded rows; what is returned is to be given to `answer`."""
+        """Start to store encoded rows. Returns a handle for `result`."""
 
-    def answer(self, sent: Any) -> Put:
-        """Wait until they are stored. Raises `OwnerGone` where that is not known."""
+    def result(self, sent: Any) -> Put:
+        """Wait until the rows are stored. Raises `OwnerGone` if the outcome is unknown."""
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
-        """Remove what the rules do not let stay."""
+        """Remove the events that the rules do not keep."""
 
 
 @contextmanager
-def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRoute]:
-    """The way to the log that is open now; waits for one, as an owner may come or go at any moment."""
-    from zbus.config import load_config  # not before: it takes a while to import
+def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRoute]:
+    """Return the route that is available now; waits for one, because an owner may start or stop at any time.
+
+    Raises `OwnerRejectsProxiedWrites` if neither route becomes available in time.
+    """
+    from zbus.config import load_config  # here, because the import is slow
 
     path = str(Path(given).expanduser())
     if path == "memory":
-        raise ConfigInvalid("log", "a log in memory belongs to one bus alone: nobody else can write to it")
+        raise ConfigInvalid("log", "a log in memory belongs to one bus; other processes cannot write to it")
     began = time.monotonic()
     while True:
         pid = owner_pid(path) if Path(f"{path}-head").exists() else None
         if pid is None:
             try:
-                config = load_config(log=path, read_only=False)  # as a node that starts here would
+                config = load_config(log=path, read_only=False)  # the settings of a node that starts here
                 log = open_log(config)
             except LogLocked as error:
                 pid = error.pid
@@ -99,12 +102,12 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRou
                 finally:
                     log.close(CLOSE_S)
                 return
-        if wake(errands_folder(path)):
-            asking = _ProxiedRoute(path, timeout_s)
+        if wake(writes_folder(path)):
+            proxied = _ProxiedRoute(path, timeout_s)
             try:
-                yield asking
+                yield proxied
             finally:
-                asking.withdraw()
+                proxied.withdraw()
             return
         if time.monotonic() - began > min(REACH_S, timeout_s):
             raise OwnerRejectsProxiedWrites(path, pid, min(REACH_S, timeout_s))
@@ -112,111 +115,111 @@ def way_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteRou
 
 
 class _DirectRoute:
-    """This process owns the log for a while, and does the errands of others meanwhile: they need not wait for it."""
+    """This process owns the log during the call. It also executes the write requests of other processes."""
 
     def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, validate_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
-        self._validate_schemas = validate_schemas
-        log.take_errands(self._take)
+        self._check_schemas = validate_schemas
+        log.accept_proxied_writes(self._write)
 
     @cached_property
-    def _checks(self) -> Validators | None:
-        """Not before there are rows: retention needs none, nor the library that checks."""
-        return make_checks(self._log.schemas.load(), lambda name, events: None) if self._validate_schemas else None
+    def _validators(self) -> Validators | None:
+        """Created with the first rows: retention needs neither the schemas nor the validation library."""
+        return make_validators(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
 
-    def _take(self, rows: Sequence[Row], done: Answered) -> None:
+    def _write(self, rows: Sequence[Row], done: WriteDone) -> None:
         try:
-            check_rows(rows, check_key, self._payload_bytes_max, self._checks)
+            check_rows(rows, check_key, self._payload_bytes_max, self._validators)
         except EventInvalid as error:
             done(error)
         else:
-            self._log.append(rows, lambda answer: done(_answer(answer.outcome)), None)
+            self._log.append(rows, lambda result: done(_offsets_or_error(result.outcome)), None)
 
     def send(self, data: bytes) -> SimpleQueue[Any]:
-        answers: SimpleQueue[Any] = SimpleQueue()
+        results: SimpleQueue[Any] = SimpleQueue()
         try:
-            self._take(decode_rows(data), answers.put)
+            self._write(decode_rows(data), results.put)
         except EventInvalid as error:
-            answers.put(error)
-        return answers
+            results.put(error)
+        return results
 
-    def answer(self, sent: SimpleQueue[Any]) -> Put:
+    def result(self, sent: SimpleQueue[Any]) -> Put:
         try:
-            answer = sent.get(timeout=self._timeout_s)
+            result = sent.get(timeout=self._timeout_s)
         except Empty:
             raise LogError(
                 f"{self._log.path}: no commit within {self._timeout_s:g} s; the outcome is unknown"
             ) from None
-        if isinstance(answer, ZbusError):
-            raise answer
-        return Put(len(answer), max(answer, default=0))
+        if isinstance(result, ZbusError):
+            raise result
+        return Put(len(result), max(result, default=0))
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return self._log.retain(rules, progress)
 
 
 class _ProxiedRoute:
-    """Another process owns the log, and does errands."""
+    """Another process owns the log and accepts proxied writes."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
-        self._folder = errands_folder(path)
-        self._left: set[Path] = set()
+        self._folder = writes_folder(path)
+        self._requests: set[Path] = set()
 
     def send(self, data: bytes) -> Path:
-        return self._leave(ROWS, data)
+        return self._request(ROWS, data)
 
-    def answer(self, sent: Path) -> Put:
+    def result(self, sent: Path) -> Put:
         return Put(*self._wait(sent))
 
     def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
-        return Pruned(*self._wait(self._leave(RETAIN, encode_rules(rules))))
+        return Pruned(*self._wait(self._request(RETAIN, encode_rules(rules))))
 
     def withdraw(self) -> None:
-        """Leave nothing behind: what is not answered is not wanted any more."""
+        """Remove the requests without a result, because the caller no longer waits for them."""
         with suppress(OSError):
-            for errand in self._left:
-                errand.unlink(missing_ok=True)
-                errand.with_suffix(ANSWER).unlink(missing_ok=True)
+            for request in self._requests:
+                request.unlink(missing_ok=True)
+                request.with_suffix(RESULT).unlink(missing_ok=True)
 
-    def _leave(self, kind: str, data: bytes) -> Path:
-        errand = self._folder / (new_stem() + kind)
-        self._left.add(errand)
+    def _request(self, kind: str, data: bytes) -> Path:
+        request = self._folder / (new_stem() + kind)
+        self._requests.add(request)
         try:
-            write_whole(errand, data)
-        except FileNotFoundError:  # the owner left, and took the folder with it
+            write_atomically(request, data)
+        except FileNotFoundError:  # the owner closed the log and removed the folder
             raise OwnerGone from None
         except OSError as error:
-            raise LogError(f"{errand} cannot be written ({error}); nothing of it was stored") from error
+            raise LogError(f"{request} cannot be written ({error}); none of its rows were stored") from error
         if not wake(self._folder):
             raise OwnerGone
-        return errand
+        return request
 
-    def _wait(self, errand: Path) -> list[Any]:
-        answer, pause_s, began = errand.with_suffix(ANSWER), POLL_S[0], time.monotonic()
+    def _wait(self, request: Path) -> list[Any]:
+        result, pause_s, began = request.with_suffix(RESULT), POLL_S[0], time.monotonic()
         while True:
-            # Before looking for the answer: the last one of an owner that leaves counts.
-            taken, lies_there = wake(self._folder, b""), errand.exists()
+            # Check this before looking for the result: an owner writes its last results before it closes the FIFO.
+            accepted, exists = wake(self._folder, b""), request.exists()
             with suppress(FileNotFoundError):
-                data = answer.read_bytes()
-                errand.unlink(missing_ok=True)
-                answer.unlink()
-                self._left.discard(errand)
-                return decode_answer(data)
-            if not taken:
+                data = result.read_bytes()
+                request.unlink(missing_ok=True)
+                result.unlink()
+                self._requests.discard(request)
+                return decode_result(data)
+            if not accepted:
                 raise OwnerGone
-            if not lies_there:
+            if not exists:
                 raise LogError(
-                    f"the owner of {self._path} removed an errand unanswered, as it sees no process {os.getpid()}: "
-                    "both must see the same processes. Nothing of it was stored"
+                    f"the owner of {self._path} removed a write request without a result, because it does not see "
+                    f"process {os.getpid()}; none of its rows were stored. Run both in the same PID namespace"
                 )
             if time.monotonic() - began > self._timeout_s:
                 raise LogError(
-                    f"the owner of {self._path} did not answer within {self._timeout_s:g} s; the outcome is unknown"
+                    f"the owner of {self._path} did not reply within {self._timeout_s:g} s; the outcome is unknown"
                 )
             time.sleep(pause_s)
             pause_s = min(POLL_S[1], pause_s * 1.5)
 
 
-def _answer(outcome: Outcome) -> Sequence[int] | ZbusError:
+def _offsets_or_error(outcome: Outcome) -> Sequence[int] | ZbusError:
     return outcome.offsets if isinstance(outcome, Stored) else outcome.error

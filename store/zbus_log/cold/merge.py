@@ -1,9 +1,9 @@
-"""The events of one segment of the cold tier in the order of their offsets, a bounded slice at a time.
+"""Merge of the files of one cold segment: its events in the order of their offsets, in bounded memory.
 
-A segment lies in several files, one or more for each date and namespace, and their offsets
-interleave; each file is in order. So a slice of each file is held, and whatever lies up to the
-first end of a slice is complete: it is sorted, handed out, and the slice that ended is followed
-by the next of its file. Memory is that of the slices, however large segments and row groups are.
+A segment has several files, one or more for each date and namespace. Each file is in order, but
+their offsets interleave. The merge holds a slice of each file. Events up to the first end of any
+slice are complete: they are sorted and returned, and that slice is replaced by the next one of its
+file. Memory depends only on the slices, however large segments and row groups are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zbus.keys import KeySet, matches
 from zbus.ports.log import Span
 from zbus_log.file.manifest import ColdDamaged, ColdFile, Segment
 
-# What an event is made of. The files also have its headers as a map, which is for Spark alone.
+# The columns of an event. The files also contain the headers as a map, which only Spark uses.
 COLUMNS = (
     "offset",
     "publisher_id",
@@ -35,17 +35,17 @@ COLUMNS = (
 )
 _TYPES = dict.fromkeys(COLUMNS[:6], "int64") | {"key": "string", "payload": "binary", "headers_raw": "binary"}
 
-NO_NAMESPACE = "__HIVE_DEFAULT_PARTITION__"  # as Spark calls it: those that are too long for a folder's name lie there
+NO_NAMESPACE = "__HIVE_DEFAULT_PARTITION__"  # Spark's name; namespaces that are too long for a folder are here
 
-HELD_ROWS = 32 * 1024  # in all slices of a segment together, and
-SLICE_ROWS_MIN = 512  # in each at least
-HELD_BYTES = 8 * 1024 * 1024  # the same, where events are large
-SCAN_ROWS = 64 * 1024  # looked at in one go, where few are wanted
+HELD_ROWS = 32 * 1024  # in all slices of a segment together
+SLICE_ROWS_MIN = 512  # at least, in each slice
+HELD_BYTES = 8 * 1024 * 1024  # in all slices of a segment together, for large events
+SCAN_ROWS = 64 * 1024  # per call, if few of them match
 BUFFER_BYTES = 64 * 1024
 
 
 def pyarrow(module: str = "pyarrow") -> Any:
-    """A module of pyarrow, imported when the tier is read for the first time."""
+    """Import a module of pyarrow, when the tier is read for the first time. Raises `ConfigInvalid` if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -54,27 +54,27 @@ def pyarrow(module: str = "pyarrow") -> Any:
 
 
 class Merge:
-    """What some keys and times ask for of a segment, from an offset on. One thread at a time uses it."""
+    """The events of a segment that match some keys and times, after an offset. Not thread-safe."""
 
     def __init__(self, folder: Path, segment: Segment, keys: KeySet, span: Span) -> None:
         self._folder, self._segment, self._keys, self._span = folder, segment, keys, span
-        self.at = span.after  # what was asked for up to here has been handed out
+        self.at = span.after  # all matching events up to this offset have been returned
         files = [file for file in segment.files if file.last > span.after and may_match(file.path, keys)]
-        self._waiting = sorted(files, key=lambda file: -file.first)  # not opened yet, the next at the end
+        self._waiting = sorted(files, key=lambda file: -file.first)  # files not opened yet, the next one last
         self._held: list[_Slices] = []
         self._share = max(1, len(files))
-        self._run: Any = None  # merged, of which the first rows may have been handed out
-        self._reach = span.after  # of that run
+        self._run: Any = None  # the merged rows that have not been returned yet
+        self._reach = span.after  # the last offset that the run covers
 
     def take(self, limit: int, until: int) -> tuple[list[Any], int]:
-        """The next batches, of `limit` events at most, and the offset up to which they are complete."""
+        """Return the next batches, at most `limit` events, and the offset up to which they are complete."""
         found: list[Any] = []
         until = min(until, self._segment.last)
         scanned = size = 0
         while True:
             if self._run is not None:
                 ready = _up_to(self._run, until)
-                pages = -(-ready.num_rows // limit) or 1  # of equal size, rather than a small one at the end
+                pages = -(-ready.num_rows // limit) or 1  # pages of equal size, rather than a small last one
                 batch = ready.slice(0, -(-ready.num_rows // pages))
                 if batch.num_rows:
                     self._run = self._run.slice(batch.num_rows)
@@ -89,14 +89,14 @@ class Merge:
             scanned += self._advance()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for slices in self._held:
             slices.close()
         self._held, self._waiting, self._run = [], [], None
 
     def _advance(self) -> int:
-        """Merge the next run; return how many rows were looked at for it."""
-        looked = 0
+        """Merge the next run. Returns the number of rows read for it."""
+        read = 0
         while True:
             reach = min((each.end for each in self._held if each.more), default=self._segment.last)
             if not self._waiting or self._waiting[-1].first > reach:
@@ -106,18 +106,18 @@ class Merge:
                 reach = start - 1
                 break
             self._held.append(_Slices(self._folder, self._waiting.pop(), self._keys, self._span, self._share))
-            looked += self._held[-1].load()
+            read += self._held[-1].load()
         parts = [part for each in self._held if (part := each.take(reach)).num_rows]
         for each in self._held:
             if each.more and each.end <= reach:
-                looked += each.load()
+                read += each.load()
         self._held = [each for each in self._held if each.more or each.rows]
         self._run, self._reach = _merged(parts), reach
-        return looked
+        return read
 
 
 class _Slices:
-    """One file, slice by slice, of which only the rows that are asked for are kept."""
+    """One file, slice by slice. Only the rows that match are kept."""
 
     def __init__(self, folder: Path, file: ColdFile, keys: KeySet, span: Span, share: int) -> None:
         self._path, self._file, self._keys, self._span = folder / file.path, file, keys, span
@@ -146,16 +146,16 @@ class _Slices:
 
     @property
     def more(self) -> bool:
-        """Whether the file goes on after this slice."""
+        """Whether the file continues after this slice."""
         return self._left > 0
 
     @property
     def rows(self) -> int:
-        """How many rows of this slice are held."""
+        """The number of rows of this slice that are held."""
         return int(self._batch.num_rows)
 
     def load(self) -> int:
-        """Go to the next slice; return how many rows it had before they were filtered."""
+        """Load the next slice. Returns its number of rows before filtering."""
         with file_errors(self._path, self._file):
             batch = next((batch for batch in self._batches if batch.num_rows), None)
         if batch is None:
@@ -168,21 +168,21 @@ class _Slices:
             raise _damaged(self._path, self._file, "its offsets are not in order")
         self.end = _offset(batch, -1)
         if self.end > self._file.last:
-            raise _damaged(self._path, self._file, f"it holds offset {self.end}, which its manifest does not know")
-        looked = int(batch.num_rows)
+            raise _damaged(self._path, self._file, f"it contains offset {self.end}, which is not in its manifest")
+        read = int(batch.num_rows)
         self._batch = self._filtered(batch)
         if not self.more:
             self.close()
-        return looked
+        return read
 
     def take(self, reach: int) -> Any:
-        """What is held up to an offset, which is then held no longer."""
+        """Remove and return the rows up to an offset."""
         taken = _up_to(self._batch, reach)
         self._batch = self._batch.slice(taken.num_rows)
         return taken
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._parquet.close()
 
     def _check(self) -> None:
@@ -192,11 +192,11 @@ class _Slices:
             if str(found) != type_:
                 raise _damaged(self._path, self._file, f"its column {name!r} is {found}, not {type_}")
         if self._parquet.metadata.num_rows != self._file.events:
-            reason = f"it holds {self._parquet.metadata.num_rows} events, not {self._file.events}"
+            reason = f"it contains {self._parquet.metadata.num_rows} events, not {self._file.events}"
             raise _damaged(self._path, self._file, reason)
 
     def _filtered(self, batch: Any) -> Any:
-        """The rows that are asked for. Each key is looked at once, not for each row."""
+        """Return the rows that match. Each key is matched once, not for each row."""
         arrow, compute, span = pyarrow(), pyarrow("pyarrow.compute"), self._span
         batch = batch.slice(bisect_right(_Offsets(batch), span.after))
         if span.from_ns is not None:
@@ -213,7 +213,7 @@ class _Slices:
 
 
 def may_match(path: str, keys: KeySet) -> bool:
-    """Whether a file of the tier can hold some of `keys`, by the namespace in its path."""
+    """Return whether a file of the tier can contain some of `keys`, by the namespace in its path."""
     names = [part[3:] for part in path.split("/") if part.startswith("ns=")]
     if keys.unfiltered or not names:
         return True
@@ -226,7 +226,7 @@ def may_match(path: str, keys: KeySet) -> bool:
 
 @contextmanager
 def file_errors(path: Path, file: ColdFile) -> Iterator[None]:
-    """Arrow's errors become ours, here and nowhere else."""
+    """Map the errors of Arrow to `ColdDamaged`."""
     arrow = pyarrow()
     try:
         yield
@@ -237,12 +237,12 @@ def file_errors(path: Path, file: ColdFile) -> Iterator[None]:
 
 
 def _damaged(path: Path, file: ColdFile, reason: str) -> ColdDamaged:
-    advice = f"Restore the file from a copy; what lies behind it is read with after={file.last}"
+    advice = f"Restore the file from a copy; read the events that follow it with after={file.last}"
     return ColdDamaged(str(path), reason, (file.first, file.last), advice)
 
 
 def _last_of(group: Any) -> int:
-    """The highest offset of a row group, as far as it says."""
+    """Return the highest offset of a row group, or 1 << 63 if it has no statistics."""
     for number in range(group.num_columns):
         column = group.column(number)
         if column.path_in_schema == "offset" and column.is_stats_set and column.statistics.has_min_max:
@@ -259,7 +259,7 @@ def _merged(parts: list[Any]) -> Any:
 
 
 class _Offsets:
-    """The offsets of a batch, to be bisected."""
+    """The offsets of a batch as a sequence for `bisect`."""
 
     def __init__(self, batch: Any) -> None:
         self._column = batch.column("offset")
@@ -276,7 +276,7 @@ def _offset(batch: Any, index: int) -> int:
 
 
 def _up_to(batch: Any, until: int) -> Any:
-    """The rows up to an offset."""
+    """Return the rows up to an offset."""
     if not batch.num_rows or _offset(batch, -1) <= until:
         return batch
     return batch.slice(0, bisect_right(_Offsets(batch), until))

@@ -1,8 +1,8 @@
-"""The cold tier: closed segments of a log, moved out of its file into Parquet, and still read like it.
+"""The cold tier: closed segments of a log, moved from its file to Parquet, and still readable as part of the log.
 
-The tier is a folder of files and a manifest that alone says what counts. It is read with pyarrow,
-which is imported only then; no Spark is needed. Any number of threads and processes read it while
-another one adds segments.
+The tier is a folder of files and a manifest that names the valid ones. It is read with pyarrow,
+which is imported only then; Spark is not needed. Any number of threads and processes can read it
+while another one adds segments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zbus.errors import ConfigInvalid, EventCorrupt, LogError, LogTrimmed
 from zbus.event import Event
 from zbus.headers import decode_headers
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
 from zbus.wire.provenance import split_headers
@@ -31,27 +31,27 @@ from .merge import Merge
 if TYPE_CHECKING:
     from zbus.ports.log import Page
 
-MERGES_KEPT_MAX = 8  # replays that go on where they stopped; each holds some megabytes
+MERGES_KEPT_MAX = 8  # for replays that resume where they stopped; each holds some megabytes
 
-_pack = struct.Struct("<qqqqq").pack  # what the log's checksums begin with: see rows.py
+_pack = struct.Struct("<qqqqq").pack  # the first part of a checksum: see rows.py
 _crc32 = zlib.crc32
 _EVERYTHING = KeySet.all()
 
 
 class Cold:
-    """The cold tier in `folder`, which need not be there yet. Safe from several threads at once."""
+    """The cold tier in `folder`, which need not exist yet. Thread-safe."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / NAME
         self._manifest = Manifest()
-        self._seen: tuple[int, int, int] | None = None  # the manifest's file, when it was read
+        self._seen: tuple[int, int, int] | None = None  # the state of the manifest's file when it was read
         self._merges = Memo[tuple[Any, ...], Merge](MERGES_KEPT_MAX, on_evict=lambda _, merge: merge.close())
         self._lock = threading.Lock()
         self._closed = False
 
     def manifest(self) -> Manifest:
-        """The manifest as it is now. Looks at the file, and reads it only where it is another one."""
+        """Return the current manifest. Reads the file only if it has changed."""
         with self._lock:
             try:
                 stat = self.path.stat()
@@ -61,14 +61,14 @@ class Cold:
             except (FileNotFoundError, NotADirectoryError) as error:
                 if self._seen is not None:
                     gone = self._manifest.first, self._manifest.last
-                    raise ColdDamaged(str(self.path), "the manifest was here and is gone", gone) from error
+                    raise ColdDamaged(str(self.path), "the manifest was removed", gone) from error
             except OSError as error:
-                raise ColdDamaged(str(self.path), f"it cannot be read: {error}") from error
+                raise ColdDamaged(str(self.path), f"the manifest cannot be read: {error}") from error
             return self._manifest
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """What the tier holds now, in order and without a hole."""
+        """The segments of the tier, in order and without gaps."""
         return self.manifest().segments
 
     @property
@@ -82,39 +82,42 @@ class Cold:
         return self.manifest().last
 
     def add(self, segments: Iterable[Segment], epoch: bytes | None = None) -> None:
-        """Add segments at the end; those that are there already change nothing.
+        """Add segments at the end. Segments that the tier already contains are ignored.
 
-        `epoch` is that of their log: an empty tier needs it, another one is checked against it. All segments
-        count from the moment this returns, or none. One process at a time adds.
+        `epoch` is that of their log: an empty tier requires it, and otherwise it must match. Either all segments are
+        added or none. Only one process may add segments at a time.
         """
         manifest = self.manifest()
         if epoch is not None and manifest.epoch:
             manifest.check_epoch(epoch.hex(), self.path)
         elif epoch is None and not manifest.epoch:
-            raise ConfigInvalid("epoch", "an empty tier needs to know the epoch of its log")
+            raise ConfigInvalid("epoch", "an empty tier requires the epoch of its log")
         known = epoch.hex() if epoch is not None else manifest.epoch
         extended = Manifest(epoch=known, segments=manifest.segments).extended(segments, self.path)
         if extended != manifest:
             self._save(extended)
 
     def adopt(self, epoch: bytes) -> None:
-        """Take this tier for one of the log with this epoch, whatever it was before: its owner knows."""
+        """Assign this tier to the log with this epoch. The caller must know that its events belong to that log."""
         manifest = self.manifest()
         if not manifest.epoch:
             raise ConfigInvalid("cold", f"there is no tier {str(self.folder)!r} to adopt")
         self._save(Manifest(epoch=epoch.hex(), segments=manifest.segments))
 
     def follow(self, before: bytes, epoch: bytes, head: int) -> None:
-        """The log lost its end and goes on in a new epoch: so does its tier, unless it holds what was lost."""
+        """Move the tier to the new epoch of a log that lost its newest events, unless it contains lost offsets."""
         try:
             manifest = self.manifest()
             if manifest.epoch == before.hex() and manifest.last <= head:
                 self.adopt(epoch)
-        except (LogError, OSError) as error:  # the log opens all the same; whoever reads the tier is told
-            record("LOG_COLD_LEFT_BEHIND", logging.WARNING, folder=str(self.folder), reason=str(error))
+        except (LogError, OSError) as error:  # the log still opens; reading the tier raises the error
+            folder, reason = str(self.folder), str(error)
+            record_reason(
+                "LOG_COLD_LEFT_BEHIND", logging.WARNING, code="cold_tier_not_adopted", reason=reason, folder=folder
+            )
 
     def read(self, keys: KeySet, span: Span, limit: int) -> ColdPage:
-        """The next events of a span, in order; never past the end of the tier."""
+        """Return the next events of a span, in order, up to the end of the tier."""
         manifest = self.manifest()
         low_water = max(0, manifest.first - 1)
         if span.after < low_water:
@@ -133,7 +136,7 @@ class Cold:
         return ColdPage([], after, low_water)
 
     def first_at(self, time_ns: int, after: int) -> int | None:
-        """The lowest offset over `after` that was published at or after a time, if the tier has one."""
+        """Return the lowest offset after `after` that was published at or after a time, or None."""
         manifest = self.manifest()
         after = max(after, manifest.first - 1)
         while after < manifest.last:
@@ -144,11 +147,11 @@ class Cold:
         return None
 
     def last_at(self, time_ns: int) -> int:
-        """No event of the tier that was published up to a time lies beyond this offset."""
+        """Return an offset after which no event of the tier was published at or before a time."""
         return max((each.last for each in self.segments if each.files and each.published_min <= time_ns), default=-1)
 
     def close(self) -> None:
-        """Let go of the files. Safe to call twice."""
+        """Close the files. Calling it again has no effect."""
         with self._lock:
             self._closed = True
             merges = list(self._merges.values())
@@ -161,10 +164,10 @@ class Cold:
         save(self.path, manifest)
 
     def _next(self, segment: Segment, keys: KeySet, span: Span, limit: int, until: int) -> tuple[list[Any], int]:
-        """The next batches of a segment: from a merge that stopped there, or from a new one."""
-        asked = segment.first, segment.digest, keys.expressions, keys.unfiltered, span.from_ns, span.to_ns
+        """Return the next batches of a segment, from a merge that stopped there or from a new one."""
+        request = segment.first, segment.digest, keys.expressions, keys.unfiltered, span.from_ns, span.to_ns
         with self._lock:
-            merge = self._merges.pop((*asked, span.after), None)
+            merge = self._merges.pop((*request, span.after), None)
         if merge is None:
             merge = Merge(self.folder, segment, keys, span)
         try:
@@ -175,21 +178,21 @@ class Cold:
         with self._lock:
             done: Merge | None = merge
             if covered < segment.last and not self._closed:
-                done = self._merges.pop((*asked, covered), None)  # another replay stopped at the same place
-                self._merges[*asked, covered] = merge
+                done = self._merges.pop((*request, covered), None)  # another replay stopped at the same offset
+                self._merges[*request, covered] = merge
         if done is not None:
             done.close()
         return batches, covered
 
 
 class ColdPage:
-    """A page of the tier, as batches of Arrow. Decoded when and where somebody wants the events."""
+    """A page of the tier, as Arrow batches. `events` decodes it, on the caller's thread."""
 
     def __init__(self, batches: list[Any], covered: int, low_water: int) -> None:
         self.batches, self.covered, self.low_water = batches, covered, low_water
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
-        """The events of this page in order, each checked against the checksum that the log gave it."""
+        """Return the events of this page in order, each verified by the checksum from the log."""
         found: list[Event] = []
         skipped = 0
         for batch in self.batches:
@@ -227,7 +230,7 @@ _NUMBERS = ("offset", "publisher_id", "sequence", "published_ns", "key_id", "che
 
 
 def _may_hold(segment: Segment, span: Span) -> bool:
-    """Whether a segment can hold an event of these times."""
+    """Return whether a segment can contain an event of these times."""
     if span.from_ns is not None and segment.published_max < span.from_ns:
         return False
     return bool(segment.files) and (span.to_ns is None or segment.published_min <= span.to_ns)

@@ -1,1 +1,1 @@
-"""The files of a log: the database and its tables, the head record, the manifest of the cold tier."""
+"""The files of a log: the database with its tables, the head record, and the manifest of the cold tier."""

@@ -1,4 +1,4 @@
-"""SQLite connections for the log: SQLAlchemy over pysqlite3, a version gate, one place for errors."""
+"""SQLite connections for the log: SQLAlchemy over pysqlite3, a version check, and the mapping of errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterF
 SQLITE_VERSION_MIN = (3, 51, 3)
 
 PAGE_BYTES = 8192
-WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # where SQLite checkpoints and begins again
+WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # the length at which SQLite checkpoints and starts over
 _IOERR, _CORRUPT, _FULL, _NOTADB = 10, 11, 13, 26
 
 
 def check_version() -> None:
-    """Refuse a SQLite that loses commits."""
+    """Raise `ConfigInvalid` if this SQLite can lose commits."""
     if pysqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         needed = ".".join(map(str, SQLITE_VERSION_MIN))
         raise ConfigInvalid(
@@ -37,9 +37,9 @@ def check_version() -> None:
 
 
 def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL") -> Engine:
-    """An engine in autocommit mode: each transaction of ours is begun and ended by name.
+    """Return an engine in autocommit mode: this package begins and ends each transaction explicitly.
 
-    A read-only one keeps a few connections and returns text as bytes, which is how pages travel.
+    A read-only engine pools a few connections and returns text as bytes, which pages need.
     """
     check_version()
     uri = f"file:{quote(path)}?mode={'ro' if read_only else 'rwc'}"
@@ -68,11 +68,11 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
 
 
 def lengthen_wal(path: str) -> None:
-    """Fill the write-ahead log to its usual length with zeros, which SQLite takes for the end of what is valid.
+    """Fill the write-ahead log to its usual length with zeros, which SQLite treats as the end of the valid part.
 
-    A commit that makes the file longer has to sync that too, and took 360 µs instead of 170. SQLite uses the
-    file over and over once it has this length, but begins with an empty one at each start. No lock of SQLite's
-    is on this file, so opening and closing it here disturbs nothing.
+    A commit that extends the file must also sync its new length, and took 360 µs instead of 170. SQLite reuses the
+    file once it has this length, but starts with an empty file after each open. SQLite holds no lock on this file, so
+    opening and closing it here is safe.
     """
     wal = Path(f"{path}-wal")
     if not wal.exists() or shutil.disk_usage(wal.parent).free < 64 * WAL_BYTES:
@@ -86,7 +86,7 @@ def lengthen_wal(path: str) -> None:
 
 @contextmanager
 def log_errors(path: str, writing: bool = False) -> Iterator[None]:
-    """SQLite's errors become ours, here and nowhere else."""
+    """Map the errors of SQLite to `LogError`."""
     try:
         yield
     except SQLITE_ERRORS as error:
@@ -97,7 +97,7 @@ SQLITE_ERRORS = (DBAPIError, pysqlite3.Error)
 
 
 def as_log_error(path: str, error: Exception, writing: bool) -> LogError:
-    """Return SQLite's error as ours: for the writer's path, which cannot afford a context manager per commit."""
+    """Return the `LogError` for an error of SQLite. A context manager per commit would slow down the writer."""
     return _map_error(path, error.orig if isinstance(error, DBAPIError) else error, writing)
 
 
@@ -107,19 +107,19 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
     if code & 0xFF == _FULL:
         return LogFull(path)
     if code & 0xFF == _IOERR and writing:
-        # The driver does not tell a failed fsync from a failed write. After either, what the kernel holds
-        # of the file is unknown, and trying again could acknowledge what is not on disk.
+        # The driver does not distinguish a failed fsync from a failed write. After either, the state of the
+        # kernel's page cache is unknown, and a retry could acknowledge events that are not on disk.
         return LogWriterFailed(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
     if writing:
-        return LogError(f"{path}: {name}: {error}. The outcome is unknown: put the same events again")
-    return LogError(f"{path}: {name}: {error}. Nothing was changed by this call")
+        return LogError(f"{path}: {name}: {error}. The outcome is unknown: publish the same events again")
+    return LogError(f"{path}: {name}: {error}. This call changed nothing")
 
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """One write transaction; rolled back on any error."""
+    """Run one write transaction. It is rolled back on any error."""
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
         yield
@@ -131,7 +131,7 @@ def transaction(connection: Connection) -> Iterator[None]:
 
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
-    """One view of the file for several statements."""
+    """Give several statements the same view of the file."""
     connection.exec_driver_sql("BEGIN")
     try:
         yield
@@ -140,7 +140,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
 
 
 def roll_back(connection: Connection) -> None:
-    """End a transaction that is still open, if one is: SQLite ends some by itself."""
+    """Roll back the open transaction, if any: SQLite has ended it already after some errors."""
     driver: Any = connection.connection.dbapi_connection
     if driver.in_transaction:
         connection.exec_driver_sql("ROLLBACK")

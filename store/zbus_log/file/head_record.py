@@ -1,10 +1,10 @@
-"""The head record: a small file beside the log that says what the log must hold, and who owns it.
+"""The head record: a small file beside the log with the offsets that the log must contain, and its owner.
 
-A SQLite file cannot tell that it was replaced by an older copy, or that a flipped bit made its
+SQLite cannot detect that its file was replaced by an older copy, or that a flipped bit made the
 write-ahead log end early: both look like a shorter, healthy log. So the epoch and the last
-acknowledged offset are kept outside of it, in memory shared with the kernel, which survives a
-killed process at the price of a few stores per commit. Offsets are reserved in steps, synced to
-disk before any of them is used, so that not even a log that lost its end gives one out twice.
+acknowledged offset are kept in a separate file, in memory shared with the kernel. This survives a
+killed process and costs a few memory stores per commit. Offsets are reserved in steps that are
+synced to disk before use, so that even a log that lost its newest events never assigns one twice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .process import is_running
 RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
-_BOOT_AT, _RELAXED_AT = 24, 60  # the system's boot when it was opened, and whether commits were not synced
+_BOOT_AT, _RELAXED_AT = 24, 60  # the boot id when the log was opened, and whether commits were not synced
 _FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; earlier versions kept a fifth number
-_SLOT = struct.Struct("<16sqq8xqI")  # the same and a checksum
+_SLOT = struct.Struct("<16sqq8xqI")  # the same with a checksum
 _CHECKSUM = struct.Struct("<I")
 _SLOTS_AT = (64, 128)
 _SIZE = 4096
 
 
 class Head(NamedTuple):
-    """What the record says of the log."""
+    """The state of the log according to the head record."""
 
     epoch: bytes
     head: int = 0
@@ -42,7 +42,7 @@ class Head(NamedTuple):
 
 
 class HeadRecord:
-    """The record of one log, locked by its owner. `update` is cheap; `sync` puts it on disk."""
+    """The head record of one log, locked by its owner. `update` is cheap; `sync` writes it to disk."""
 
     def __init__(self, log_path: str, *, accept_loss: bool = False, relaxed: bool = False) -> None:
         self.path = Path(f"{log_path}-head")
@@ -52,7 +52,7 @@ class HeadRecord:
             size = os.fstat(self._fd).st_size
             new = size == 0
             if 0 < size < _SIZE and not accept_loss:
-                raise LogDamaged(log_path, "the head record beside it is not one")
+                raise LogDamaged(log_path, "its head record is malformed")
             if size < _SIZE:
                 os.truncate(self._fd, _SIZE)
             self._map = mmap.mmap(self._fd, _SIZE)
@@ -64,7 +64,7 @@ class HeadRecord:
         if not new:
             self._load(log_path, accept_loss)
         boot = _boot_id()
-        # With durability "os" the end of the log, and of this record, may be gone after a power cut.
+        # With durability "os", a power cut may remove the newest events, and the newest state of this record.
         self.power_was_cut = (
             any(self._map[16:24]) and self._map[_RELAXED_AT] == 1 and self._map[_BOOT_AT : _BOOT_AT + len(boot)] != boot
         )
@@ -74,7 +74,7 @@ class HeadRecord:
         _OWNER.pack_into(self._map, 16, os.getpid())
 
     def update(self, head: Head) -> None:
-        """Record `head`. The older of the two slots is written, so a torn write leaves the newer one."""
+        """Store `head` in the older of the two slots, so that a torn write leaves the newer one intact."""
         self._serial += 1
         fields = _FIELDS.pack(*head, self._serial)
         at = _SLOTS_AT[self._serial & 1]
@@ -82,11 +82,11 @@ class HeadRecord:
         self.current = head
 
     def sync(self) -> None:
-        """Put the record on disk."""
+        """Write the record to disk."""
         self._map.flush()
 
     def close(self) -> None:
-        """Sync, give up the ownership, and close."""
+        """Sync, release the ownership, and close."""
         self.sync()
         _OWNER.pack_into(self._map, 16, 0)
         self._map.close()
@@ -94,7 +94,7 @@ class HeadRecord:
 
     def _lock(self, log_path: str) -> None:
         deadline = time.monotonic() + 1.0
-        while True:  # a lock may be held for a moment by somebody who only looks for the owner
+        while True:  # `owner_pid` in another process may hold the lock briefly
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
@@ -119,7 +119,7 @@ class HeadRecord:
 
 
 def read_record(log_path: str) -> Head | None:
-    """What the record beside a log says, without owning it; None where there is none."""
+    """Return the head record of a log without owning it, or None if it does not exist."""
     try:
         data = Path(f"{log_path}-head").read_bytes()
     except FileNotFoundError:
@@ -129,23 +129,23 @@ def read_record(log_path: str) -> Head | None:
 
 
 def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:
-    """The newer whole slot and its serial number; None where nothing was recorded yet."""
+    """Return the newer valid slot and its serial number, or None if nothing was stored yet."""
     if not any(data):
-        return None  # made by a process that was killed before it wrote
+        return None  # the process that created it was killed before it wrote
     if not data.startswith(_MAGIC) or len(data) < _SIZE:
-        raise LogDamaged(log_path, "the head record beside it is not one")
+        raise LogDamaged(log_path, "its head record is malformed")
     slots = [(_SLOT.unpack_from(data, at), zlib.crc32(data[at : at + _FIELDS.size])) for at in _SLOTS_AT]
     whole = [slot for slot, checksum in slots if slot[3] and checksum == slot[4]]
     if whole:
         newest = max(whole, key=lambda slot: slot[3])
         return Head(*newest[:3]), newest[3]
     if any(slot[3] for slot, _ in slots):
-        raise LogDamaged(log_path, "the head record beside it is damaged")
+        raise LogDamaged(log_path, "its head record is damaged")
     return None
 
 
 def owner_pid(log_path: str) -> int | None:
-    """The process that owns the log now, or None. A lock that can be had means that there is no owner."""
+    """Return the process that owns the log, or None if the lock is free."""
     try:
         with Path(f"{log_path}-head").open("rb") as file:
             try:
@@ -161,7 +161,7 @@ def owner_pid(log_path: str) -> int | None:
 
 
 def _boot_id() -> bytes:
-    """What tells this run of the system from the last; empty where the system does not tell."""
+    """Return the boot id of the system; empty if the system does not report one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36]
     except OSError:

@@ -1,4 +1,4 @@
-"""The keys of a log, as readers need them: names of ids, and the ids that an expression asks for."""
+"""The keys of a log for readers: the key of an id, and the ids that match an expression."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_ID = "SELECT json_group_array(json_array(id, key)) FROM keys WHERE id IN (SE
 
 
 class KeyTable:
-    """Shared by the threads that read. Keys are only ever added, so what was learned stays true."""
+    """Shared by the threads that read. Keys are only added, so cached entries stay valid."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -28,19 +28,19 @@ class KeyTable:
         self._lock = threading.Lock()
 
     def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, str]:
-        """Names for at least these ids; a page keeps what it got until it is decoded."""
+        """Return the keys of at least these ids. A page keeps the result until it is decoded."""
         names, ids = self._names, set(ids)
         unknown = [id_ for id_ in ids if id_ not in names]
         if unknown and len(names) + len(unknown) > NAMES_KEPT_MAX:
-            self._names = names = {}  # pages that still use the old one keep it
+            self._names = names = {}  # pages that still use the old dict keep it
             unknown = list(ids)
         if unknown:
-            asked = msgspec.json.encode(unknown).decode()
-            names.update(_decode(connection.exec_driver_sql(_BY_ID, (asked,)).scalar_one()))
+            wanted = msgspec.json.encode(unknown).decode()
+            names.update(_decode(connection.exec_driver_sql(_BY_ID, (wanted,)).scalar_one()))
         return names
 
     def matching(self, connection: Connection, keys: KeySet) -> tuple[list[int], float]:
-        """The ids of the keys that belong to `keys`, and their share of all. Looks only at keys added since."""
+        """Return the ids that match `keys`, and their share of all keys. Reads only keys added since the last call."""
         with self._lock:
             seen, ids = self._matching.pop(keys.expressions, (0, []))
             newest = int(connection.exec_driver_sql("SELECT ifnull(max(id), 0) FROM keys").scalar_one())
@@ -49,13 +49,13 @@ class KeyTable:
                 for low, high in {_bounds(each) for each in keys.expressions}:
                     fresh.update(_decode(connection.exec_driver_sql(_SINCE, (seen, low, high)).scalar_one()))
                 ids = ids + [id_ for id_, name in fresh.items() if id_ <= newest and name in keys]
-            # Another thread may have looked at a newer view: forgetting that would enter its keys twice.
+            # Another thread may have seen a newer snapshot. Going back behind it would add its keys twice.
             self._matching[keys.expressions] = (max(seen, newest), ids)
             return ids, len(ids) / newest if newest else 0.0
 
 
 def _bounds(expression: str) -> tuple[str, str]:
-    """The range of text in which every key of an expression lies: its literal beginning."""
+    """Return the range of text that contains every key of an expression, from its literal prefix."""
     literal = expression.partition("*")[0].removesuffix("$")
     if literal == expression:
         return literal, literal + "\x00"

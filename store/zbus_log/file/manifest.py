@@ -1,7 +1,7 @@
-"""The manifest of a cold tier: which segments of a log lie in Parquet files, and in which.
+"""The manifest of a cold tier: the segments of a log that are in Parquet files, and the names of these files.
 
-The manifest alone says what counts: a file that it does not name is not there. It is replaced as a
-whole, by a rename, so that a reader sees the old one or the new one and a crash leaves either.
+Only files that the manifest names belong to the tier. The manifest is replaced by a rename, so that
+readers see either the old or the new one, even after a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EPOCH_DIGITS = 32
 
 
 class ColdDamaged(LogDamaged):
-    """A part of the cold tier is not what its manifest says. The log's own file is not affected."""
+    """Raised when a part of the cold tier does not match its manifest. The log's own file is not affected."""
 
     def __init__(self, path: str, reason: str, missing: tuple[int, int] | None = None, advice: str = "") -> None:
         super().__init__(path, reason, missing)
@@ -29,41 +29,41 @@ class ColdDamaged(LogDamaged):
         self.advice = advice or "Restore it from a copy"
 
     def __str__(self) -> str:
-        range_ = f"; this concerns offsets {self.missing[0]} to {self.missing[1]}" if self.missing else ""
+        range_ = f"; affected offsets: {self.missing[0]} to {self.missing[1]}" if self.missing else ""
         return f"{self.path}: {self.reason}{range_}. Nothing was changed. {self.advice}"
 
 
 class ColdFile(msgspec.Struct, frozen=True):
     """One Parquet file of a segment."""
 
-    path: str  # from the tier's folder, with slashes
+    path: str  # relative to the tier's folder, with slashes
     events: int
     first: int
     last: int
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A closed range of offsets, both ends included, whose events lie in some files."""
+    """A closed range of offsets, both ends included, and the files that contain its events."""
 
     first: int
     last: int
     events: int
-    digest: str  # of whoever wrote it; the same digest means the same events
+    digest: str  # computed by the writer; the same digest means the same events
     published_min: int
     published_max: int
     bytes: int
     files: tuple[ColdFile, ...]
 
     def same(self, other: Segment) -> bool:
-        """Whether both hold the same events, though perhaps in other files."""
+        """Return whether both contain the same events, even if in other files."""
         return (self.first, self.last, self.digest) == (other.first, other.last, other.digest)
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The segments of a tier, one after the other without a hole, and the epoch of the log they belong to."""
+    """The consecutive segments of a tier, without gaps, and the epoch of their log."""
 
     version: int = VERSION
-    epoch: str = ""  # hexadecimal; empty where nothing was ever added
+    epoch: str = ""  # hexadecimal; empty if nothing was ever added
     segments: tuple[Segment, ...] = ()
 
     @property
@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return self.segments[-1].last if self.segments else 0
 
     def extended(self, added: Iterable[Segment], path: Path) -> Manifest:
-        """This manifest with more segments at its end; those that it has already change nothing."""
+        """Return this manifest with more segments at its end. Segments that it already contains are ignored."""
         segments = list(self.segments)
         known = {segment.first: segment for segment in segments}
         for segment in added:
@@ -85,22 +85,22 @@ class Manifest(msgspec.Struct, frozen=True):
                 continue
             if segments and segment.first != segments[-1].last + 1:
                 raise LogError(
-                    f"{path}: the segment {segment.first} to {segment.last} was not added, because the tier goes from "
-                    f"{segments[0].first} to {segments[-1].last} and is continued at its end only"
+                    f"{path}: the segment {segment.first} to {segment.last} was not added, because the tier covers "
+                    f"{segments[0].first} to {segments[-1].last} and only grows at its end"
                 )
             segments.append(segment)
             known[segment.first] = segment
         return Manifest(VERSION, self.epoch, tuple(segments))
 
     def check_epoch(self, epoch: str, path: Path) -> None:
-        """Refuse a tier of another log: its offsets mean other events."""
+        """Raise `ColdDamaged` if the tier is from another log, whose offsets are other events."""
         if self.epoch != epoch:
             raise ColdDamaged(
                 str(path),
-                f"the tier belongs to another log, or the log began a new epoch after a loss (the log has {epoch}, "
+                f"the tier belongs to another log, or the log started a new epoch after a loss (the log has {epoch}, "
                 f"the tier {self.epoch})",
                 (self.first, self.last) if self.segments else None,
-                "If its events are this log's all the same, adopt it: zbus_log.Cold(folder).adopt(epoch)",
+                "If its events do belong to this log, adopt it: zbus_log.Cold(folder).adopt(epoch)",
             )
 
 
@@ -109,29 +109,29 @@ class _Versioned(msgspec.Struct):
 
 
 def load(path: Path, data: bytes) -> Manifest:
-    """The manifest that `data`, read from `path`, holds; checked as a whole."""
+    """Decode and check a manifest. Raises `ColdDamaged` with `path` if it is invalid."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version > VERSION:
             raise ColdDamaged(
-                str(path), f"the tier has version {version}, and this zbus reads {VERSION}", advice="Upgrade zbus"
+                str(path), f"the tier has version {version}, but this zbus reads up to {VERSION}", advice="Upgrade zbus"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ColdDamaged(str(path), f"it is not a manifest: {error}") from error
+        raise ColdDamaged(str(path), f"the manifest is malformed: {error}") from error
     check(manifest, path)
     return manifest
 
 
 def check(manifest: Manifest, path: Path) -> None:
-    """Raise `ColdDamaged` unless the segments follow each other and their files lie in them."""
+    """Raise `ColdDamaged` unless the segments are consecutive and contain their files."""
     problem = _problem(manifest)
     if problem:
         raise ColdDamaged(str(path), problem)
 
 
 def save(path: Path, manifest: Manifest) -> None:
-    """Replace the manifest, whole or not at all, and return once that is on disk."""
+    """Replace the manifest atomically. Returns once it is on disk."""
     check(manifest, path)
     temporary = path.with_name(f".{NAME}.{os.getpid()}")
     with temporary.open("wb") as file:
@@ -148,7 +148,7 @@ def save(path: Path, manifest: Manifest) -> None:
 
 def _problem(manifest: Manifest) -> str:
     if len(manifest.epoch) != _EPOCH_DIGITS or set(manifest.epoch) - set("0123456789abcdef"):
-        return f"the epoch {manifest.epoch!r} is not one of a log"
+        return f"the epoch {manifest.epoch!r} is malformed"
     for before, after in pairwise(manifest.segments):
         if after.first != before.last + 1:
             return f"the segment from {after.first} does not follow the one that ends at {before.last}"
@@ -157,11 +157,11 @@ def _problem(manifest: Manifest) -> str:
         if not 0 < segment.first <= segment.last:
             return f"{name} is not a range of offsets"
         if sum(file.events for file in segment.files) != segment.events:
-            return f"{name} has {segment.events} events, but its files have another number"
+            return f"{name} has {segment.events} events, but its files contain a different number"
         for file in segment.files:
             pure = PurePosixPath(file.path)
             if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\\" in file.path or "\0" in file.path:
-                return f"the file {file.path!r} lies outside the tier's folder"
+                return f"the file {file.path!r} is outside the tier's folder"
             if not segment.first <= file.first <= file.last <= segment.last or file.events < 1:
-                return f"the file {file.path!r} does not lie in {name}"
+                return f"the offsets of the file {file.path!r} are not within {name}"
     return ""

@@ -1,4 +1,4 @@
-"""Whether a process that left its number somewhere is still the one running under it."""
+"""Process identity: whether a stored process id still belongs to the process that stored it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def started_at(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0 where the system does not tell."""
+    """Return when a process started, in kernel ticks; 0 if the system does not report it."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -15,12 +15,12 @@ def started_at(pid: int) -> int:
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether `pid` runs and is the process that started then: numbers are used again."""
+    """Return whether `pid` runs and started then: process ids are reused."""
     return is_running(pid) and started_at(pid) == started and not _is_zombie(pid)
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of that number."""
+    """Return whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -31,7 +31,7 @@ def is_running(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended, and only its parent has not looked yet."""
+    """Return whether a process has ended but its parent has not collected its status."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):

@@ -1,9 +1,9 @@
 """Events as rows, many at a time: one SQL statement writes a batch, one reads a page.
 
-A Python driver gives up the interpreter lock and takes it back for every row it writes or reads,
-and beside a busy event loop each of those can wait milliseconds. So a batch goes in as one JSON
-array of numbers and one blob of all bodies, and a page comes out the same way: SQLite does the
-work of a whole batch in a single step, on another core, while Python goes on.
+A Python driver releases and takes the interpreter lock for every row that it writes or reads, and
+beside a busy event loop each of these can take milliseconds. So a batch is passed as one JSON array
+of numbers and one blob of all bodies, and a page is returned the same way: SQLite processes the
+whole batch in a single step, on another core, while Python continues.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FROM jsonb_each(?1)
 INSERT_PLAIN = _INSERT.format(headers="NULL")
 INSERT_WITH_HEADERS = _INSERT.format(headers="nullif(substr(?2, value ->> 7, value ->> 8), x'')")
 
-# `{chosen}` is a query for whole rows of `events` in order of their offsets. It is asked for its size
-# first, and yields nothing when that is over :bytes, so that memory is bounded whatever the log holds.
+# `{chosen}` is a query for complete rows of `events` in order of their offsets. The page is empty if their
+# size exceeds :bytes, so that memory is bounded whatever the log contains.
 SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
 PAGE = f"""
 SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
@@ -49,12 +49,12 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 
 
 def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
-    """The statement that stores `rows` at the offsets from `first` on, and its parameters."""
+    """Return the statement that stores `rows` at the offsets from `first` on, and its parameters."""
     payloads = [row.payload for row in rows]
-    bodies = b"".join([b"\x00", *payloads])  # never empty: substr of an empty blob is NULL
-    at = 2  # and substr counts from one
+    bodies = b"".join([b"\x00", *payloads])  # never empty, because substr of an empty blob is NULL
+    at = 2  # after the first byte; substr counts from one
     numbers: list[tuple[int, ...]] = []
-    stored: dict[int, bytes] = {}  # by place: headers with the provenance
+    stored: dict[int, bytes] = {}  # headers with the provenance, by index
     for offset, row in enumerate(rows, first):
         key, payload = key_ids[row.key], row.payload
         publisher, sequence, published_at, headers = row.publisher_id, row.sequence, row.published_at, row.headers
@@ -79,7 +79,7 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
 
 
 class RowPage:
-    """A page as SQLite returned it. Decoded when and where somebody wants the events."""
+    """A page as SQLite returned it. `events` decodes it, on the caller's thread."""
 
     def __init__(
         self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str | None]
@@ -88,7 +88,7 @@ class RowPage:
         self.covered, self.low_water = covered, low_water
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
-        """The events of this page in order, each checked against its checksum."""
+        """Return the events of this page in order, each verified by its checksum."""
         found: list[Event] = []
         skipped = at = 0
         bodies, key_name = self._bodies, self._key_name

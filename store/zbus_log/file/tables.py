@@ -1,11 +1,11 @@
-"""The tables of the log, and how an older file becomes a current one.
+"""The tables of the log, and the migrations of older files.
 
-`events` is append-only: triggers refuse an update, and a delete of anything above the low-water
-mark that retention sets first. It carries no secondary index, because an index by key or by
-publisher dirties a page per key at each commit: with 256 of them that made a commit three times as
-slow. Instead the writer seals every block of 4,096 offsets once: then its events are entered in
-`by_key`, the publishers' sequences in `runs` (both grow at their end only, block by block), and the
-times in `blocks`. What is not sealed yet is short enough to scan.
+`events` is append-only: triggers reject updates, and deletes above the low-water mark, which
+retention sets first. It has no secondary index, because an index by key or by publisher dirties a
+page per key at each commit; with 256 keys that made a commit three times as slow. Instead the
+writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
+publishers' sequences to `runs` (both grow only at their end, block by block), and the times to
+`blocks`. The unsealed tail is short enough to scan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zbus.errors import LogDamaged
 from .database import PAGE_BYTES, transaction
 
 BLOCK = 4096
-# The last offset of the newest sealed block, -1 if there is none; beyond it only a scan finds events.
+# The last offset of the newest sealed block, or -1. Events after it are found only by a scan.
 SEALED_UNTIL = f"(SELECT ifnull(max(block), -1) * {BLOCK} + {BLOCK - 1} FROM blocks)"
 
 metadata = MetaData()
@@ -101,7 +101,7 @@ state = Table(  # one row
     sqlite_strict=True,
 )
 
-# Since version 2, and so not among the tables of version 1. Nothing in it is ever changed: a version is added.
+# Added in version 2, and so not in the metadata of version 1. Rows are never changed: each version is a new row.
 schemas = Table(
     "schemas",
     MetaData(),
@@ -125,7 +125,7 @@ _TRIGGERS = (
 
 
 def _create(connection: Connection) -> None:
-    """Version 1: everything."""
+    """Create all tables of version 1."""
     for table in metadata.sorted_tables:
         connection.execute(CreateTable(table))
     for trigger in _TRIGGERS:
@@ -134,36 +134,36 @@ def _create(connection: Connection) -> None:
 
 
 def _add_schemas(connection: Connection) -> None:
-    """Version 2: what payloads must look like."""
+    """Add the table of schemas, for version 2."""
     connection.execute(CreateTable(schemas))
 
 
-# MIGRATIONS[n] brings a file from version n to n + 1. Never change one that was released: add the next.
+# MIGRATIONS[n] upgrades a file from version n to n + 1. Never change a released migration: add another one.
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas)
 VERSION = len(MIGRATIONS)
 SCHEMAS_SINCE = 2
-# The oldest version that can be read as it is: events lie in it as they do today.
+# The oldest version that can be read without a migration: its events have the same format.
 READABLE_SINCE = 1
 
 
 def check_is_log(connection: Connection, path: str) -> int:
-    """The version of the file, or the reason why it is no log of ours."""
+    """Return the version of the file. Raises `LogDamaged` if it is not a zbus log, or is from a newer zbus."""
     version = file_version(connection)
     if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
-        raise LogDamaged(path, "this is a SQLite database, but not a log of zbus")
+        raise LogDamaged(path, "this is a SQLite database, but not a zbus log")
     if version > VERSION:
-        raise LogDamaged(path, f"the log has version {version}, and this zbus knows {VERSION}: upgrade zbus")
+        raise LogDamaged(path, f"the log has version {version}, but this zbus supports up to {VERSION}: upgrade zbus")
     return version
 
 
 def prepare(connection: Connection, path: str) -> None:
-    """Make the file a log of the current version: create it, migrate it, or refuse a newer one."""
+    """Create the tables, or migrate the file to the current version. Raises `LogDamaged` if it is newer."""
     version = check_is_log(connection, path)
     if version == 0:
         connection.exec_driver_sql(f"PRAGMA page_size={PAGE_BYTES}")
         connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.exec_driver_sql("PRAGMA journal_mode=WAL").scalar_one() != "wal":
-        raise LogDamaged(path, "this file system cannot keep a write-ahead log")
+        raise LogDamaged(path, "this file system does not support a write-ahead log")
     for migration in MIGRATIONS[version:]:
         with transaction(connection):
             migration(connection)
@@ -172,38 +172,38 @@ def prepare(connection: Connection, path: str) -> None:
 
 
 def file_version(connection: Connection) -> int:
-    """The version that the file says it has."""
+    """Return the version of the file."""
     return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
 
 
 def get_epoch(connection: Connection) -> bytes:
-    """The identity of this log's offsets."""
+    """Return the epoch: the identity of this log's offsets."""
     return bytes(connection.execute(select(state.c.epoch)).scalar_one())
 
 
 def origin_of(epoch: bytes) -> int:
-    """What a log is called among nodes: odd, and 62 bits at most."""
+    """Return the id of a log among nodes: an odd number of at most 62 bits."""
     return int.from_bytes(epoch[:8]) >> 2 | 1
 
 
 def set_epoch(connection: Connection, epoch: bytes) -> None:
-    """Begin a new epoch, after a loss."""
+    """Start a new epoch, after a loss."""
     connection.execute(update(state).values(epoch=epoch))
 
 
 def get_low_water(connection: Connection) -> int:
-    """Retention removed everything up to this offset."""
+    """Return the offset up to which retention removed every event."""
     return int(connection.exec_driver_sql("SELECT low_water FROM state").scalar_one())
 
 
 def get_head(connection: Connection) -> int:
-    """The last offset that was committed, also where retention has removed it; 0 for a new log."""
+    """Return the last committed offset, even if retention has removed it; 0 for a new log."""
     newest = connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one()
     return max(newest or 0, get_low_water(connection))
 
 
 def find_gaps(connection: Connection, after: int) -> list[tuple[int, int]]:
-    """Runs of offsets over `after` that are missing and were not accepted as lost."""
+    """Return the ranges of offsets after `after` that are missing and were not accepted as lost."""
     found = connection.exec_driver_sql(
         "SELECT before + 1, offset - 1 FROM (SELECT offset, lag(offset, 1, ?1) OVER (ORDER BY offset) AS before"
         " FROM events WHERE offset > ?1) WHERE offset != before + 1 AND NOT EXISTS"

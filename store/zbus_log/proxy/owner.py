@@ -1,8 +1,8 @@
-"""The owner's end of errands: what other processes want written is written by the one that may.
+"""Owner side of proxied writes: executes write requests from other processes, because only the owner may write.
 
-A log has one owner. Its bus takes rows from elsewhere like its own, so that subscribers, durable names and other
-nodes see them as any others. One thread waits for them in the kernel, at no cost while nobody comes; no socket is
-opened for it, since embedded means embedded. It hands rows over and writes answers, and commits go on meanwhile.
+The owner's bus publishes the rows like its own, so that subscribers, durable subscriptions and other nodes receive
+them. One thread waits for requests in the kernel, without cost while none arrive, and without a socket. It passes rows
+on and writes results, while the log continues to commit.
 """
 
 from __future__ import annotations
@@ -20,137 +20,156 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import LogError, ZbusError
-from zbus.observe.records import record
-from zbus.ports.log import Answered, Row
+from zbus.observe.records import record, record_reason
+from zbus.ports.log import Row, WriteDone
+from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
-    ANSWER,
+    RESULT,
     RETAIN,
     ROWS,
     WAKE,
     Submitter,
     decode_rows,
     decode_rules,
-    encode_answer,
-    errands_folder,
+    encode_result,
     submitter_of,
-    write_whole,
+    write_atomically,
+    writes_folder,
 )
 
-TAKEN_MAX = 3  # errands under way at a time: they may meet in one commit, and publishers here wait for that
+# Requests in progress at a time. They may share one commit, which local publishers then have to wait for.
+IN_PROGRESS_MAX = 3
 
 
 class ProxiedWriteServer:
-    """Takes errands from the moment it is made until it is closed. `take` is called on its thread."""
+    """Executes write requests from its construction until it is closed. It calls `write` on its own thread."""
 
     def __init__(
         self,
         log_path: str,
-        take: Callable[[Sequence[Row], Answered], None],
+        write: Callable[[Sequence[Row], WriteDone], None],
         retain: Callable[[Rules], Pruned],
     ) -> None:
-        self._log_path, self._take, self._retain = log_path, take, retain
-        self._folder = errands_folder(log_path)
-        self._taken: set[str] = set()
+        self._log_path, self._write, self._retain = log_path, write, retain
+        self._folder = writes_folder(log_path)
+        self._in_progress: set[str] = set()
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
         self._closed = False
         self._fifo: int | None = None
-        self._fifo_use = threading.Lock()  # a number of a file that was closed may be another file's
-        self._thread = threading.Thread(target=self._run, name="zbus-log-errands", daemon=True)
+        self._fifo_use = threading.Lock()  # the number of a closed file descriptor may be reused for another file
+        self._thread = threading.Thread(target=self._run, name="zbus-log-writes", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Answer what is done and take no more. What is left, those who wait for it do themselves."""
+        """Write the results that are known and accept no more requests. Waiting clients execute the rest themselves."""
         self._closed = True
         self._wake()
         self._thread.join(timeout_s)
 
     def _wake(self) -> None:
-        """From any thread, the event loop's too: it never waits."""
+        """Wake the thread. Does not block; may be called from any thread, including the event loop's."""
         with self._fifo_use:
             if self._fifo is not None:
                 with suppress(BlockingIOError):
                     os.write(self._fifo, b"\0")
 
     def _done(self, name: str, result: Sequence[int] | ZbusError) -> None:
-        """The rows of an errand are stored, or refused; from any thread."""
-        answer = result if isinstance(result, ZbusError) else (len(result), max(result, default=0))
-        self._results.append((name, answer))
+        """Queue the result of a request to store rows. May be called from any thread."""
+        fields = result if isinstance(result, ZbusError) else (len(result), max(result, default=0))
+        self._results.append((name, fields))
         self._wake()
 
-    # Everything below runs on the thread of errands.
+    # Everything below runs on the server's own thread, except `_prune`.
 
     def _run(self) -> None:
+        self._check_old_folder()
         try:
             fifo = self._open()
         except OSError as error:
-            # The log works as ever; only others cannot have anything written while this process owns it.
-            record("LOG_TAKES_NO_ERRANDS", logging.WARNING, log=self._log_path, reason=str(error))
+            # The log itself works. Only other processes cannot write to it while this process owns it.
+            path, reason = self._log_path, str(error)
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
         try:
             while not self._closed:
-                self._attempt(self._look)
+                self._attempt(self._start_requests)
                 waiting.poll()
-                os.read(fifo, 1 << 16)  # before looking, so that whoever comes later wakes us again
-                self._answer_all()
-            self._answer_all()
+                os.read(fifo, 1 << 16)  # before the folder is listed, so that a later request wakes this thread again
+                self._write_results()
+            self._write_results()
         finally:
             with self._fifo_use:
                 self._fifo = None
                 os.close(fifo)
             with suppress(OSError):
                 (self._folder / WAKE).unlink(missing_ok=True)
-                self._folder.rmdir()  # stays where somebody's errand still lies in it
+                self._folder.rmdir()  # fails if requests are left, which keeps them
+
+    def _check_old_folder(self) -> None:
+        """Remove the folder of an older zbus if it is empty; otherwise report that its requests are not executed."""
+        old = OldFolder(self._log_path)
+        try:
+            old.remove_if_empty()
+            reason, code = old.describe(), "old_requests_left"
+        except OSError as error:
+            reason, code = str(error), "old_folder_unusable"
+        if reason is not None:
+            record_reason("LOG_OLD_WRITES_LEFT", logging.WARNING, code=code, reason=reason, log=self._log_path)
 
     def _open(self) -> int:
         path = self._folder / WAKE
         self._folder.mkdir(exist_ok=True)
         if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
             path.unlink()
-        with suppress(FileExistsError):  # left by an owner that was killed
+        with suppress(FileExistsError):  # an owner that was killed left it
             os.mkfifo(path, 0o666)
-        # Open for writing too: otherwise it would be at its end whenever the last of the others goes.
+        # Open it for writing too. Otherwise it would be at its end whenever the last client closes it.
         fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         with self._fifo_use:
             self._fifo = fifo
         return fifo
 
-    def _look(self) -> None:
-        """Take what lies there, oldest first, and remove what the dead left."""
+    def _start_requests(self) -> None:
+        """Start the requests in the folder, oldest first, and remove the files of processes that have ended."""
         alive: dict[Submitter, bool] = {}
         for path in sorted(self._folder.iterdir()):
             submitter = submitter_of(path.name)
             if submitter is None:
                 continue
             if submitter not in alive:
-                alive[submitter] = submitter.lives
+                alive[submitter] = submitter.is_alive
             if not alive[submitter]:
                 path.unlink(missing_ok=True)
-            elif path.suffix in (ROWS, RETAIN) and path.name not in self._taken and len(self._taken) < TAKEN_MAX:
-                self._begin(path)
+            elif path.suffix in (ROWS, RETAIN) and path.name not in self._in_progress and self._has_capacity:
+                self._start(path)
 
-    def _begin(self, path: Path) -> None:
+    @property
+    def _has_capacity(self) -> bool:
+        return len(self._in_progress) < IN_PROGRESS_MAX
+
+    def _start(self, path: Path) -> None:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return  # withdrawn
-        self._taken.add(path.name)
+            return  # the client withdrew it
+        self._in_progress.add(path.name)
         try:
             if path.suffix == ROWS:
-                self._take(decode_rows(data), partial(self._done, path.name))
+                self._write(decode_rows(data), partial(self._done, path.name))
             else:
-                # It takes as long as there is to remove, and rows are not to wait for it.
-                removing = partial(self._remove, path.name, decode_rules(data))
-                threading.Thread(target=removing, name="zbus-log-retain", daemon=True).start()
+                # It may take long, and rows must not wait for it.
+                pruning = partial(self._prune, path.name, decode_rules(data))
+                threading.Thread(target=pruning, name="zbus-log-retain", daemon=True).start()
         except ZbusError as error:
             self._results.append((path.name, error))
             self._wake()
 
-    def _remove(self, name: str, rules: Rules) -> None:
-        """On a thread of its own."""
+    def _prune(self, name: str, rules: Rules) -> None:
+        """Apply retention rules, on a thread of its own."""
         result: Pruned | ZbusError
         try:
             result = self._retain(rules)
@@ -162,19 +181,20 @@ class ProxiedWriteServer:
             self._results.append((name, result))
             self._wake()
 
-    def _answer_all(self) -> None:
+    def _write_results(self) -> None:
         while self._results:
             name, result = self._results.popleft()
-            self._attempt(partial(self._answer, self._folder / name, result))
-            self._taken.discard(name)  # one that could not be answered is done again, which changes nothing
+            self._attempt(partial(self._write_result, self._folder / name, result))
+            # If the result could not be written, the request is executed again, which stores nothing twice.
+            self._in_progress.discard(name)
 
-    def _answer(self, errand: Path, result: Sequence[Any] | ZbusError) -> None:
-        if errand.exists():  # else it was withdrawn, and nobody waits
-            write_whole(errand.with_suffix(ANSWER), encode_answer(result))
-            errand.unlink(missing_ok=True)
+    def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
+        if request.exists():  # otherwise the client withdrew it and does not wait
+            write_atomically(request.with_suffix(RESULT), encode_result(result))
+            request.unlink(missing_ok=True)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         try:
             step()
         except OSError as error:
-            record("LOG_ERRAND_FAILED", logging.WARNING, error, log=self._log_path)
+            record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)

@@ -1,13 +1,14 @@
-"""Errands as files: the folder beside a log in which other processes leave what its owner is to write.
+"""The folder beside a log in which other processes leave write requests for its owner, and the format of its files.
 
-    app.db-errands/
-        wake                                 a FIFO that the owner reads: a byte says that there is something to do
-        MOMENT-SERIAL-PID-STARTED.rows       an errand: rows to store, or `.retain`: rules of retention
-        MOMENT-SERIAL-PID-STARTED.answer     what became of it
+    app.db-writes/
+        wake                                 a FIFO that the owner reads: a byte means that a request was added
+        MOMENT-SERIAL-PID-STARTED.rows       a request to store rows; with `.retain`, a request to apply retention rules
+        MOMENT-SERIAL-PID-STARTED.answer     the result of that request
 
-Files appear under a temporary name and are renamed when they are whole. Names sort by the moment at which they were
-made, so that errands are done in that order, and carry the process that made them: what a process left that is gone
-is nobody's. An errand lies there until it is answered, so that an owner that is killed leaves it to the next one.
+A file is written under a temporary name and renamed when it is complete. Names sort by creation time, which is the
+order in which the owner executes the requests, and identify the process that wrote the file, so the owner can remove
+the files of processes that have ended. A request stays in the folder until its result is written. If the owner is
+killed, the next owner executes it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zbus_log.file.process import is_alive, started_at
 from zbus_log.retention import Rules
 
 WAKE = "wake"
-ROWS, RETAIN, ANSWER, TEMPORARY = ".rows", ".retain", ".answer", ".tmp"
+ROWS, RETAIN, RESULT, TEMPORARY = ".rows", ".retain", ".answer", ".tmp"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _serials = itertools.count()
@@ -38,33 +39,33 @@ _encode = msgspec.msgpack.Encoder().encode
 _Rows = Annotated[list[tuple[_Number, _Number, _Number, str, bytes, bytes | None]], msgspec.Meta(min_length=1)]
 _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
-_decode_answer = msgspec.msgpack.Decoder(tuple[bool, list[Any]]).decode
+_decode_result = msgspec.msgpack.Decoder(tuple[bool, list[Any]]).decode
 
 
 class Submitter(NamedTuple):
-    """The process that left a file."""
+    """The process that wrote a file."""
 
     pid: int
     started: int
 
     @property
-    def lives(self) -> bool:
-        """Whether it still waits for an answer, as far as one can tell."""
+    def is_alive(self) -> bool:
+        """Whether the process still runs, and so may wait for the result."""
         return is_alive(*self)
 
 
-def errands_folder(log_path: str) -> Path:
-    """Where the errands for a log lie, if its owner takes any."""
-    return Path(f"{log_path}-errands")
+def writes_folder(log_path: str) -> Path:
+    """Return the folder for write requests. It exists while the log's owner accepts them."""
+    return Path(f"{log_path}-writes")
 
 
 def new_stem() -> str:
-    """A name that sorts after all earlier ones of this process: clocks that are set back do not matter."""
+    """Return a file name without suffix that sorts after all earlier ones, even if the wall clock is set back."""
     return f"{time.monotonic_ns():020d}-{next(_serials)}-{os.getpid()}-{started_at(os.getpid())}"
 
 
 def submitter_of(name: str) -> Submitter | None:
-    """Who left a file; None for a file that is none of ours."""
+    """Return the process that wrote a file, or None if the name does not have the form above."""
     try:
         _, _, pid, started = name.partition(".")[0].split("-")
         return Submitter(int(pid), int(started))
@@ -72,8 +73,8 @@ def submitter_of(name: str) -> Submitter | None:
         return None
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that nobody sees before it is whole."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that becomes visible only when it is complete."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         temporary.write_bytes(data)
@@ -85,15 +86,15 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def wake(folder: Path, data: bytes = b"\0") -> bool:
-    """Tell the owner that there is something to do; False where nobody takes errands. Without data, only ask that."""
+    """Wake the owner. Returns whether an owner accepts proxied writes; empty `data` only checks that."""
     try:
         fifo = os.open(folder / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no such FIFO, or nobody reads it
+    except OSError:  # the FIFO does not exist, or no process reads it
         return False
     try:
         os.write(fifo, data)
     except BlockingIOError:
-        pass  # it is full: the owner has been told often enough
+        pass  # The FIFO is full, so the owner will wake up anyway.
     except BrokenPipeError:
         return False
     finally:
@@ -102,36 +103,36 @@ def wake(folder: Path, data: bytes = b"\0") -> bool:
 
 
 def encode_rows(rows: Sequence[Row]) -> bytes:
-    """Rows as an errand."""
+    """Encode rows for a request. Raises `EventInvalid` if a row cannot be encoded."""
     try:
-        return _encode([astuple(row)[:6] for row in rows])  # a process cannot say that another node published a row
+        return _encode([astuple(row)[:6] for row in rows])  # another process may not set the provenance of a row
     except (TypeError, ValueError, OverflowError) as error:
-        raise EventInvalid(f"rows that cannot be encoded ({error}); not stored") from error
+        raise EventInvalid(f"rows cannot be encoded ({error}); they were not stored") from error
 
 
 def decode_rows(data: bytes) -> list[Row]:
-    """The rows of an errand, with numbers in range; raise `EventInvalid` for anything else."""
+    """Decode the rows of a request. Raises `EventInvalid` if they are malformed or a number is out of range."""
     try:
         return [Row(*each) for each in _decode_rows(data)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventInvalid(f"rows that are none ({error}); nothing of them was stored") from error
+        raise EventInvalid(f"malformed rows ({error}); none of them was stored") from error
 
 
 def encode_rules(rules: Rules) -> bytes:
-    """Rules of retention as an errand."""
+    """Encode retention rules for a request."""
     return _encode(rules)
 
 
 def decode_rules(data: bytes) -> Rules:
-    """The rules of an errand."""
+    """Decode the retention rules of a request. Raises `EventInvalid` if they are malformed."""
     try:
         return _decode_rules(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventInvalid(f"rules of retention that are none ({error}); nothing was removed") from error
+        raise EventInvalid(f"malformed retention rules ({error}); nothing was removed") from error
 
 
-def encode_answer(result: Sequence[Any] | ZbusError) -> bytes:
-    """What became of an errand."""
+def encode_result(result: Sequence[Any] | ZbusError) -> bytes:
+    """Encode the result of a request: its fields, or the error that was raised."""
     if not isinstance(result, ZbusError):
         return _encode((True, result))
     name = type(result).__name__
@@ -141,9 +142,9 @@ def encode_answer(result: Sequence[Any] | ZbusError) -> bytes:
     return _encode((False, (LogError.__name__, (str(result).encode(errors="replace").decode(),))))
 
 
-def decode_answer(data: bytes) -> list[Any]:
-    """What became of an errand: the fields of the result. Raises the error that befell it at the owner."""
-    good, fields = _decode_answer(data)
+def decode_result(data: bytes) -> list[Any]:
+    """Decode the fields of a result. Raises the error that the owner raised if the request failed."""
+    good, fields = _decode_result(data)
     if good:
         return fields
     name, args = fields

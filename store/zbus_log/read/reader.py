@@ -1,8 +1,8 @@
-"""Reading a log: pages by offset, by time and by key expression, on any thread, beside the writer.
+"""Reader of a log: pages by offset, time and key expression, on any thread, beside the writer.
 
-A page is one statement, hence one consistent view and one short read transaction: a slow consumer
-never holds up a checkpoint. A page for some keys takes their offsets from `by_key`, so it reads the
-payloads of those keys and no others.
+A page is one statement, and so one consistent view and one short read transaction: a slow consumer
+never delays a checkpoint. A page for some keys takes their offsets from `by_key`, so it reads only
+the payloads of those keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT_MIN = 128
 WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
 WINDOWS_KEPT_MAX = 1000
-SCAN_SHARE = 0.2  # of all keys: beyond that, scanning costs less than looking offsets up
+SCAN_SHARE = 0.2  # of all keys; above this, a scan is cheaper than looking up offsets
 
 _VALUE = re.compile(r":(\w+)")
 _TIMES = "published_at BETWEEN :from_ns AND :to_ns"
@@ -64,7 +64,7 @@ _ids = msgspec.json.Decoder(list[int]).decode
 
 
 def readable(path: str) -> Engine:
-    """An engine for a log that is only read; an error if it is not there or of a version that is not read."""
+    """Return a read-only engine. Raises `ConfigInvalid` if there is no log, `LogDamaged` for another version."""
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
     engine = make_engine(path, read_only=True)
@@ -73,66 +73,66 @@ def readable(path: str) -> Engine:
     if not READABLE_SINCE <= version <= VERSION:
         engine.dispose()
         newer = ": upgrade zbus" if version > VERSION else ""
-        raise LogDamaged(path, f"the log has version {version}, and reading alone needs {VERSION}{newer}")
+        raise LogDamaged(path, f"the log has version {version}, but reading needs {READABLE_SINCE} to {VERSION}{newer}")
     return engine
 
 
 class Choice(NamedTuple):
-    """How the events of some keys are found: a query for `{columns}` of `events`, and the keys it is about."""
+    """The query for the events of some keys: a statement for `{columns}` of `events`, and its key ids."""
 
     statement: str
-    keys: str = ""  # their ids, a JSON array
+    keys: str = ""  # the ids, as a JSON array
 
     @property
     def rows(self) -> str:
-        """The query for whole rows."""
+        """The query for complete rows."""
         return self.statement.format(columns="events.*")
 
     def sql(self, columns: str, span: Span, limit: int) -> str:
-        """The query with its values written into it: for drivers other than the log's own."""
+        """Return the query with its values inlined, for drivers other than the log's own."""
         values = _values(span, span.until or 0, f"'{self.keys}'") | {"limit": limit}
         return _VALUE.sub(lambda found: str(values[found[1]]), self.statement.format(columns=columns))
 
 
 class SqliteReader:
-    """Reads through its own connections; safe from several threads at once."""
+    """Reads through its own connections. Thread-safe."""
 
     def __init__(self, path: str, engine: Engine) -> None:
         self.path, self._engine = path, engine
         self._keys = KeyTable()
         self._windows = Memo[tuple[str, ...], int](WINDOWS_KEPT_MAX)
-        self._limit = LIMIT_MIN  # how many events of the present size a page can hold
+        self._limit = LIMIT_MIN  # how many events of the current size fit into a page
 
     def head(self) -> int:
-        """The last offset that is committed; 0 for an empty log."""
+        """Return the last committed offset; 0 for an empty log."""
         with log_errors(self.path), self._engine.connect() as connection:
             return get_head(connection)
 
     def low_water(self) -> int:
-        """Everything up to this offset was removed by retention."""
+        """Return the offset up to which retention removed every event."""
         with log_errors(self.path), self._engine.connect() as connection:
             return get_low_water(connection)
 
     def epoch(self) -> bytes:
-        """The identity of the log's offsets."""
+        """Return the epoch: the identity of the log's offsets."""
         with log_errors(self.path), self._engine.connect() as connection:
             return get_epoch(connection)
 
     def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
-        """The next events of `span`; the page is bounded by `limit`, by bytes, and by how far it looks."""
+        """Return the next events of `span`. The page is bounded by `limit`, by bytes, and by a window of offsets."""
         with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
             choice = self._choose(connection, keys)
             if choice.statement is _ALL:
                 return self._page(connection, choice, span, limit, WINDOW_MAX)
             window = self._windows.get(keys.expressions, WINDOW_MIN)
             page = self._page(connection, choice, span, limit, window)
-            # Look further where events are rare, less far where a window holds many pages.
+            # Widen the window if matching events are rare; narrow it if a window contains many pages.
             further = max(WINDOW_MIN, window // 2) if page.full else min(WINDOW_MAX, window * 2)
             self._windows[keys.expressions] = further
             return page
 
     def choose(self, keys: KeySet) -> Choice:
-        """How to find the events of `keys` that the log holds now."""
+        """Return the query for the events of `keys` that are in the log now."""
         with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
             return self._choose(connection, keys)
 
@@ -145,7 +145,7 @@ class SqliteReader:
         return Choice(_MOST if share > SCAN_SHARE else _SOME, msgspec.json.encode(ids).decode())
 
     def narrow(self, span: Span) -> Span:
-        """Turn times into offsets: blocks know the times they span, so little is scanned."""
+        """Turn times into offsets. Blocks store the times that they span, so little is scanned."""
         with log_errors(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             try:
@@ -162,16 +162,16 @@ class SqliteReader:
                 connection.exec_driver_sql("COMMIT")
 
     def _page(self, connection: Connection, choice: Choice, span: Span, limit: int, window: int) -> _CountedPage:
-        if span.after == 0:  # from the beginning: of what is left
+        if span.after == 0:  # start at the oldest event that is left
             span = span._replace(after=get_low_water(connection))
         until = span.after + window if span.until is None else min(span.until, span.after + window)
         values = _values(span, until, choice.keys) | {"bytes": PAGE_BYTES_MAX}
         page, size = PAGE.format(chosen=choice.rows), SIZE.format(chosen=choice.rows)
-        asked, limit = limit, min(limit, self._limit)
+        requested, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit
             if limit == 1:
-                values["bytes"] = 1 << 40  # one event is always served, however large it is
+                values["bytes"] = 1 << 40  # one event is always returned, however large it is
             row = connection.exec_driver_sql(page, values).one()
             numbers, bodies, used, count, last, head, low_water = row
             found = 0 if count or limit == 1 else connection.exec_driver_sql(size, values).scalar_one()
@@ -179,7 +179,7 @@ class SqliteReader:
                 break
             limit = self._limit = max(1, limit * PAGE_BYTES_MAX // (2 * found))
         if count >= limit and len(bodies or b"") * 4 < PAGE_BYTES_MAX:
-            self._limit = max(self._limit, min(asked, limit * 4))
+            self._limit = max(self._limit, min(requested, limit * 4))
         low_water = int(low_water)
         if span.after < low_water:
             raise LogTrimmed(span.after, low_water)
@@ -207,7 +207,7 @@ class _CountedPage(RowPage):
 
 
 def first_at(connection: Connection, time_ns: int, head: int) -> int:
-    """The lowest offset published at or after a time; one past the head if there is none."""
+    """Return the lowest offset published at or after a time; `head` + 1 if there is none."""
     block = connection.exec_driver_sql("SELECT min(block) FROM blocks WHERE published_max >= ?", (time_ns,)).scalar()
     start = f"{int(block) * BLOCK}" if block is not None else f"{SEALED_UNTIL} + 1"
     found = connection.exec_driver_sql(
@@ -218,7 +218,7 @@ def first_at(connection: Connection, time_ns: int, head: int) -> int:
 
 
 def _last_at(connection: Connection, time_ns: int) -> int:
-    """No event published up to a time lies beyond this offset."""
+    """Return an offset after which no event was published at or before a time."""
     tail = connection.exec_driver_sql(
         f"SELECT max(offset) FROM events WHERE offset > {SEALED_UNTIL} AND published_at <= ?", (time_ns,)
     ).scalar()

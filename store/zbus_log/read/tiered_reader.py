@@ -1,12 +1,12 @@
-"""One history from two places: the log's file, and the cold tier that holds what was trimmed from it.
+"""Reader of one history from two places: the log's file, and the cold tier with the events trimmed from it.
 
-The file is asked first; where it has trimmed what is wanted, the tier is. Segments are in the
-manifest before their events are trimmed, so whoever finds them gone from the file finds them in the
-tier, at every stage of an offload, and since both go by offset nothing is read twice.
+The reader tries the file first, and the tier if the file has trimmed the events. Segments are in the manifest before
+their events are trimmed, so events that are missing from the file are in the tier at every stage of an offload. Both
+use the same offsets, so nothing is read twice.
 
-Where retention removed more than the tier holds, the two no longer join. Then the beginning is that of
-the file, as if there were no tier; what the tier holds is read by its offsets, up to its end, and
-reading on over the hole raises `LogTrimmed`.
+If retention removed more than the tier contains, there is a gap between the two. Then the history begins with the
+file, as if there were no tier. The tier can still be read by its offsets up to its end; reading across the gap raises
+`LogTrimmed`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .reader import SqliteReader
 
 
 class TieredReader:
-    """Reads a log and its cold tier as one; safe from several threads at once."""
+    """Reads a log and its cold tier as one history. Thread-safe."""
 
     def __init__(self, file: SqliteReader, cold: Cold) -> None:
         self._file, self._cold = file, cold
-        self._trimmed = 0  # the file has nothing up to here, as far as was seen
+        self._trimmed = 0  # the highest low-water mark of the file seen so far
         self._epoch = ""
         self._warned = False
 
     def low_water(self) -> int:
-        """Everything up to this offset is gone for good: neither the file nor the tier has it."""
+        """Return the offset up to which neither the file nor the tier has an event."""
         return self._gone(self._file.low_water())
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
-        """The next events of a span, from the one place or the other."""
+        """Return the next events of a span, from the file or the tier."""
         try:
-            if 0 < span.after < self._trimmed:  # the file would look for its next events before it refuses
+            if 0 < span.after < self._trimmed:  # the file would search for its next events before it raises
                 raise LogTrimmed(span.after, self._trimmed)
             page = self._file.read(keys, span, limit)
         except LogTrimmed as trimmed:
@@ -49,22 +49,22 @@ class TieredReader:
         try:
             gone = self._gone(page.low_water)
         except ColdDamaged:
-            if span.after:  # what is in the file is read whatever the tier is like
+            if span.after:  # events in the file stay readable even if the tier is damaged
                 return page
             raise
-        if span.after == 0 and gone < page.low_water:  # from the beginning: of what is left anywhere
+        if span.after == 0 and gone < page.low_water:  # start at the oldest event in either place
             return self._cold.read(keys, span, limit)
         page.low_water = gone
         return page
 
     def narrow(self, span: Span) -> Span:
-        """Turn times into offsets, and set an end: the head of now."""
+        """Turn times into offsets, and set the end to the current head if the span is open."""
         try:
             narrowed, tier = self._file.narrow(span), None
         except LogTrimmed as trimmed:
             tier = self._tier_after(span.after, trimmed)
             narrowed = self._file.narrow(span._replace(after=0))
-        # Only now: a trim in between would otherwise hide what it removed from both.
+        # Read this last. Otherwise a trim in between would hide the events that it removed from both.
         low_water = self._file.low_water()
         if tier is None and (span.after or self._gone(low_water) == low_water):
             return narrowed
@@ -78,7 +78,7 @@ class TieredReader:
         return narrowed._replace(after=after, until=until)
 
     def _gone(self, low_water: int) -> int:
-        """What is gone for good, where the file has trimmed everything up to `low_water`."""
+        """Return the offset up to which every event is lost, if the file has trimmed everything up to `low_water`."""
         if not low_water:
             return 0
         tier = self._tier()
@@ -87,12 +87,12 @@ class TieredReader:
         if tier.last < low_water:
             if not self._warned:
                 self._warned = True
-                record("LOG_COLD_HOLE", logging.WARNING, path=self._file.path, first=tier.last + 1, last=low_water)
+                record("LOG_COLD_GAP", logging.WARNING, path=self._file.path, first=tier.last + 1, last=low_water)
             return low_water
         return tier.first - 1
 
     def _tier_after(self, after: int, trimmed: LogTrimmed) -> Manifest:
-        """The tier, if it goes on after an offset that the file has trimmed; otherwise the error that tells."""
+        """Return the tier if it continues after an offset that the file has trimmed; otherwise raise `LogTrimmed`."""
         tier = self._tier()
         if after >= tier.last:
             raise trimmed
@@ -101,7 +101,7 @@ class TieredReader:
         return tier
 
     def _tier(self) -> Manifest:
-        """The manifest of now; refused where the tier is another log's."""
+        """Return the current manifest. Raises `ColdDamaged` if the tier belongs to another log."""
         tier = self._cold.manifest()
         if tier.segments and tier.epoch != self._epoch:
             self._epoch = self._file.epoch().hex()

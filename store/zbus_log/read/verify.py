@@ -1,4 +1,4 @@
-"""A full check of a log: the file, every checksum, every offset, and the head record beside it."""
+"""Full verification of a log: the file, every checksum, every offset, and the head record beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import Head, read_record
+from zbus_log.file.old_folder import OldFolder
 from zbus_log.file.tables import SEALED_UNTIL, get_epoch
 
 from .reader import SqliteReader
@@ -18,19 +19,20 @@ PAGE = 2048
 
 
 class Report(NamedTuple):
-    """What was found. An empty `problems` means that the log holds all that was acknowledged."""
+    """Findings of `verify`. If `problems` is empty, the log holds every event that was acknowledged."""
 
     events: int
     first: int
     head: int
     problems: list[str]
     losses: list[tuple[int, int]]
+    warnings: tuple[str, ...] = ()  # findings beside the log that do not damage it
 
 
 def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Report:
     """Read the whole log at `path`, beside its owner if it has one, and report every problem."""
     problems: list[str] = []
-    record = _read_record(path, problems)  # first: an owner that goes on writes the log before its record
+    record = _read_record(path, problems)  # first, because an active owner writes the log before its head record
     engine = make_engine(path, read_only=True)
     reader = SqliteReader(path, engine)
     try:
@@ -60,7 +62,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
                 " AND (key, offset) NOT IN (SELECT by_key.key, entry.value FROM by_key, json_each(offsets) AS entry)"
             ).scalar_one()
             if unindexed:
-                problems.append(f"{unindexed} sealed events are not found by their key")
+                problems.append(f"{unindexed} sealed events are missing from the key index")
         events = _check_events(reader, low_water, head, problems, progress)
     except LogError as error:
         problems.append(str(error))
@@ -68,10 +70,11 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
     finally:
         engine.dispose()
     if record is not None and record.head and record.epoch != epoch:
-        problems.append("this is another log than the one that was here")
+        problems.append("this is a different log from the one that the head record describes")
     elif record is not None and record.head > head:
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
-    return Report(events, low_water + 1 if events else 0, head, problems, losses)
+    left = OldFolder(path).describe()
+    return Report(events, low_water + 1 if events else 0, head, problems, losses, () if left is None else (left,))
 
 
 def _check_events(
@@ -104,5 +107,5 @@ def _read_record(path: str, problems: list[str]) -> Head | None:
         problems.append(error.reason)
         return None
     if record is None:
-        problems.append("there is no head record beside the log, so a lost end could not be noticed")
+        problems.append("the log has no head record, so the loss of its newest events could not be detected")
     return record

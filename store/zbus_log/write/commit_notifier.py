@@ -1,7 +1,7 @@
-"""Notifies the callers of a commit and the log's tail, in order, without delaying the writer.
+"""Notification of a commit's callers and of the log's tail, in order and without delaying the writer.
 
-Waking the event loop costs the writer the interpreter: the loop takes it, and keeps it for as long as it has work. If
-more waits to be written, the disk would be idle meanwhile. So the writer starts its next statement first, and a second
+When the writer wakes the event loop, the loop takes the interpreter lock and keeps it while it has work. If more events
+wait to be written, the disk would be idle in that time. So the writer first starts its next statement, and a second
 thread notifies.
 """
 
@@ -14,39 +14,39 @@ from queue import SimpleQueue
 from typing import Any
 
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Appended, Committed, Outcome
+from zbus.ports.log import Appended, AppendResult, Committed, Outcome
 
-# Whom to notify of an append: the callback and what its caller passed, the outcome, and what is new to the tail.
+# One append: its callback, the argument of its caller, its outcome, and the events that are new to the tail.
 Notice = tuple[Appended, Any, Outcome, Committed | None]
 
 
 class CommitNotifier:
-    """Notices are given in the order of the calls, whichever thread does it. Called by the writer's thread only."""
+    """Delivers notices in the order of the calls, on either thread. Only the writer's thread calls it."""
 
     def __init__(self) -> None:
         self.tail: Callable[[Committed], None] | None = None
         self._queue: SimpleQueue[list[Notice] | None] = SimpleQueue()
-        self._given = self._done = 0  # batches for the other thread, written by one thread each
+        self._queued = self._delivered = 0  # batches for the other thread; one thread writes each counter
         self._thread: threading.Thread | None = None
 
     def now(self, notices: list[Notice]) -> None:
-        """Notify on this thread, unless the other one still has earlier notices: then it follows those."""
-        if self._given != self._done:
+        """Notify on this thread, unless the other thread still has earlier notices; then queue these after them."""
+        if self._queued != self._delivered:
             self.soon(notices)
             return
         for notice in notices:
-            self._give(*notice)
+            self._deliver(*notice)
 
     def soon(self, notices: list[Notice]) -> None:
-        """Let the other thread notify; this one keeps the interpreter."""
+        """Let the other thread notify, so that this one keeps the interpreter lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="zbus-log-announcer", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="zbus-log-notifier", daemon=True)
             self._thread.start()
-        self._given += 1
+        self._queued += 1
         self._queue.put(notices)
 
     def close(self) -> None:
-        """Give what is left and end the thread."""
+        """Deliver the remaining notices and end the thread."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -54,13 +54,13 @@ class CommitNotifier:
     def _run(self) -> None:
         while (notices := self._queue.get()) is not None:
             for notice in notices:
-                self._give(*notice)
-            self._done += 1
+                self._deliver(*notice)
+            self._delivered += 1
 
-    def _give(self, done: Appended, about: Any, outcome: Outcome, committed: Committed | None) -> None:
+    def _deliver(self, done: Appended, about: Any, outcome: Outcome, committed: Committed | None) -> None:
         try:
             if committed is not None and self.tail is not None:
                 self.tail(committed)
-            done(Answer(about, outcome))
-        except Exception as error:  # a defect of the caller; the others must be notified too
+            done(AppendResult(about, outcome))
+        except Exception as error:  # a defect in the callback; the others must still be notified
             record("LOG_TASK_FAILED", logging.WARNING, error)

@@ -1,7 +1,7 @@
-"""Durable cursors: how far each durable name has acknowledged.
+"""Cursors: the acknowledged position of each durable subscription.
 
-They live in a SQLite file of their own beside the log, because a durable subscriber may run in
-another process than the log's owner, and the log's file has one writer only.
+They are in a separate SQLite file beside the log, because a durable subscriber may run in another
+process than the log's owner, and the log's file has only one writer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import CursorError, LogError, ZbusError
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.process import is_alive, started_at
@@ -59,22 +59,22 @@ Done = Callable[[ZbusError | None], None]
 
 
 class SqliteCursors:
-    """The cursors of one log. Every method may block but `advance`."""
+    """The cursors of one log. Every method except `advance` may block."""
 
     def __init__(self, log_path: str) -> None:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
         self.positions = SqlitePositions(self.path, self._engine)
-        self._pending: dict[tuple[str, str], int] = {}  # positions, by name and token
+        self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._ended = False
         self._flushing = threading.Lock()
-        self._connection: Connection | None = None  # kept open for positions; used by whoever holds `_flushing`
+        self._connection: Connection | None = None  # kept open for positions; used only while holding `_flushing`
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
-        """Take the lease of a name. A process that runs and holds it is named in the error."""
+        """Take the lease of a durable name. Raises `CursorError` if a running process holds it."""
         check_name(name)
         pid, now, token = os.getpid(), time.time_ns(), secrets.token_hex(16)
         with log_errors(self.path), self._engine.connect() as connection:
@@ -82,7 +82,10 @@ class SqliteCursors:
             with transaction(connection):
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 if row is not None and row.owner_pid and is_alive(row.owner_pid, row.owner_started):
-                    raise CursorError(name, f"process {row.owner_pid} reads with this name; a name has one reader")
+                    raise CursorError(
+                        name,
+                        f"process {row.owner_pid} holds its lease; a durable subscription has one subscriber at a time",
+                    )
                 owner = {
                     "owner_pid": pid,
                     "owner_started": started_at(pid),
@@ -98,7 +101,7 @@ class SqliteCursors:
         return Lease(token, start if row is None else int(row.offset))
 
     def advance(self, name: str, token: str, offset: int, done: Done | None = None) -> None:
-        """Queue a position. Cancelling the wait for `done` does not take it back."""
+        """Queue a position. Does not block. Cancelling the wait for `done` does not withdraw the position."""
         lease = name, token
         with self._wake:
             if self._ended:
@@ -112,7 +115,7 @@ class SqliteCursors:
             self._wake.notify()
 
     def release(self, name: str, token: str) -> None:
-        """Store what is pending and free the name."""
+        """Store the pending positions and release the lease."""
         self._flush()
         with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
             connection.execute(
@@ -122,8 +125,8 @@ class SqliteCursors:
             )
 
     def list(self) -> Sequence[Cursor]:
-        """Every cursor, by name."""
-        if not os.path.exists(self.path):  # noqa: PTH110 - a log that never had one
+        """Return every cursor, by name."""
+        if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
             return []
         with log_errors(self.path), self._engine.connect() as connection:
             _prepare(connection)
@@ -140,19 +143,19 @@ class SqliteCursors:
         ]
 
     def lowest(self) -> Cursor | None:
-        """The cursor that is furthest behind: retention stops there."""
+        """Return the cursor that is furthest behind, where retention stops; None if there are no cursors."""
         return min(self.list(), key=lambda cursor: cursor.offset, default=None)
 
     def reset(self, name: str, offset: int) -> None:
-        """Move a cursor that nobody uses, in either direction."""
+        """Move a cursor in either direction. Raises `CursorError` if a subscriber uses it."""
         self._change(name, offset)
 
     def delete(self, name: str) -> None:
-        """Forget a cursor that nobody uses."""
+        """Delete a cursor. Raises `CursorError` if a subscriber uses it."""
         self._change(name, None)
 
     def close(self, timeout_s: float) -> None:
-        """Store what is pending and stop."""
+        """Store the pending positions and stop."""
         with self._wake:
             self._ended = True
             self._wake.notify()
@@ -168,7 +171,7 @@ class SqliteCursors:
         if found is None:
             raise CursorError(name, "there is no such cursor")
         if found.owner is not None:
-            raise CursorError(name, f"{found.owner} is using it; stop that one first")
+            raise CursorError(name, f"{found.owner} uses it; stop that process first")
         with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
             if offset is None:
                 connection.execute(delete(_cursors).where(_cursors.c.name == name))
@@ -198,7 +201,7 @@ class SqliteCursors:
         return self._connection
 
     def _flush(self) -> LogError | None:
-        with self._flushing:  # whoever comes second waits until what the first one took is stored
+        with self._flushing:  # a second caller waits until the positions that the first one took are stored
             with self._wake:
                 pending, self._pending = self._pending, {}
                 waiting, self._waiting = self._waiting, []
@@ -209,16 +212,16 @@ class SqliteCursors:
                     held = self._store(pending)
                 except LogError as failed:
                     error = failed
-                    with self._wake:  # try again with whatever comes next
+                    with self._wake:  # try again with the next positions
                         for lease, offset in pending.items():
                             self._pending[lease] = max(offset, self._pending.get(lease, 0))
         for lease, done in waiting:
-            lost = CursorError(lease[0], "another subscriber holds its lease now; the position was not stored")
+            lost = CursorError(lease[0], "another subscriber now holds its lease; the position was not stored")
             done(error if error is not None or lease in held else lost)
         return error
 
     def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:
-        """Store positions; return the leases that are still held."""
+        """Store positions. Returns the leases that are still held."""
         now = time.time_ns()
         rows = [
             {"which": name, "lease": token, "position": offset, "now": now} for (name, token), offset in pending.items()
@@ -229,22 +232,23 @@ class SqliteCursors:
             found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
             held = {(row.name, row.token) for row in found}
         for name, _ in pending.keys() - held:
-            record("LEASE_LOST", logging.WARNING, durable=name, code="lease_lost", reason="another subscriber has it")
+            reason = "another subscriber claimed the durable subscription"
+            record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
         return held & pending.keys()
 
 
 def check_name(name: str) -> None:
-    """A durable name is short, printable text."""
+    """Raise `CursorError` unless a durable name is short, printable text."""
     if not isinstance(name, str) or not name or len(name) > NAME_MAX or not name.isprintable():
-        raise CursorError(str(name), f"a name is 1 to {NAME_MAX} printable characters")
+        raise CursorError(str(name), f"a durable name must have 1 to {NAME_MAX} printable characters")
 
 
 def _prepare(connection: Connection) -> None:
     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     connection.execute(CreateTable(_cursors, if_not_exists=True))
-    if not _has_token(connection):  # the first version wrote none
+    if not _has_token(connection):  # the first version had no tokens
         with transaction(connection):
-            if not _has_token(connection):  # another process may have added it meanwhile
+            if not _has_token(connection):  # another process may have added it in the meantime
                 connection.exec_driver_sql("ALTER TABLE cursors ADD COLUMN token TEXT")
 
 

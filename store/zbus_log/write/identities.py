@@ -1,8 +1,8 @@
-"""Who published what: so that an identity (publisher, sequence) is stored once, whatever is retried.
+"""Deduplication by identity (publisher, sequence): each is stored once, however often it is retried.
 
-An index over all identities would dirty a page per publisher at each commit. But sequences rise: the
-highest one of each publisher, kept in memory, tells that an event is new. Only an event that does not
-rise is looked for in the log, and there only in blocks whose runs span its sequence.
+An index over all identities would dirty a page per publisher at each commit. But sequences increase, so the
+highest sequence of each publisher, kept in memory, shows that an event is new. Only events with a lower
+sequence are looked up in the log, and only in blocks whose runs span that sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PUBLISHERS_KEPT_MAX = 100_000
 
 
 class StoredIdentities:
-    """Belongs to the writer, and uses its connection on its thread."""
+    """Belongs to the writer and uses its connection, on its thread."""
 
     def __init__(self, connection: Connection, sealed_until: int) -> None:
         self._connection = connection
@@ -28,9 +28,9 @@ class StoredIdentities:
         self.forget()
 
     def fresh(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
-        """The rows that are not stored yet, and the offset of every row, stored or about to be.
+        """Return the rows that are not stored yet, and the offset of every row, including the new ones.
 
-        Sequences rise, so one comparison per row tells that all are new. Only if not, the log is asked.
+        Usually one comparison per row shows that all are new. Only otherwise is the log read.
         """
         last_sequences = self._last_sequences
         publishers = {row.publisher_id for row in batch}
@@ -43,7 +43,7 @@ class StoredIdentities:
             last_sequences[publisher_id] = sequence
         else:
             return batch, range(following, following + len(batch))
-        self.forget()  # the loop above has counted rows that are not stored yet
+        self.forget()  # the loop above included rows that are not stored yet
         self._learn(publishers)
         fresh, offsets = self._one_by_one(batch, following)
         return (batch, offsets) if len(fresh) == len(batch) else (fresh, offsets)
@@ -51,11 +51,11 @@ class StoredIdentities:
     def _one_by_one(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
         fresh: list[Row] = []
         offsets: list[int] = []
-        asked: dict[int, set[int]] = {}
+        wanted: dict[int, set[int]] = {}
         for row in batch:
             if row.sequence <= self._last_sequences[row.publisher_id]:
-                asked.setdefault(row.publisher_id, set()).add(row.sequence)
-        known = self._stored_at(asked)
+                wanted.setdefault(row.publisher_id, set()).add(row.sequence)
+        known = self._stored_at(wanted)
         for row in batch:
             identity = row.publisher_id, row.sequence
             stored = known.get(identity)
@@ -67,7 +67,7 @@ class StoredIdentities:
         return fresh, offsets
 
     def _learn(self, publishers: set[int]) -> None:
-        """Look up the highest sequences that are not known; those of unsealed events are known already."""
+        """Look up the highest sequences of publishers that are not in memory. Those of unsealed events always are."""
         unknown = publishers.difference(self._last_sequences)
         if not unknown:
             return
@@ -83,7 +83,7 @@ class StoredIdentities:
             self._last_sequences.setdefault(publisher, stored.get(publisher, -1))
 
     def forget(self) -> None:
-        """Start again from what is stored: all of the unsealed tail, the rest when it is asked for."""
+        """Reset to the stored state: read the unsealed tail now, and other publishers when they are needed."""
         found = self._connection.exec_driver_sql(
             "SELECT publisher, max(sequence) FROM events WHERE offset > ? GROUP BY publisher", (self.sealed_until,)
         )
@@ -94,12 +94,12 @@ class StoredIdentities:
             for publisher, sequence in tail.items():
                 self._last_sequences[publisher] = max(sequence, self._last_sequences[publisher])
 
-    def _stored_at(self, asked: Mapping[int, set[int]]) -> dict[tuple[int, int], int]:
-        """The offsets of identities that are stored. Only blocks whose runs span the sequences are looked into."""
+    def _stored_at(self, wanted: Mapping[int, set[int]]) -> dict[tuple[int, int], int]:
+        """Return the offsets of the identities that are stored. Reads only blocks whose runs span the sequences."""
         found: dict[tuple[int, int], int] = {}
-        if asked:
-            self._scan(asked, self.sealed_until + 1, 1 << 62, found)
-        for publisher, sequences in asked.items():
+        if wanted:
+            self._scan(wanted, self.sealed_until + 1, 1 << 62, found)
+        for publisher, sequences in wanted.items():
             first, last = min(sequences), max(sequences)
             span = self._connection.exec_driver_sql(
                 "SELECT first_block, last_block FROM publishers WHERE publisher = ?", (publisher,)
@@ -116,19 +116,19 @@ class StoredIdentities:
                 self._scan({publisher: sequences}, block * BLOCK, block * BLOCK + BLOCK - 1, found)
         return found
 
-    def _scan(self, asked: Mapping[int, set[int]], first: int, last: int, found: dict[tuple[int, int], int]) -> None:
-        """Look for identities between two offsets, all in one statement that yields one row."""
+    def _scan(self, wanted: Mapping[int, set[int]], first: int, last: int, found: dict[tuple[int, int], int]) -> None:
+        """Look for identities between two offsets, with one statement that returns one row."""
         rows = self._connection.exec_driver_sql(
             "SELECT json_group_array(json_array(publisher, sequence, offset)) FROM events WHERE offset BETWEEN ? AND ?"
             " AND publisher IN (SELECT value FROM json_each(?)) AND sequence BETWEEN ? AND ?",
             (
                 first,
                 last,
-                json.dumps(list(asked)),
-                min(min(sequences) for sequences in asked.values()),
-                max(max(sequences) for sequences in asked.values()),
+                json.dumps(list(wanted)),
+                min(min(sequences) for sequences in wanted.values()),
+                max(max(sequences) for sequences in wanted.values()),
             ),
         ).scalar_one()
         for publisher, sequence, offset in json.loads(rows):
-            if sequence in asked[publisher]:
+            if sequence in wanted[publisher]:
                 found[publisher, sequence] = offset

@@ -1,4 +1,4 @@
-"""Positions: how far this node is with others, by name, in the file of the cursors beside the log."""
+"""Positions of this node in the logs of other nodes, by name, in the cursor file beside the log."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _positions = Table(
 
 
 class SqlitePositions:
-    """Both methods may block."""
+    """The `Positions` of one log. Both methods may block."""
 
     def __init__(self, path: str, engine: Engine) -> None:
         self._path, self._engine = path, engine
 
     def load(self) -> dict[str, int]:
-        """All of them."""
+        """Return all positions by name."""
         with log_errors(self._path), self._engine.connect() as connection:
             _prepare(connection)
             return {row.name: row.position for row in connection.execute(select(_positions))}
 
     def store(self, changed: Mapping[str, int]) -> None:
-        """Store some."""
+        """Store the given positions; others stay as they are."""
         values = [{"name": name, "position": position} for name, position in changed.items()]
         insert = upsert(_positions)
         statement = insert.on_conflict_do_update(index_elements=["name"], set_={"position": insert.excluded.position})

@@ -1,7 +1,7 @@
-"""The schemas that are registered with a log: a small table in its file, every version kept.
+"""The schemas registered for a log: a small table in its file that keeps every version.
 
-They lie in the log's own file, so that a copy of the log is also a copy of what its payloads must look like. The one
-writer writes them, between commits; whoever may read the log may read them.
+They are in the log's own file, so that a copy of the log includes the schemas of its payloads. The writer stores them
+between commits; every process that can read the log can read them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WAIT_S = 0.1
 
 
 class SqliteSchemas:
-    """Both methods block. `writer` is None where the log is only read."""
+    """The `SchemaStore` of one log. Both methods block. `writer` is None if the log is read-only."""
 
     def __init__(self, path: str, engine: Engine, writer: Writer | None, closed: threading.Event) -> None:
         self._path, self._engine, self._writer, self._closed = path, engine, writer, closed
 
     def load(self) -> Sequence[Schema]:
-        """Every version, by expression; none for a log that was written before there were schemas."""
+        """Return every version, by expression; none if the file is from before schemas were introduced."""
         with log_errors(self._path), self._engine.connect() as connection:
             if file_version(connection) < SCHEMAS_SINCE:
                 return []
@@ -41,7 +41,7 @@ class SqliteSchemas:
         return [self._decode(row) for row in rows]
 
     def store(self, schema: Schema) -> None:
-        """Have the writer insert one; it is durable when this returns."""
+        """Store one version; it is durable when this returns. Raises a `LogError` if it is not stored."""
         writer = self._writer
         if writer is None:
             raise LogReadOnly(self._path)
@@ -69,7 +69,7 @@ class SqliteSchemas:
             raise failed[0]
 
     def _decode(self, row: Any) -> Schema:
-        # Text comes as bytes where a log is read.
+        # Read-only connections return text as bytes.
         texts = (row.expression, row.mode, row.hash, row.schema)
         expression, mode, digest, text = (each.decode() if isinstance(each, bytes) else each for each in texts)
         try:

@@ -1,12 +1,13 @@
-"""The one writer of a log: a thread that commits whatever has gathered, and seals full blocks.
+"""The single writer of a log: a thread that commits queued appends in batches and seals full blocks.
 
-Group commit comes by itself: while one batch is being synced to disk, the next one gathers. Each
-batch is one statement, hence one transaction and one sync. A batch that brings a new key begins a
-transaction by name, so that the key and its first event are stored together.
+Batches form without a timer: while one is synced to disk, the next one gathers. Each batch is one
+statement, and so one transaction and one sync. A batch with a new key uses an explicit transaction,
+so that the key and its first event are stored together.
 
-The loop and the writer share one interpreter, which the writer needs before and after each statement
-but not during it. So of much that waits it takes half, gets that going, and only then lets those be told
-whose commit was the one before: they publish again while the statement runs.
+The event loop and the writer share the interpreter lock, which the writer needs before and after
+each statement but not during it. So if much is queued, the writer takes half of it, starts the
+statement, and only then has the callers of the previous commit notified: they publish again while
+the statement runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError, LogWriterFailed
 from zbus.observe.records import record
-from zbus.ports.log import Answer, Appended, Committed, Refused, Row, Stored, Unknown
+from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
@@ -59,14 +60,14 @@ Task = Callable[[], None]
 
 
 class _End:
-    """The end of what is submitted."""
+    """Marks the end of the queue."""
 
 
 _END = _End()
 
 
 class _OutcomeUnknown(Exception):
-    """A commit failed in a way that leaves open whether it happened."""
+    """Raised when a commit failed and it is unknown whether it was stored."""
 
     def __init__(self, error: LogError) -> None:
         super().__init__(str(error))
@@ -74,7 +75,7 @@ class _OutcomeUnknown(Exception):
 
 
 class Writer:
-    """Owns the only connection that writes. `submit` never waits; each `done` is called once."""
+    """Owns the only connection that writes. `submit` does not block; each `done` is called once."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Writer:
         head_record: HeadRecord,
         synchronous: str,
         start_after: int,
-        now_and_then: Callable[[], None] | None,
+        periodic: Callable[[], None] | None,
     ) -> None:
         self.path, self._connection, self._record = path, connection, head_record
         self._synchronous = synchronous
@@ -91,14 +92,14 @@ class Writer:
         assert state is not None
         self.head, self._state = state.head, state
         self._next = start_after + 1
-        self._told = start_after  # up to here the tail has had every event
-        self._now_and_then = now_and_then
+        self._tailed = start_after  # the tail has received every event up to this offset
+        self._periodic = periodic
         self._sealed = self._last_sealed()
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
         self._stopped: LogError | None = None
-        self._held: list[Notice] = []  # of the last commit: nobody was notified yet
-        self._announcer = CommitNotifier()
+        self._deferred: list[Notice] = []  # of the last commit, not delivered yet
+        self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
         self._ended = False
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
@@ -108,34 +109,34 @@ class Writer:
     def submit(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
         if self._ended:
-            done(Answer(about, self._refused()))
+            done(AppendResult(about, self._refused()))
         else:
             self._inbox.put((rows, done, about))
 
     def run(self, task: Callable[[], None]) -> None:
-        """Queue other work that writes: retention, schemas."""
+        """Queue other work that writes, such as retention and schemas."""
         self._inbox.put(task)
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
-        """Call `committed` with what is stored from now on; return the offset before that."""
-        self._announcer.tail = committed
+        """Call `committed` with every event stored from now on. Returns the current head."""
+        self._notifier.tail = committed
         return self.head
 
     @property
     def connection(self) -> Connection:
-        """The only one that writes: for work that `run` was given."""
+        """The only connection that writes, for tasks that `run` executes."""
         return self._connection
 
     def _refused(self) -> Refused:
-        return Refused(LogError(f"{self.path} is closed; not stored"))
+        return Refused(LogError(f"{self.path} is closed; the events were not stored"))
 
     def check_running(self) -> None:
-        """Raise the error for which nothing is written any more, if there is one."""
+        """Raise the error that stopped the writer, if one did."""
         if self._stopped is not None:
             raise self._stopped
 
     def close(self, timeout_s: float) -> bool:
-        """Commit what was submitted and stop; False if that took too long."""
+        """Commit what was submitted and stop. Returns False if that takes longer than `timeout_s` seconds."""
         self._ended = True
         self._inbox.put(_END)
         self._thread.join(timeout_s)
@@ -151,37 +152,37 @@ class Writer:
             if appends:
                 try:
                     self._commit(appends)
-                except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-                    record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+                except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
+                    record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
-                    self._announcer.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
+                    self._notifier.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
-                self._seal_what_is_full()
-        self._release_held()
-        self._announcer.close()
-        while not self._inbox.empty():  # submitted while it ended
+                self._seal_full_blocks()
+        self._notify_deferred()
+        self._notifier.close()
+        while not self._inbox.empty():  # submitted while the writer was closing
             item = self._inbox.get_nowait()
             if isinstance(item, tuple):
-                item[1](Answer(item[2], self._refused()))
+                item[1](AppendResult(item[2], self._refused()))
 
     def _gather(self) -> tuple[list[Append], Task | _End | None]:
-        """Take what to commit next, and then the task (or the end) that follows it. Waits if there is nothing to do.
+        """Return the appends to commit next, and the task (or the end) that follows them. Waits if the queue is empty.
 
-        If much waits, take about half, so that the loop and the log work at the same time: while one half is being
-        written, the publishers of the other are notified and publish again.
+        If many are queued, take about half, so that the loop and the log work at the same time: while one half is
+        written, the publishers of the other half are notified and publish again.
         """
-        if self._now_and_then is not None and time.monotonic() >= self._due:
+        if self._periodic is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + IDLE_S
-            self._attempt(self._now_and_then)
+            self._attempt(self._periodic)
         inbox, appends = self._inbox, list[Append]()
-        if self._held and inbox.empty():
-            self._release_held()
+        if self._deferred and inbox.empty():
+            self._notify_deferred()
         rows = size = 0
         half = inbox.qsize() // 2
         try:
-            item = inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._now_and_then else None)
+            item = inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
             while isinstance(item, tuple):
                 appends.append(item)
                 rows += len(item[0])
@@ -195,7 +196,7 @@ class Writer:
             return appends, None
 
     def _commit(self, appends: list[Append]) -> None:
-        """Store all appends in one transaction; each learns its outcome, and the tail what is new."""
+        """Store all appends in one transaction. Notifies each of its outcome, and the tail of the new events."""
         batch = appends[0][0] if len(appends) == 1 else [row for rows, _, _ in appends for row in rows]
         failed: Refused | Unknown
         notices: list[Notice] = []
@@ -208,9 +209,9 @@ class Writer:
         except LogError as error:
             failed = Refused(error)
         except struct.error as error:  # raised before anything was written
-            failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); not stored"))
-        except Exception as error:  # a defect of ours: nobody may wait forever, and nothing more is written
-            record("LOG_STOPPED", logging.CRITICAL, error, path=self.path)
+            failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); it was not stored"))
+        except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
+            record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = Unknown(self._stopped)
         else:
@@ -224,32 +225,32 @@ class Writer:
                     notices.append((done, about, *self._new_of(rows, part)))
         if not notices:
             notices = [(done, about, failed, None) for _, done, about in appends]
-        if self._held:
-            self._release_held()
+        if self._deferred:
+            self._notify_deferred()
         if self._inbox.empty():
-            self._announcer.now(notices)
-        else:  # there is more to write: notify while that is being written
-            self._held = notices
+            self._notifier.now(notices)
+        else:  # notify while the next batch is being written
+            self._deferred = notices
 
     def _new_of(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Stored, Committed | None]:
-        """The outcome of an append some of whose rows were stored before, and the others, which the tail needs."""
+        """Return the outcome of an append with repeated rows, and its new rows for the tail."""
         fresh: dict[int, Row] = {}
         repeated: set[int] = set()
         for index, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-            if offset > self._told:
+            if offset > self._tailed:
                 fresh[offset] = row
-                self._told = offset
+                self._tailed = offset
             else:
                 repeated.add(index)
         return Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
 
-    def _release_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, []
-            self._announcer.soon(held)
+    def _notify_deferred(self) -> None:
+        if self._deferred:
+            deferred, self._deferred = self._deferred, []
+            self._notifier.soon(deferred)
 
     def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
-        """Store what is new of a batch; return that, and the offset of every row."""
+        """Store the new rows of a batch. Returns these rows, and the offset of every row of the batch."""
         first = self._next
         try:
             fresh, offsets = self._identities.fresh(batch, first)
@@ -267,7 +268,7 @@ class Writer:
         except LogError as error:
             self._after_failure(error, last)
         if fresh is batch:
-            self._told = last
+            self._tailed = last
         self.head = last
         self._next = last + 1
         self._state = Head(self._state.epoch, last, self._state.reserved)
@@ -279,10 +280,10 @@ class Writer:
         try:
             statement, parameters = encode_rows(rows, first, key_ids)
         except KeyError:
-            pass  # some keys are new, or were forgotten
+            pass  # some keys are new, or are no longer in the memo
         else:
-            if self._held:
-                self._release_held()
+            if self._deferred:
+                self._notify_deferred()
             self._connection.exec_driver_sql(statement, parameters)
             return
         used = {row.key for row in rows}
@@ -301,7 +302,7 @@ class Writer:
         key_ids.update(added)
 
     def _after_failure(self, error: LogError, last: int) -> None:
-        """A commit that failed may have happened: look, and say what is true."""
+        """Return if the failed commit was stored after all; otherwise raise its error, or `_OutcomeUnknown`."""
         if isinstance(error, LogWriterFailed | LogDamaged):
             self._stopped = error if isinstance(error, LogWriterFailed) else LogWriterFailed(self.path, str(error))
             raise _OutcomeUnknown(self._stopped) from error
@@ -309,12 +310,12 @@ class Writer:
             roll_back(self._connection)
             self._identities.forget()
             stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
-        except SQLITE_ERRORS as failed:  # it cannot be looked up either
+        except SQLITE_ERRORS as failed:  # the outcome cannot be looked up either
             raise _OutcomeUnknown(as_log_error(self.path, failed, writing=True)) from failed
         if stored != last:
             raise error
 
-    # The head record, and sealing.
+    # The head record and sealing.
 
     @property
     def _sealed_until(self) -> int:
@@ -332,16 +333,16 @@ class Writer:
         sealed = self._connection.exec_driver_sql("SELECT max(block) FROM blocks").scalar()
         return -1 if sealed is None else int(sealed)
 
-    def _seal_what_is_full(self) -> None:
-        """Seal when there is nothing else to do, or when it cannot wait. Derived data: no sync of its own."""
+    def _seal_full_blocks(self) -> None:
+        """Seal full blocks while the queue is empty, or when too many wait. They are derived data and need no sync."""
         while self._stopped is None:
             behind = self.head // BLOCK - 1 - self._sealed
             if behind <= 0 or (behind < SEAL_LAG_BLOCKS_MAX and not self._inbox.empty()):
                 return
             if not self._attempt(self._seal_next):
                 return
-            if self._now_and_then is not None:
-                self._attempt(self._now_and_then)
+            if self._periodic is not None:
+                self._attempt(self._periodic)
 
     def _seal_next(self) -> None:
         block = self._sealed + 1
@@ -357,7 +358,7 @@ class Writer:
         self._identities.sealed_until = self._sealed_until
 
     def _attempt(self, task: Callable[[], None]) -> bool:
-        """Work that nobody awaits. It is tried again after the next commit, unless syncing failed."""
+        """Run a task that no caller waits for. Returns whether it succeeded; the caller may try it again later."""
         try:
             with log_errors(self.path, writing=True):
                 task()

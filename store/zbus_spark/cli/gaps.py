@@ -1,4 +1,4 @@
-"""`zbus pipeline gaps`: which events of each publisher a log lacks, has late, or has twice."""
+"""`zbus pipeline gaps`: missing, late and duplicate events of each publisher in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .options import LOCAL, CheckOption, ColdOption, LogArgument, MasterOption, 
 from .progress import working
 from .tables import print_rows
 
-HEARD = "heard/"  # the positions in which a node keeps what beacons told it: by publisher, the sequence and one more
+SEQUENCES = "heard/"  # positions with the highest sequence of each publisher in beacons, plus one
 
 
 def gaps(
@@ -29,14 +29,14 @@ def gaps(
     json: JsonOption = False,
     master: MasterOption = LOCAL,
 ) -> None:
-    """Find what is missing of each publisher, what came late, and what is there twice.
+    """Find missing, late and duplicate events of each publisher.
 
-    Sequences start at 0 and rise by 1. What is missing after the last event is known only as far as beacons of other
-    nodes told of it, and only where the log is a file. What retention removed is not called missing.
+    Sequences start at 0 and rise by 1. Events missing after the last one are known only from the beacons of other
+    nodes, and only if the log is a file. Events that retention removed do not count as missing.
     """
-    with working("looking for gaps", master) as spark:
+    with working("finding gaps", master) as spark:
         low_water = low_water_of(log, cold)
-        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _heard(log), low_water).persist()
+        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _highest_sequences(log), low_water).persist()
         counts = {
             row["finding"]: row["events"]
             for row in found.groupBy("finding").agg(F.sum("events").alias("events")).collect()
@@ -44,17 +44,19 @@ def gaps(
         print_rows(found, json, rows, "gaps")
         found.unpersist()
     missing = sum(counts.get(name, 0) for name in MISSING)
-    note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, twice: {counts.get('duplicate', 0):,}")
+    note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, duplicate: {counts.get('duplicate', 0):,}")
     if low_water:
-        note(f"everything up to offset {low_water:,} was removed from this log, and is not called missing")
+        note(f"events up to offset {low_water:,} were removed from this log and do not count as missing")
     if check and missing:
         raise typer.Exit(ERROR)
 
 
-def _heard(log: str) -> dict[int, int]:
+def _highest_sequences(log: str) -> dict[int, int]:
     if "://" in log:
         return {}
     with opened(Path(log), read_only=True) as found:
         positions = found.positions.load()
-    told = {name.removeprefix(HEARD): number for name, number in positions.items() if name.startswith(HEARD)}
-    return {int(publisher, 16): number - 1 for publisher, number in told.items()}
+    found_sequences = {
+        name.removeprefix(SEQUENCES): number for name, number in positions.items() if name.startswith(SEQUENCES)
+    }
+    return {int(publisher, 16): number - 1 for publisher, number in found_sequences.items()}

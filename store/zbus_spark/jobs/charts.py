@@ -1,4 +1,4 @@
-"""Charts as HTML that needs nothing else: lines in SVG, text beside it, so that both stay readable on any screen."""
+"""Charts as self-contained HTML: lines in SVG with text beside them, so that both are readable on any screen."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STYLE = """
 
 
 class Line(NamedTuple):
-    """One line of a chart: what it is called, and its values; None where there is none."""
+    """One line of a chart: its name and its values, with None for a missing value."""
 
     name: str
     values: Sequence[float | None]
 
 
 def nice(value: float) -> float:
-    """The next number over a value that people like to see at an axis.
+    """Round a value up to a number that is easy to read on an axis.
 
     >>> nice(37), nice(0.0123), nice(0)
     (50.0, 0.02, 1.0)
@@ -50,7 +50,7 @@ def nice(value: float) -> float:
 
 
 def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callable[[float], str]) -> str:
-    """A chart of one line or two over the same times."""
+    """Return a chart of one or two lines over the same times."""
     points = len(times)
     top = nice(max((value for line in drawn for value in line.values if value is not None), default=0.0))
     step = _WIDTH / max(1, points)
@@ -62,9 +62,9 @@ def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callab
         f'<line class="rule" x1="0" x2="{_WIDTH:g}" y1="{y:g}" y2="{y:g}"/>' for y in (_HEIGHT / 2, _HEIGHT)
     )
     hits = "".join(
-        f'<rect class="hit" x="{place * step:.2f}" y="0" width="{step:.2f}" height="{_HEIGHT:g}">'
-        f"<title>{escape(_told(place, time, drawn, shown))}</title></rect>"
-        for place, time in enumerate(times)
+        f'<rect class="hit" x="{index * step:.2f}" y="0" width="{step:.2f}" height="{_HEIGHT:g}">'
+        f"<title>{escape(_tooltip(index, time, drawn, shown))}</title></rect>"
+        for index, time in enumerate(times)
     )
     ends = dict.fromkeys((times[0], times[-1])) if times else {}
     return (
@@ -76,7 +76,7 @@ def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callab
 
 
 def bars(rows: Sequence[tuple[str, float]], shown: Callable[[float], str]) -> str:
-    """A bar for each name, the longest for the largest value."""
+    """Return a bar chart with one bar for each name."""
     top = max((value for _, value in rows), default=0.0) or 1.0
     drawn = "".join(
         f'<span class="name">{escape(name)}</span>'
@@ -88,21 +88,21 @@ def bars(rows: Sequence[tuple[str, float]], shown: Callable[[float], str]) -> st
 
 
 def _path(values: Sequence[float | None], step: float, top: float) -> str:
-    """Neighbours are joined; a value without any is a dot."""
+    """Return an SVG path that joins adjacent values. A value without neighbours is a dot."""
     drawn: list[str] = []
     pen_down = False
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is None:
             pen_down = False
             continue
-        x, y = (place + 0.5) * step, _HEIGHT * (1 - max(0.0, value) / top)
+        x, y = (index + 0.5) * step, _HEIGHT * (1 - max(0.0, value) / top)
         drawn.append(f"L{x:.2f} {y:.2f}" if pen_down else f"M{x:.2f} {y:.2f}h0")
         pen_down = True
     return "".join(drawn)
 
 
-def _told(place: int, time: str, drawn: Sequence[Line], shown: Callable[[float], str]) -> str:
-    values = [(line.name, line.values[place]) for line in drawn]
+def _tooltip(index: int, time: str, drawn: Sequence[Line], shown: Callable[[float], str]) -> str:
+    values = [(line.name, line.values[index]) for line in drawn]
     return f"{time}: " + ", ".join(f"{name} {'–' if value is None else shown(value)}" for name, value in values)
 
 

@@ -1,4 +1,4 @@
-"""A rollup as a page to look at: one file that holds everything, light or dark, and readable on a phone."""
+"""The HTML report of a rollup: one self-contained file, with a light and a dark theme, readable on a phone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .charts import STYLE, Line, bars, lines
 from .durations import milliseconds
 from .rollup import ACCURACY, LATENCY_HEADER, measures, totals
 
-POINTS_MAX = 240  # of a line: more would not be seen
+POINTS_MAX = 240  # points of a line: more would not be visible
 KEYS_MAX = 20
 
 _PAGE_STYLE = """
@@ -41,7 +41,7 @@ th:first-child,td:first-child{text-align:left;font-family:ui-monospace,monospace
 
 
 class ReportData(NamedTuple):
-    """What the page shows. `latency` is p50 and p99 in µs for each point of time, None where nothing was measured."""
+    """The data of the page. `latency` is p50 and p99 in µs for each point in time, or None without measurements."""
 
     events: int
     bytes: int
@@ -59,7 +59,7 @@ class ReportData(NamedTuple):
 def write_report(
     file: Path, log: str, events: DataFrame, rolled: DataFrame, window: str, latency_header: str = LATENCY_HEADER
 ) -> None:
-    """Write the report of a rollup and of the events that it was made of. The file is there whole, or not at all."""
+    """Write the report of a rollup and its events. The file is written atomically."""
     page = render(log, window, collect(events, rolled, window, latency_header), latency_header)
     descriptor, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:
@@ -73,7 +73,7 @@ def write_report(
 
 
 def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> ReportData | None:
-    """Compute the figures, None where there are no events. However long the time, there are few points."""
+    """Compute the data of the page, or return None if there are no events. A line has at most `POINTS_MAX` points."""
     window_us = milliseconds("window", window) * 1000
     whole = rolled.agg(
         F.sum("events").alias("events"),
@@ -94,7 +94,7 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
 
     counts = {row[0]: row[1] for row in rolled.groupBy(point("start")).agg(F.sum("events")).collect()}
     last = windows - (points - 1) * each  # the last point may have fewer windows
-    seconds = [(each if place < points - 1 else last) * window_us / 1e6 for place in range(points)]
+    seconds = [(each if index < points - 1 else last) * window_us / 1e6 for index in range(points)]
     found: dict[int, list[float | None]] = {}
     if whole["measured"]:
         latency = F.percentile_approx("latency_us", [0.5, 0.99], ACCURACY)
@@ -109,16 +109,16 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
         _utc(whole["begin"]),
         _utc(whole["end"]),
         each * window_us // 1000,
-        [counts.get(place, 0) / seconds[place] for place in range(points)],
-        [found.get(place, [None, None]) for place in range(points)],
+        [counts.get(index, 0) / seconds[index] for index in range(points)],
+        [found.get(index, [None, None]) for index in range(points)],
         by_key.take(KEYS_MAX),
         by_key.orderBy(F.desc("bytes"), "key").take(KEYS_MAX),
     )
 
 
-def render(log: str, window: str, figures: ReportData | None, latency_header: str) -> str:
-    """The page. Whatever comes from the log is escaped, and the page may load and run nothing."""
-    body = _body(window, figures, latency_header) if figures else "<p>There are no events in this range.</p>"
+def render(log: str, window: str, data: ReportData | None, latency_header: str) -> str:
+    """Return the page. Text from the log is escaped, and the page can neither load resources nor run scripts."""
+    body = _body(window, data, latency_header) if data else "<p>There are no events in this range.</p>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -128,39 +128,39 @@ def render(log: str, window: str, figures: ReportData | None, latency_header: st
     )
 
 
-def _body(window: str, figures: ReportData, latency_header: str) -> str:
-    begin, point = figures.begin.timestamp(), figures.point_ms / 1000
-    times = [_shown(datetime.fromtimestamp(begin + place * point, UTC)) for place in range(len(figures.rates))]
-    cards = (("events", f"{figures.events:,}"), ("payload", size(figures.bytes)), ("keys", f"{figures.keys:,}"))
-    seconds = (figures.end - figures.begin).total_seconds()
+def _body(window: str, data: ReportData, latency_header: str) -> str:
+    begin, point = data.begin.timestamp(), data.point_ms / 1000
+    times = [_shown(datetime.fromtimestamp(begin + index * point, UTC)) for index in range(len(data.rates))]
+    cards = (("events", f"{data.events:,}"), ("payload", size(data.bytes)), ("keys", f"{data.keys:,}"))
+    seconds = (data.end - data.begin).total_seconds()
     return "".join(
         (
-            f'<p class="quiet">{_shown(figures.begin)} to {_shown(figures.end)} UTC, windows of {escape(window)}</p>',
+            f'<p class="quiet">{_shown(data.begin)} to {_shown(data.end)} UTC, windows of {escape(window)}</p>',
             "<dl>",
             *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards),
-            f"<div><dt>events a second</dt><dd>{rate(figures.events / seconds)}</dd></div></dl>",
-            "<h2>Events a second</h2>",
-            lines("Events a second over time", [Line("events a second", figures.rates)], times, rate),
+            f"<div><dt>events per second</dt><dd>{rate(data.events / seconds)}</dd></div></dl>",
+            "<h2>Events per second</h2>",
+            lines("Events per second over time", [Line("events per second", data.rates)], times, rate),
             "<h2>End-to-end latency</h2>",
-            _latency(figures, times, latency_header),
+            _latency(data, times, latency_header),
             "<h2>Keys with the most events</h2>",
-            bars([(row["key"], row["events"]) for row in figures.by_events], lambda value: f"{value:,.0f}"),
+            bars([(row["key"], row["events"]) for row in data.by_events], lambda value: f"{value:,.0f}"),
             "<h2>Keys with the most bytes</h2>",
-            bars([(row["key"], row["bytes"]) for row in figures.by_bytes], size),
+            bars([(row["key"], row["bytes"]) for row in data.by_bytes], size),
             "<h2>Keys</h2>",
-            _table(figures.by_events, figures.keys),
+            _table(data.by_events, data.keys),
         )
     )
 
 
-def _latency(figures: ReportData, times: Sequence[str], header: str) -> str:
-    if not figures.measured:
-        return f"<p>No event has the header <code>{escape(header)}</code> from which latency is counted.</p>"
-    told = f"{figures.measured:,} of {figures.events:,} events told when they began, in the header"
-    drawn = [Line(name, [point[place] for point in figures.latency]) for place, name in enumerate(("p50", "p99"))]
+def _latency(data: ReportData, times: Sequence[str], header: str) -> str:
+    if not data.measured:
+        return f"<p>No event has the header <code>{escape(header)}</code>, which is needed to measure latency.</p>"
+    share = f"{data.measured:,} of {data.events:,} events have the header"
+    drawn = [Line(name, [point[index] for point in data.latency]) for index, name in enumerate(("p50", "p99"))]
     return (
-        f'<p class="quiet">From the time in the header to publishing: {told} <code>{escape(header)}</code>.</p>'
-        f"{lines('Percentiles of the latency over time', drawn, times, duration)}"
+        f'<p class="quiet">Time from the producer\'s header to publishing; {share} <code>{escape(header)}</code>.</p>'
+        f"{lines('Latency percentiles over time', drawn, times, duration)}"
     )
 
 
@@ -189,7 +189,7 @@ def _table(rows: Sequence[Row], keys: int) -> str:
 
 
 def rate(value: float) -> str:
-    """Events a second.
+    """Format a number of events per second.
 
     >>> rate(1234.5), rate(0.25)
     ('1,234', '0.25')
@@ -198,7 +198,7 @@ def rate(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes.
+    """Format a number of bytes.
 
     >>> size(512), size(1_500_000)
     ('512 B', '1.5 MB')
@@ -211,7 +211,7 @@ def size(value: float) -> str:
 
 
 def duration(value_us: float) -> str:
-    """A latency.
+    """Format a latency.
 
     >>> duration(87), duration(1500), duration(2_000_000)
     ('87 µs', '1.5 ms', '2 s')

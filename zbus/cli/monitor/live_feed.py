@@ -109,7 +109,7 @@ def _check(response: HTTPResponse) -> None:
         return
     body = response.read(64 * 1024)
     try:
-        reason = str(json.loads(body)["error"]["reason"])
+        reason = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         reason = "not a zbus server, or one without /api/live"
     field = "token" if response.status in (401, 403) else "url"

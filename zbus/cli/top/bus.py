@@ -87,7 +87,9 @@ class BusFrames:
             topics=self._keys.top(TOPICS_MAX, elapsed_s),
             cursors=tuple(CursorLag(name, lag) for name, lag in stats.get("cursors", {}).items()),
             nodes=tuple(
-                NodeSeen(node.name, node.present, node.has_log, node.transport) for node in bus.nodes() if not node.here
+                NodeSeen(node.name, node.alive, node.has_log, node.transport)
+                for node in bus.nodes()
+                if not node.is_self
             ),
         )
 

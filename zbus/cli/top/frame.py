@@ -33,7 +33,7 @@ class NodeSeen(msgspec.Struct, frozen=True):
     """Another node."""
 
     name: str
-    present: bool
+    alive: bool
     has_log: bool
     transport: str = ""
 

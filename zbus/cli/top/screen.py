@@ -113,8 +113,8 @@ def _side(frame: Frame, rows: int, wide: bool) -> Table:
     nodes.add_column("node", ratio=1, no_wrap=True, overflow="ellipsis")
     nodes.add_column("log", no_wrap=True)
     nodes.add_column("state", no_wrap=True)
-    for node in sorted(frame.nodes, key=lambda each: (not each.present, each.name))[:rows]:
-        state = Text("here", "green") if node.present else Text("gone", "bold red")
+    for node in sorted(frame.nodes, key=lambda each: (not each.alive, each.name))[:rows]:
+        state = Text("here", "green") if node.alive else Text("gone", "bold red")
         nodes.add_row(Text(printable(node.name)), "yes" if node.has_log else "no", state)
     both.add_row(cursors if frame.cursors else "", nodes if frame.nodes else "")
     return both

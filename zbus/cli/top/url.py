@@ -87,12 +87,12 @@ class UrlFrames:
             nodes=tuple(
                 NodeSeen(
                     str(each.get("name")),
-                    bool(each.get("present")),
+                    bool(each.get("alive")),
                     bool(each.get("has_log")),
                     str(each.get("transport") or ""),
                 )
                 for each in _dicts(sent, "nodes")
-                if not each.get("here")
+                if not each.get("is_self")
             ),
         )
 

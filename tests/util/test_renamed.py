@@ -1,0 +1,53 @@
+"""A retired name raises an error that names its replacement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zbus
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("NobodyAnswers", "NoResponders"),
+        ("FabricError", "TransportError"),
+        ("FabricLacks", "TransportUnsupported"),
+        ("LogOwned", "LogLocked"),
+        ("LogMissing", "LogRequired"),
+        ("LogStopped", "LogWriterFailed"),
+        ("read_session", "verify_session_token"),
+        ("sign_session", "sign_session_token"),
+        ("write_records", "configure_logging"),
+        ("JsonLines", "JsonFormatter"),
+    ],
+)
+def test_a_retired_name_of_the_module_names_its_replacement(old: str, new: str) -> None:
+    with pytest.raises(AttributeError, match=f"'zbus' has no attribute '{old}'; renamed: use {new}$"):
+        getattr(zbus, old)
+    assert hasattr(zbus, new)
+
+
+def test_a_name_that_never_was_has_no_hint() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'Nonsense'$"):
+        zbus.Nonsense  # noqa: B018
+
+
+async def test_retired_names_of_objects_name_their_replacements() -> None:
+    async with zbus.open("memory") as bus:
+        publisher = await bus.publisher("a")
+        async with bus.subscribe("a") as sub:
+            await publisher.publish(b"x")
+            event = await sub.next()
+        renamed: list[tuple[Any, dict[str, str]]] = [
+            (sub, {"take": "next_batch", "nudge": "wake", "declared": "ready"}),
+            (event, {"trail": "correlation"}),
+            (bus.nodes()[0], {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}),
+        ]
+        for found, names in renamed:
+            for old, new in names.items():
+                with pytest.raises(AttributeError, match=f"has no attribute '{old}'; renamed: use {new}$"):
+                    getattr(found, old)
+                assert hasattr(found, new)
