@@ -106,8 +106,8 @@ class ServeProcess:
     def publish(self, key: str, payloads: Sequence[str]) -> list[int]:
         """Publish over HTTP and return the acknowledged offsets."""
         with httpx.Client(base_url=self.url, timeout=DEADLINE_S) as client:
-            answers = [client.post(f"/events/{key}", content=payload.encode()) for payload in payloads]
-        return [answer.raise_for_status().json()["offset"] for answer in answers]
+            responses = [client.post(f"/events/{key}", content=payload.encode()) for payload in payloads]
+        return [response.raise_for_status().json()["offset"] for response in responses]
 
     def kill(self) -> None:
         """Kill the process, as a power cut would."""

@@ -41,9 +41,9 @@ class Site:
         return list(await (await self.bus.publisher(key)).publish_many(payloads or [b"x"]))
 
     async def get(self, path: str, **options: Any) -> Any:
-        answer = await self.client.get(path, **options)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = await self.client.get(path, **options)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     async def query(self, query: str, **options: Any) -> httpx.Response:
         variables = options.pop("variables", None)
@@ -74,12 +74,12 @@ async def served(path: Path, *, bus: dict[str, Any] | None = None, **settings: A
 @asynccontextmanager
 async def frames(client: httpx.AsyncClient, path: str, **options: Any) -> AsyncIterator[AsyncIterator[dict[str, str]]]:
     """Open a stream of server-sent events and yield its frames, each as a dict of its fields."""
-    async with client.stream("GET", path, **options) as answer:
-        assert answer.status_code == 200, await answer.aread()
+    async with client.stream("GET", path, **options) as response:
+        assert response.status_code == 200, await response.aread()
 
         async def parsed() -> AsyncIterator[dict[str, str]]:
             fields: dict[str, str] = {}
-            async for line in answer.aiter_lines():
+            async for line in response.aiter_lines():
                 if line:
                     name, _, value = line.partition(": ")
                     fields[name] = value

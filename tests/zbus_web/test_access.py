@@ -92,17 +92,17 @@ def test_an_illegal_key_or_expression_raises_key_invalid() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["sessions/a/**", "sessions/*/x", "sessions/$*/**", "sessions/a$*/**", "sessions/**", "sessions/**/x"]
+    "expression", ["sessions/a/**", "sessions/*/x", "sessions/$*/**", "sessions/a$*/**", "sessions/**", "sessions/**/x"]
 )
-def test_session_keys_are_rejected_without_the_token_of_the_session(asked: str) -> None:
+def test_session_keys_are_rejected_without_the_token_of_the_session(expression: str) -> None:
     for read in (None, ["**"], ["sessions/**"]):
         with pytest.raises(HttpError) as caught:
-            Permissions("any", read=read).check_read([asked])
+            Permissions("any", read=read).check_read([expression])
         assert (caught.value.status, caught.value.code) == (403, "session_token_required")
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "expression",
     [
         "**",
         "sessions/*/x",
@@ -119,13 +119,13 @@ def test_session_keys_are_rejected_without_the_token_of_the_session(asked: str) 
         "@zbus/record/*",
     ],
 )
-def test_a_session_token_reads_only_its_session(asked: str) -> None:
+def test_a_session_token_reads_only_its_session(expression: str) -> None:
     permissions = Permissions("session:a", read=["sessions/a/**"], session="a")
 
     permissions.check_read(["sessions/a/**", "sessions/a/x", "sessions/a/*/y"])
 
     with pytest.raises(HttpError) as caught:
-        permissions.check_read([asked])
+        permissions.check_read([expression])
     assert caught.value.status == 403
 
 
@@ -138,9 +138,9 @@ concrete = st.sampled_from(["sessions", "a", "b", "ab", "x", "@a"])
     st.lists(segments, min_size=1, max_size=4).map("/".join),
     st.lists(concrete, min_size=1, max_size=4).map("/".join),
 )
-def test_only_the_session_itself_sees_its_events_for_any_expression(asked: str, key: str) -> None:
+def test_only_the_session_itself_sees_its_events_for_any_expression(expression: str, key: str) -> None:
     try:
-        expression = check_expression(asked)
+        expression = check_expression(expression)
     except KeyInvalid:
         return
     is_of_a = matches("sessions/a/**", key)
@@ -170,18 +170,18 @@ async def test_with_configured_tokens_a_client_without_one_may_do_nothing(log_pa
     async with served(log_path, tokens=TOKENS) as site:
         await site.publish("shop/x", b"1")
         paths = ["/events", "/log", "/metrics", *[f"/api/{name}" for name in ("topics", "publishers", *OVERVIEWS)]]
-        answers = [await site.client.get(path) for path in paths]
-        answers += [
+        responses = [await site.client.get(path) for path in paths]
+        responses += [
             await site.client.post("/events/shop/x", content=b"2"),
             await site.query("{ nodes { name } }"),
             await site.client.post("/api/cursors/a/reset", json={"offset": 0}),
             await site.client.delete("/api/cursors/a"),
         ]
 
-        for answer in answers:
-            assert answer.status_code == 401, answer.url
-            assert answer.headers["www-authenticate"].startswith("Bearer")
-            assert answer.json()["error"]["code"] == "token_required"
+        for response in responses:
+            assert response.status_code == 401, response.url
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            assert response.json()["error"]["code"] == "token_required"
         assert await site.bus.head() == 1
 
 
@@ -200,11 +200,11 @@ UNKNOWN = [
 async def test_an_unknown_token_is_rejected_even_if_none_is_required(log_path: Path, tokens: Any) -> None:
     async with served(log_path, tokens=tokens) as site:
         for header in UNKNOWN:
-            answer = await site.client.get("/log", headers={"Authorization": header.encode("latin-1")})
+            response = await site.client.get("/log", headers={"Authorization": header.encode("latin-1")})
 
-            assert answer.status_code == 401, header
-            assert answer.json()["error"]["code"] == "invalid_token"
-            assert "bearer" in answer.headers["www-authenticate"].lower()
+            assert response.status_code == 401, header
+            assert response.json()["error"]["code"] == "invalid_token"
+            assert "bearer" in response.headers["www-authenticate"].lower()
 
 
 async def test_a_token_is_accepted_in_a_header_a_cookie_or_the_url(log_path: Path) -> None:
@@ -224,20 +224,20 @@ async def test_each_token_has_its_own_keys(log_path: Path) -> None:
 
         assert [each["key"] for each in (await site.get("/log?key=shop/**", **shop))["events"]] == ["shop/a/created"]
         for key in ("**", "audit/x", "*/x"):
-            answer = await site.client.get("/log", params={"key": key}, **shop)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_denied")
+            response = await site.client.get("/log", params={"key": key}, **shop)
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "read_denied")
         assert (await site.client.post("/events/shop/b/created", content=b"", **shop)).status_code == 201
-        answer = await site.client.post("/events/shop/b/gone", content=b"", **shop)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "publish_denied")
+        response = await site.client.post("/events/shop/b/gone", content=b"", **shop)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "publish_denied")
         assert [each["key"] for each in (await site.get("/api/topics", **shop))["topics"]] == [
             "shop/b/created",
             "shop/a/created",
         ]
         assert (await site.get("/api/topics", headers=bearer(BLIND)))["topics"] == []
-        answer = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, **shop)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operate_denied")
-        answer = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, headers=bearer(ADMIN))
-        assert answer.status_code == 404
+        response = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, **shop)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "operate_denied")
+        response = await site.client.post("/api/cursors/none/reset", json={"offset": 0}, headers=bearer(ADMIN))
+        assert response.status_code == 404
 
 
 async def test_a_cookie_authorizes_changes_only_with_an_allowed_origin(log_path: Path) -> None:
@@ -257,8 +257,8 @@ async def test_a_cookie_authorizes_changes_only_with_an_allowed_origin(log_path:
             site.client.delete("/api/cursors/a", headers=cookie),
             site.query('mutation { deleteCursor(name: "a") }', headers=cookie),
         ):
-            answer = await change
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_required")
+            response = await change
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "origin_required")
         with pytest.raises(InvalidStatus) as caught:
             async with graph_socket(site, additional_headers=cookie):
                 pass
@@ -276,20 +276,20 @@ OF_A = ["sessions/a/x", "sessions/a/deep/y"]
 
 
 async def _keys_of_log(site: Site, expression: str, headers: dict[str, str]) -> list[str] | int:
-    answer = await site.client.get("/log", params={"key": expression}, headers=headers)
-    if answer.status_code != 200:
-        return answer.status_code
-    return [each["key"] for each in answer.json()["events"]]
+    response = await site.client.get("/log", params={"key": expression}, headers=headers)
+    if response.status_code != 200:
+        return response.status_code
+    return [each["key"] for each in response.json()["events"]]
 
 
 async def _keys_of_stream(site: Site, expression: str, headers: dict[str, str], until: str) -> list[str] | int:
     """Return the keys that a stream sends, up to `until`, or its status if it is rejected."""
-    answer = await site.client.send(
+    response = await site.client.send(
         site.client.build_request("GET", "/events", params={"key": expression, "from": "beginning"}, headers=headers),
         stream=True,
     )
-    status = answer.status_code
-    await answer.aclose()
+    status = response.status_code
+    await response.aclose()
     if status != 200:
         return status
     found: list[str] = []
@@ -332,8 +332,8 @@ async def test_a_session_token_never_reads_another_session_on_any_route(log_path
             assert await _keys_of_graph(site, expression, mine, "") == 403, expression
         # One allowed expression with one that is not.
         for path in ("/log", "/events"):
-            answer = await site.client.get(f"{path}?key=sessions/a/x&key=sessions/b/x", headers=mine)
-            assert answer.status_code == 403
+            response = await site.client.get(f"{path}?key=sessions/a/x&key=sessions/b/x", headers=mine)
+            assert response.status_code == 403
         # Session ids in a URL, encoded once and twice.
         assert (await site.client.get("/log?key=sessions%2Fb%2F%2A%2A", headers=mine)).status_code == 403
         assert (await site.client.get("/log?key=sessions%252Fa%252Fx", headers=mine)).status_code == 403
@@ -353,14 +353,14 @@ async def test_a_session_token_cannot_see_or_change_the_state_of_the_bus(log_pat
         publishers = await site.get("/api/publishers", headers=mine)
         assert sorted(each["key"] for each in publishers["publishers"]) == sorted(OF_A)
         for path in ("/metrics", *[f"/api/{name}" for name in OVERVIEWS]):
-            answer = await site.client.get(path, headers=mine)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "session_scope"), path
+            response = await site.client.get(path, headers=mine)
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "session_scope"), path
         graph = await site.query("{ topics { key } publishers { key } }", headers=mine)
         assert {each["key"] for name in ("topics", "publishers") for each in graph.json()["data"][name]} == set(OF_A)
         fields = ["nodes { name }", "buses { bus }", "subscribers { lag }", "cursors { name }", "leases { node }"]
         for field in [*fields, "schemas { hash }", "stats { published }", "logRecords { id }"]:
-            answer = await site.query(f"{{ {field} }}", headers=mine)
-            assert (answer.status_code, answer.json()["data"]) == (403, None), field
+            response = await site.query(f"{{ {field} }}", headers=mine)
+            assert (response.status_code, response.json()["data"]) == (403, None), field
         async with graph_socket(site, additional_headers=mine) as socket:
             await subscribe(socket, "subscription { stats { at } }")
             assert errors_of(await receive(socket))[0]["extensions"]["code"] == "session_scope"
@@ -383,10 +383,10 @@ async def test_other_tokens_see_everything_except_sessions(log_path: Path) -> No
                 assert [each["key"] for each in found] == expected
             assert set(await _keys_of_stream(site, "**", headers, "last")) == {"shop/x", "last"}  # type: ignore[arg-type]
             assert set(await _keys_of_graph(site, "**", headers, "last")) == {"shop/x", "last"}  # type: ignore[arg-type]
-            for asked in ("sessions/a/**", "sessions/*/x", "sessions/**"):
-                assert await _keys_of_log(site, asked, headers) == 403
-                assert await _keys_of_stream(site, asked, headers, "") == 403
-                assert await _keys_of_graph(site, asked, headers, "") == 403
+            for expression in ("sessions/a/**", "sessions/*/x", "sessions/**"):
+                assert await _keys_of_log(site, expression, headers) == 403
+                assert await _keys_of_stream(site, expression, headers, "") == 403
+                assert await _keys_of_graph(site, expression, headers, "") == 403
             mine = bearer(session_token("a"))
             async with (
                 frames(site.client, "/events?key=sessions/a/**", headers=mine),
@@ -433,8 +433,8 @@ async def test_an_expired_tampered_or_foreign_session_token_is_rejected(log_path
         bad = [*_tampered(good), brief, session_token("a", secret=SECRET + "x")]
         for token in bad:
             for path in ("/log?key=sessions/a/**", "/events?key=sessions/a/**", "/api/topics"):
-                answer = await site.client.get(path, headers=bearer(token))
-                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_token"), token
+                response = await site.client.get(path, headers=bearer(token))
+                assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_token"), token
             with pytest.raises(InvalidStatus) as caught:
                 async with graph_socket(site, additional_headers=bearer(token)):
                     pass
@@ -445,9 +445,9 @@ async def test_without_a_secret_every_session_token_is_rejected(log_path: Path) 
     async with served(log_path, bus={"session_secret": None}) as site:
         await site.publish("sessions/a/x", b"1")
 
-        answer = await site.client.get("/log?key=sessions/a/**", headers=bearer(session_token("a")))
+        response = await site.client.get("/log?key=sessions/a/**", headers=bearer(session_token("a")))
 
-        assert answer.status_code == 401
+        assert response.status_code == 401
         assert (await site.client.get("/log?key=sessions/a/**")).status_code == 403
 
 

@@ -194,9 +194,9 @@ async def test_hosts_and_origins_are_checked_on_every_route_and_protocol(log_pat
         ways += [(method, "/log") for method in ("DELETE", "OPTIONS", "HEAD", "PUT")]
         for method, path in ways:
             for headers, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
-                answer = await site.client.request(method, path, headers=headers)
-                assert answer.status_code == status, (method, path)
-                assert not [name for name in answer.headers if name.startswith("access-control")]
+                response = await site.client.request(method, path, headers=headers)
+                assert response.status_code == status, (method, path)
+                assert not [name for name in response.headers if name.startswith("access-control")]
         for options, status in (
             ({"additional_headers": {"Origin": "http://evil.example"}}, 403),
             ({"additional_headers": {"Origin": "null"}}, 403),
@@ -217,29 +217,29 @@ async def test_a_raw_request_with_no_host_or_two_is_rejected(log_path: Path) -> 
         for lines in (b"GET /healthz HTTP/1.0", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example"):
             reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
             writer.write(lines + b"\r\nConnection: close\r\n\r\n")
-            answer = await asyncio.wait_for(reader.read(), WAIT_S)
+            response = await asyncio.wait_for(reader.read(), WAIT_S)
             writer.close()
             await writer.wait_closed()
-            assert answer.split()[1] in (b"400", b"421"), answer
+            assert response.split()[1] in (b"400", b"421"), response
 
 
 async def test_no_response_lets_pages_of_other_origins_read_it(log_path: Path) -> None:
     async with served(log_path, allowed_origins=["https://ops.example"]) as site:
         for origin in (site.url, "https://ops.example"):
             for method, path in (("GET", "/log"), ("OPTIONS", "/log"), ("POST", "/events/a"), ("GET", "/api/stats")):
-                answer = await site.client.request(method, path, headers={"Origin": origin})
-                assert answer.status_code in (200, 201, 405)
-                assert not [name for name in answer.headers if name.startswith("access-control")]
+                response = await site.client.request(method, path, headers={"Origin": origin})
+                assert response.status_code in (200, 201, 405)
+                assert not [name for name in response.headers if name.startswith("access-control")]
 
 
 async def test_a_rate_limited_client_receives_retry_after(log_path: Path) -> None:
     tokens = [{"name": "one", "token": TOKEN}, {"name": "two", "token": TOKEN + "x"}]
     async with served(log_path, tokens=tokens, requests_per_s=0.001, requests_burst=3) as site:
-        answers = [await site.client.get("/healthz", headers=bearer(TOKEN)) for _ in range(4)]
+        responses = [await site.client.get("/healthz", headers=bearer(TOKEN)) for _ in range(4)]
 
-        assert [each.status_code for each in answers] == [200, 200, 200, 429]
-        assert int(answers[-1].headers["retry-after"]) > 100
-        assert answers[-1].json()["error"]["code"] == "rate_limited"
+        assert [each.status_code for each in responses] == [200, 200, 200, 429]
+        assert int(responses[-1].headers["retry-after"]) > 100
+        assert responses[-1].json()["error"]["code"] == "rate_limited"
         # Another token is another client. Guessed tokens count for the address.
         assert (await site.client.get("/healthz", headers=bearer(TOKEN + "x"))).status_code == 200
         guesses = [await site.client.get("/log", headers=bearer(f"guess-{number}")) for number in range(4)]
@@ -253,14 +253,14 @@ async def test_connections_are_limited_in_total_and_per_client_and_are_released(
         async with AsyncExitStack() as open_streams:
             for headers in (one, one):
                 await open_streams.enter_async_context(frames(site.client, "/events", headers=headers))
-            answer = await site.client.get("/healthz", headers=one)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "client_connections_full")
-            assert answer.headers["retry-after"] == "1"
+            response = await site.client.get("/healthz", headers=one)
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "client_connections_full")
+            assert response.headers["retry-after"] == "1"
             assert (await site.client.get("/healthz", headers=two)).status_code == 200
             for headers in (two, two):
                 await open_streams.enter_async_context(frames(site.client, "/events", headers=headers))
-            answer = await site.client.get("/healthz", headers=bearer(session_token("a")))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "connections_full")
+            response = await site.client.get("/healthz", headers=bearer(session_token("a")))
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "connections_full")
             with pytest.raises(InvalidStatus) as caught:
                 async with graph_socket(site, additional_headers=two):
                     pass
@@ -271,8 +271,8 @@ async def test_connections_are_limited_in_total_and_per_client_and_are_released(
 
         await until(is_free)
         async with graph_socket(site, additional_headers=two), graph_socket(site, additional_headers=two):
-            answer = await site.client.get("/healthz", headers=two)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "client_connections_full")
+            response = await site.client.get("/healthz", headers=two)
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "client_connections_full")
 
 
 async def _pieces(number: int, size: int) -> AsyncIterator[bytes]:
@@ -291,12 +291,12 @@ async def test_a_large_body_is_rejected_with_or_without_a_content_length(log_pat
             bodies: list[Any] = [b"x" * 1001, _pieces(11, 100), _pieces(1, 100_000), _pieces(50, 100_000)]
             for body in bodies:
                 try:
-                    answer = await site.client.post(path, content=body, headers=headers)
+                    response = await site.client.post(path, content=body, headers=headers)
                 except httpx.TransportError:
                     assert body is bodies[-1]  # The server closed the connection during the upload.
                     continue
-                assert answer.status_code == 413, answer.text
-                assert answer.json()["error"]["code"] in ("body_too_large", "event_too_large")
+                assert response.status_code == 413, response.text
+                assert response.json()["error"]["code"] in ("body_too_large", "event_too_large")
         assert await site.bus.head() == 0
         for body in (b"x" * 1000, _pieces(10, 100)):
             assert (await site.client.post("/events/a", content=body)).status_code == 201

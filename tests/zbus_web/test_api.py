@@ -13,7 +13,7 @@ import zbus
 from zbus.introspection import of
 from zbus.observe.records import EVENT_DROPPED, record
 
-LOOKER = "a-token-of-a-looker-1"
+READER = "a-token-of-a-reader-1"
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
 
 
@@ -91,8 +91,8 @@ async def test_an_operator_moves_and_deletes_a_cursor(log_path: Path) -> None:
             "keys": ["shop/**"],
             "owner": None,
         }
-        answer = await site.client.post("/api/cursors/bill%2Fing%20%C3%BC/reset", json={"offset": 3})
-        assert (answer.status_code, answer.json()) == (200, {"name": "bill/ing ü", "offset": 3, "lag": 1})
+        response = await site.client.post("/api/cursors/bill%2Fing%20%C3%BC/reset", json={"offset": 3})
+        assert (response.status_code, response.json()) == (200, {"name": "bill/ing ü", "offset": 3, "lag": 1})
         assert (await site.get("/api/cursors"))["cursors"][0]["offset"] == 3
         async with site.bus.subscribe("shop/**", durable="bill/ing ü") as sub:
             assert (await anext(sub)).offset == 4
@@ -118,11 +118,11 @@ async def test_an_invalid_cursor_operation_changes_nothing_and_returns_an_error(
                 ("idle/reset", {"offset": 1, "more": 2}, (400, "invalid_body")),
                 ("idle/reset", [], (400, "invalid_body")),
             ):
-                answer = await site.client.post(f"/api/cursors/{path}", json=body)
-                assert (answer.status_code, answer.json()["error"]["code"]) == expected, (path, body)
+                response = await site.client.post(f"/api/cursors/{path}", json=body)
+                assert (response.status_code, response.json()["error"]["code"]) == expected, (path, body)
             for content in (b"", b"{", b'{"offset": 1e999}', b"\xff"):
-                answer = await site.client.post("/api/cursors/idle/reset", content=content)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body"), content
+                response = await site.client.post("/api/cursors/idle/reset", content=content)
+                assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_body"), content
             assert (await site.client.delete("/api/cursors/missing")).status_code == 404
             assert (await site.client.delete("/api/cursors/busy")).status_code == 409
             offsets = {each["name"]: each["offset"] for each in (await site.get("/api/cursors"))["cursors"]}
@@ -133,43 +133,43 @@ async def test_an_invalid_cursor_operation_changes_nothing_and_returns_an_error(
 async def test_an_invalid_limit_is_rejected(log_path: Path) -> None:
     async with served(log_path) as site:
         for limit in ("0", "-1", "x", "10001", "1e3", "٣", "9" * 30):
-            answer = await site.client.get("/api/topics", params={"limit": limit})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_limit")
+            response = await site.client.get("/api/topics", params={"limit": limit})
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_limit")
         assert (await site.client.get("/api/nothing")).json()["error"]["code"] == "not_found"
         assert (await site.client.post("/api/topics")).json()["error"]["code"] == "method_not_allowed"
 
 
 async def test_a_token_for_some_keys_sees_only_what_concerns_them(log_path: Path) -> None:
-    tokens = [{"name": "looker", "token": LOOKER, "read": ["shop/**"]}]
+    tokens = [{"name": "reader", "token": READER, "read": ["shop/**"]}]
     async with served(log_path, tokens=tokens) as site:
         for key in ("shop/a", "audit/a"):
             await site.publish(key, b"1")
             await site.bus.schemas.register(key, {})
             await _cursor(site, key.replace("/", "-"), key)
         record(EVENT_DROPPED, logging.WARNING, key="audit/a")
-        looker = {"headers": bearer(LOOKER)}
+        reader = {"headers": bearer(READER)}
         async with site.bus.subscribe("audit/*"), site.bus.subscribe("shop/*"), site.bus.subscribe("**"):
-            assert [each["name"] for each in (await site.get("/api/cursors", **looker))["cursors"]] == ["shop-a"]
-            assert [each["expression"] for each in (await site.get("/api/schemas", **looker))["schemas"]] == ["shop/a"]
-            found = (await site.get("/api/subscribers", **looker))["subscribers"]
+            assert [each["name"] for each in (await site.get("/api/cursors", **reader))["cursors"]] == ["shop-a"]
+            assert [each["expression"] for each in (await site.get("/api/schemas", **reader))["schemas"]] == ["shop/a"]
+            found = (await site.get("/api/subscribers", **reader))["subscribers"]
             assert [each["key_exprs"] for each in found] == [["shop/*"]]
-            (node,) = (await site.get("/api/nodes", **looker))["nodes"]
+            (node,) = (await site.get("/api/nodes", **reader))["nodes"]
             assert (node["publishes"], set(node["subscribes"])) == (["shop/a"], {"shop/*", "shop/a"})
-            assert (await site.get("/api/log-records", **looker))["log_records"] == []
-            assert "audit" not in str(await site.get("/api/asyncapi", **looker))
-            async with frames(site.client, "/api/live", **looker) as live:
-                moment = await next_data(live)
-            assert [each["key"] for each in moment["topics"]] == ["shop/a"]
-            assert [each["name"] for each in moment["cursors"]] == ["shop-a"]
-            assert "audit" not in str({name: each for name, each in moment.items() if name != "stats"})
+            assert (await site.get("/api/log-records", **reader))["log_records"] == []
+            assert "audit" not in str(await site.get("/api/asyncapi", **reader))
+            async with frames(site.client, "/api/live", **reader) as live:
+                snapshot = await next_data(live)
+            assert [each["key"] for each in snapshot["topics"]] == ["shop/a"]
+            assert [each["name"] for each in snapshot["cursors"]] == ["shop-a"]
+            assert "audit" not in str({name: each for name, each in snapshot.items() if name != "stats"})
 
 
 async def test_the_old_path_of_log_records_names_the_new_one(log_path: Path) -> None:
     async with served(log_path) as site:
-        answer = await site.client.get("/api/records")
+        response = await site.client.get("/api/records")
 
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-        assert "/api/log-records" in answer.json()["error"]["message"]
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        assert "/api/log-records" in response.json()["error"]["message"]
 
 
 async def test_log_records_show_what_went_wrong(log_path: Path) -> None:
@@ -186,34 +186,34 @@ async def test_the_live_stream_tells_of_each_second_and_is_made_once_for_all(log
     async with served(log_path) as site:
         assert not is_ticking()
         async with frames(site.client, "/api/live") as first, frames(site.client, "/api/live") as second:
-            moment = await next_data(first)
-            assert set(moment) == {
+            snapshot = await next_data(first)
+            assert set(snapshot) == {
                 *("at", "stats", "topics", "rates", "latency", "subscribers", "cursors", "nodes", "log_records")
             }
-            assert moment["latency"]["commit_ms"] == {"p50": None, "p99": None}
+            assert snapshot["latency"]["commit_ms"] == {"p50": None, "p99": None}
             async with site.bus.subscribe("a/**"):
                 await site.publish("a/b", *[b"x"] * 50)
                 record(EVENT_DROPPED, logging.WARNING, key="a/b")
-                while not moment["rates"]["published_per_s"]:
-                    moment = await next_data(first)
-            assert moment["rates"]["delivered_per_s"] == moment["rates"]["published_per_s"] > 0
-            assert 0 < moment["latency"]["commit_ms"]["p50"] <= moment["latency"]["commit_ms"]["p99"]
-            assert moment["latency"]["end_to_end_ms"]["p99"] > 0
-            assert [(each["key"], each["events"]) for each in moment["topics"]] == [("a/b", 50)]
-            assert moment["stats"]["published"] == 50
-            assert moment["nodes"][0]["is_self"]
-            while not moment["log_records"]:
-                moment = await next_data(first)
-            assert [each["record"] for each in moment["log_records"]] == [EVENT_DROPPED]
+                while not snapshot["rates"]["published_per_s"]:
+                    snapshot = await next_data(first)
+            assert snapshot["rates"]["delivered_per_s"] == snapshot["rates"]["published_per_s"] > 0
+            assert 0 < snapshot["latency"]["commit_ms"]["p50"] <= snapshot["latency"]["commit_ms"]["p99"]
+            assert snapshot["latency"]["end_to_end_ms"]["p99"] > 0
+            assert [(each["key"], each["events"]) for each in snapshot["topics"]] == [("a/b", 50)]
+            assert snapshot["stats"]["published"] == 50
+            assert snapshot["nodes"][0]["is_self"]
+            while not snapshot["log_records"]:
+                snapshot = await next_data(first)
+            assert [each["record"] for each in snapshot["log_records"]] == [EVENT_DROPPED]
             quiet = await next_data(first)
             assert quiet["log_records"] == []  # Only new log records are sent.
             assert quiet["latency"]["commit_ms"] == {"p50": None, "p99": None}  # of the last second only
             (ticking,) = [task for task in asyncio.all_tasks() if task.get_name() == "zbus-web-live"]  # one for both
             # The other one was shown the same, and it was worked out once.
             seen = await next_data(second)
-            while seen["at"] != moment["at"]:
+            while seen["at"] != snapshot["at"]:
                 seen = await next_data(second)
-            assert seen == moment
+            assert seen == snapshot
 
         async def has_ended() -> bool:
             return not is_ticking() and ticking.done()
@@ -224,11 +224,11 @@ async def test_the_live_stream_tells_of_each_second_and_is_made_once_for_all(log
 async def test_the_live_stream_is_whole_when_the_server_stops(log_path: Path) -> None:
     async with httpx.AsyncClient(timeout=30) as client:
         async with served(log_path) as site:
-            looking = client.stream("GET", f"{site.url}/api/live")
-            lines = (await looking.__aenter__()).aiter_lines()
+            live = client.stream("GET", f"{site.url}/api/live")
+            lines = (await live.__aenter__()).aiter_lines()
             first = await anext(lines)
         rest = [line async for line in lines]  # Raises if the response is truncated.
-        await looking.__aexit__(None, None, None)
+        await live.__aexit__(None, None, None)
 
     assert first.startswith("retry: ")
     assert rest[-1] == "", "the last frame has its end"

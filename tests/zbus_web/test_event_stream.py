@@ -107,7 +107,7 @@ async def test_a_stream_waits_for_a_future_offset(log_path: Path) -> None:
         frame = await stream.frame()
         assert frame is not None
         assert frame.comment
-        assert stream.last_id is None  # cut off now, a browser would ask for the same again
+        assert stream.last_id is None  # If cut off now, a browser would send the same request again.
         await server.publish("a", *numbered(1, 4))
         assert await stream.offsets(2) == [3, 4]
 
@@ -323,9 +323,9 @@ async def test_a_position_that_this_log_never_had_is_rejected(log_path: Path) ->
 )
 async def test_an_invalid_stream_request_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
-        answer = await server.client.get(f"/events{query}")
-        assert answer.status_code == 400
-        assert error_of(answer.content)[0] == code
+        response = await server.client.get(f"/events{query}")
+        assert response.status_code == 400
+        assert error_of(response.content)[0] == code
         assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
@@ -360,8 +360,8 @@ async def test_a_bus_that_closes_ends_its_streams(log_path: Path) -> None:
         assert await stream.offsets(1) == [1]
         assert await stream.event("end") == {"reason": "the bus was closed"}
         assert await stream.frame() is None
-        answer = await server.client.get("/events")
-        assert (answer.status_code, error_of(answer.content)[0]) == (503, "bus_closed")
+        response = await server.client.get("/events")
+        assert (response.status_code, error_of(response.content)[0]) == (503, "bus_closed")
 
 
 async def test_a_log_that_cannot_be_read_ends_the_stream_with_the_reason(
@@ -394,9 +394,9 @@ async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(
 
 async def test_a_head_request_opens_no_stream(log_path: Path) -> None:
     async with web(log_path) as server:
-        answer = await server.client.head("/events")
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
+        response = await server.client.head("/events")
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 
 
@@ -407,8 +407,8 @@ async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -
             assert await stream.offsets(2) == [2, 3]
             await owner.publish("a", b"4")
             assert await stream.offsets(1) == [4]
-            answer = await reader.client.post("/events/a", content=b"5")
-            assert (answer.status_code, error_of(answer.content)[0]) == (409, "log_read_only")
+            response = await reader.client.post("/events/a", content=b"5")
+            assert (response.status_code, error_of(response.content)[0]) == (409, "log_read_only")
         assert await owner.bus.head() == 4
 
 
@@ -419,8 +419,8 @@ async def test_a_stream_without_a_log_is_rejected() -> None:
     async with zbus.open() as bus, serve(bus, WebSettings(port=0)) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
             for path in ("/events", "/log"):
-                answer = await client.get(path)
-                assert (answer.status_code, error_of(answer.content)[0]) == (409, "log_required")
+                response = await client.get(path)
+                assert (response.status_code, error_of(response.content)[0]) == (409, "log_required")
 
 
 def _rules(**rules: int) -> object:

@@ -56,11 +56,11 @@ async def test_one_query_returns_every_view(log_path: Path) -> None:
         await site.publish("shop/a", b"1", b"2")
         async with site.bus.subscribe("shop/**", start="beginning", durable="billing") as sub:
             await (await anext(sub)).ack()
-            answer = await site.query(EVERYTHING)
+            response = await site.query(EVERYTHING)
 
-        assert answer.status_code == 200, answer.text
-        data = answer.json()["data"]
-        assert "errors" not in answer.json()
+        assert response.status_code == 200, response.text
+        data = response.json()["data"]
+        assert "errors" not in response.json()
         assert data["buses"][0]["nodes"] == [{"name": data["nodes"][0]["name"]}]
         assert [(each["key"], each["events"]) for each in data["topics"]] == [("shop/a", 2)]
         assert data["publishers"][0]["sequence"] == 1
@@ -91,8 +91,8 @@ async def test_only_an_operator_moves_and_deletes_cursors(log_path: Path) -> Non
             ('resetCursor(name: "billing", offset: 1.5) { name }', 400, "invalid_document"),
             ('deleteCursor(name: "missing")', 404, "unknown_cursor"),
         ):
-            answer = await site.query(f"mutation {{ {wrong} }}", headers=bearer(ADMIN))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+            response = await site.query(f"mutation {{ {wrong} }}", headers=bearer(ADMIN))
+            assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
         assert (await site.query('mutation { deleteCursor(name: "billing") }', headers=bearer(SHOP))).status_code == 403
         gone = await site.query('mutation { deleteCursor(name: "billing") }', headers=bearer(ADMIN))
         assert gone.json()["data"] == {"deleteCursor": "billing"}
@@ -119,17 +119,17 @@ async def test_an_invalid_request_gets_a_4xx_response(log_path: Path) -> None:
             (b'{"query": "{ topics(limit: 0) { key } }"}', "application/json", (400, "invalid_limit")),
             (b'{"query": "{ topics(limit: 1001) { key } }"}', "application/json", (400, "invalid_limit")),
         ):
-            answer = await site.client.post("/graphql", content=content, headers={"Content-Type": kind})
-            found = answer.status_code, answer.json().get("error", {}).get("code")
-            assert found == expected, (content[:80], answer.text)
+            response = await site.client.post("/graphql", content=content, headers={"Content-Type": kind})
+            found = response.status_code, response.json().get("error", {}).get("code")
+            assert found == expected, (content[:80], response.text)
         unknown = {"query": "query A { stats { head } }", "operationName": "B"}
-        answer = await site.client.post("/graphql", json=unknown)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_operation")
+        response = await site.client.post("/graphql", json=unknown)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_operation")
         named = {"query": "query A { stats { head } } query B { nodes { isSelf } }", "operationName": "B"}
         assert (await site.client.post("/graphql", json=named)).json()["data"] == {"nodes": [{"isSelf": True}]}
         for method in ("GET", "PUT", "DELETE"):
-            answer = await site.client.request(method, "/graphql", headers=headers)
-            assert answer.status_code == 405
+            response = await site.client.request(method, "/graphql", headers=headers)
+            assert response.status_code == 405
         assert "graphiql" not in (await site.client.get("/graphql", headers={"Accept": "text/html"})).text.lower()
 
 
@@ -192,10 +192,10 @@ async def test_depth_is_limited_by_strawberry_too() -> None:
 
 async def test_tools_can_introspect_the_schema(log_path: Path) -> None:
     async with served(log_path) as site:
-        answer = await site.query(get_introspection_query(descriptions=True))
+        response = await site.query(get_introspection_query(descriptions=True))
 
-        assert answer.status_code == 200, answer.text
-        names = {each["name"] for each in answer.json()["data"]["__schema"]["types"]}
+        assert response.status_code == 200, response.text
+        names = {each["name"] for each in response.json()["data"]["__schema"]["types"]}
         assert {
             "Node",
             "Bus",
@@ -227,7 +227,7 @@ async def test_a_websocket_receives_events_from_any_position_and_misses_none(log
             await subscribe(socket, EVENTS, keys=["shop/**"], **{"from": "11"})
             events = [(await receive(socket))["payload"]["data"]["events"] for _ in range(40)]
             await site.publish("shop/b", b"\xff\xfe", "text")
-            await site.publish("audit/b", b"not asked for")
+            await site.publish("audit/b", b"not subscribed")
             await site.publish("shop/c", b"last")
             events += [(await receive(socket))["payload"]["data"]["events"] for _ in range(3)]
 
@@ -249,13 +249,13 @@ async def test_an_event_that_violates_its_schema_does_not_end_a_subscription(log
 async def test_a_bug_is_logged_and_its_details_are_not_sent(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(log_path) as site:
         monkeypatch.setattr(site.bus, "nodes", lambda: 1 // 0)
-        answer = await site.query("{ nodes { name } }")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        response = await site.query("{ nodes { name } }")
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         async with graph_socket(site) as socket:
             await subscribe(socket, "{ nodes { name } }")
             message = await receive(socket)
         assert errors_of(message)[0]["extensions"]["code"] == "internal_error"
-        assert "division" not in answer.text + json.dumps(message)
+        assert "division" not in response.text + json.dumps(message)
 
 
 async def test_an_ended_subscription_leaves_nothing_behind(log_path: Path) -> None:
@@ -291,14 +291,14 @@ async def test_stats_are_sent_every_second_and_only_while_there_is_a_listener(lo
                 "subscription { stats { at publishedPerS deliveredPerS commitMs { p50 p99 } endToEndMs { p50 } "
                 "stats { published } } }",
             )
-            moment: dict[str, Any] = (await receive(socket))["payload"]["data"]["stats"]
-            assert moment["publishedPerS"] == 0
+            snapshot: dict[str, Any] = (await receive(socket))["payload"]["data"]["stats"]
+            assert snapshot["publishedPerS"] == 0
             await site.publish("a", *[b"x"] * 20)
-            while not moment["publishedPerS"]:
-                moment = (await receive(socket))["payload"]["data"]["stats"]
-            assert moment["stats"]["published"] == 20
-            assert moment["commitMs"]["p99"] > 0
-            assert moment["endToEndMs"]["p50"] is None
+            while not snapshot["publishedPerS"]:
+                snapshot = (await receive(socket))["payload"]["data"]["stats"]
+            assert snapshot["stats"]["published"] == 20
+            assert snapshot["commitMs"]["p99"] > 0
+            assert snapshot["endToEndMs"]["p50"] is None
             await socket.send(json.dumps({"id": "1", "type": "complete"}))
 
             async def has_ended() -> bool:

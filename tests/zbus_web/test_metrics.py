@@ -33,12 +33,12 @@ async def test_promtool_accepts_every_metric(log_path: Path) -> None:
         await server.client.get("/nothing/here")
         assert (await sub.next()) is not None
         cache = server.bus.cache(name="todos")
-        answer = await server.client.get("/metrics")
+        response = await server.client.get("/metrics")
         await cache.aclose()
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain")
-    check(answer.text)
-    lines = answer.text.splitlines()
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    check(response.text)
+    lines = response.text.splitlines()
     for line in (
         "zbus_events_published_total 3.0",
         "zbus_log_head 3.0",
@@ -66,7 +66,7 @@ async def test_promtool_accepts_every_metric(log_path: Path) -> None:
         "zbus_transport_sent_total",
     ):
         assert any(line.startswith(f"# TYPE {name} ") for line in lines), name
-    assert "a/b" not in answer.text  # Keys are never labels.
+    assert "a/b" not in response.text  # Keys are never labels.
 
 
 async def test_label_values_stay_bounded_for_any_request(log_path: Path) -> None:
@@ -85,8 +85,8 @@ async def test_healthz_reports_the_head_and_that_the_bus_is_open(log_path: Path)
         await server.publish("a", b"1", b"2")
         assert (await server.client.get("/healthz")).json() == {"status": "ok", "head": 2}
         await server.bus.aclose()
-        answer = await server.client.get("/healthz")
-        assert (answer.status_code, error_of(answer.content)[0]) == (503, "bus_closed")
+        response = await server.client.get("/healthz")
+        assert (response.status_code, error_of(response.content)[0]) == (503, "bus_closed")
 
 
 async def test_a_wrong_path_or_method_is_rejected_as_json(log_path: Path) -> None:
@@ -97,16 +97,16 @@ async def test_a_wrong_path_or_method_is_rejected_as_json(log_path: Path) -> Non
             ("PUT", "/events/a", 405, "method_not_allowed"),
             ("POST", "/log", 405, "method_not_allowed"),
         ):
-            answer = await server.client.request(method, path)
-            assert (answer.status_code, error_of(answer.content)[0]) == (status, code)
+            response = await server.client.request(method, path)
+            assert (response.status_code, error_of(response.content)[0]) == (status, code)
 
 
 async def test_the_response_to_a_bug_has_no_details(log_path: Path) -> None:
     async with web(log_path) as server:
         node_of(server.bus).log.low_water = lambda: 1 / 0  # type: ignore[method-assign,union-attr]
-        answer = await server.client.get("/log")
-        assert (answer.status_code, error_of(answer.content)[0]) == (500, "internal_error")
-        assert "division" not in answer.text
+        response = await server.client.get("/log")
+        assert (response.status_code, error_of(response.content)[0]) == (500, "internal_error")
+        assert "division" not in response.text
         assert (await server.client.get("/healthz")).status_code == 200
 
 

@@ -19,9 +19,9 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 async def page(server: Web, query: str = "") -> dict[str, Any]:
-    answer = await server.client.get(f"/log{query}")
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    response = await server.client.get(f"/log{query}")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     assert set(found) == {"events", "next", "head", "low_water"}
     return found
 
@@ -230,8 +230,16 @@ async def test_pages_read_during_publishing_neither_miss_nor_repeat_events(log_p
 )
 async def test_an_invalid_query_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
-        answer = await server.client.get(f"/log?{query}")
-        assert answer.status_code == 400
-        found, reason = error_of(answer.content)
+        response = await server.client.get(f"/log?{query}")
+        assert response.status_code == 400
+        found, reason = error_of(response.content)
         assert found == code
         assert query.partition("=")[0] in reason or code == "invalid_key"
+
+
+async def test_the_old_name_of_the_header_filter_names_the_new_one(log_path: Path) -> None:
+    async with web(log_path) as server:
+        response = await server.client.get("/log?tag=region:eu")
+
+        assert response.status_code == 400
+        assert "header=NAME" in error_of(response.content)[1]

@@ -19,7 +19,7 @@ async def connect(server: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(host, int(port))
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Return the status and body of the response before the connection closes."""
     async with asyncio.timeout(DEADLINE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -39,7 +39,7 @@ async def test_input_that_is_not_http_is_rejected_with_json(log_path: Path, sent
     async with web(log_path) as server:
         reader, writer = await connect(server)
         writer.write(sent)
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
         assert (status, error_of(body)[0]) == (400, "malformed_request")
         assert (await server.client.get("/healthz")).status_code == 200
@@ -50,7 +50,7 @@ async def test_a_request_followed_by_garbage_gets_its_response_before_the_connec
         for number in range(1, 6):
             reader, writer = await connect(server)
             writer.write(b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nxand more\r\n\r\n")
-            status, body = await answer(reader)
+            status, body = await response(reader)
             writer.close()
             assert (status, json.loads(body)["offset"]) == (201, number)
 
@@ -61,7 +61,7 @@ async def test_a_malformed_body_is_rejected_and_nothing_is_stored(log_path: Path
         writer.write(
             b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\nzz\r\n"
         )
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
         assert (status, error_of(body)[0]) == (400, "malformed_request")
         assert (await server.client.post("/events/a", content=b"y")).json()["offset"] == 1
@@ -99,7 +99,7 @@ async def test_a_slow_head_and_a_silent_connection_are_rejected(log_path: Path) 
         slow, second = await connect(server)
         second.write(b"GET /healthz HTTP/1.1\r\nHost")
         for reader in (silent, slow):
-            status, body = await answer(reader)
+            status, body = await response(reader)
             assert (status, error_of(body)[0]) == (408, "head_too_slow")
         first.close()
         second.close()
@@ -114,7 +114,7 @@ async def test_the_time_limit_applies_to_the_second_head_of_a_connection_too(log
         (connection,) = connections()
         type(connection)._head_timeout_s = 0.05
         writer.write(b"GET /heal")
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
         assert (status, error_of(body)[0]) == (408, "head_too_slow")
 

@@ -16,7 +16,7 @@ from zbus.ports.log import AppendResult, Refused
 
 async def test_the_body_becomes_the_event_and_the_response_has_its_offset(log_path: Path) -> None:
     async with web(log_path) as server:
-        answer = await server.client.post(
+        response = await server.client.post(
             "/events/shop/orders/created",
             content=b'{"id": 1}',
             headers={
@@ -25,11 +25,11 @@ async def test_the_body_becomes_the_event_and_the_response_has_its_offset(log_pa
                 "x-zbus-header-a.b": "ü".encode(),
             },
         )
-        assert answer.status_code == 201
-        assert answer.headers["content-type"] == "application/json"
+        assert response.status_code == 201
+        assert response.headers["content-type"] == "application/json"
         (event,) = [event async for event in server.bus.replay()]
         expected = {"offset": 1, "publisher_id": str(event.publisher_id), "sequence": event.sequence}
-        assert answer.json() == expected
+        assert response.json() == expected
     assert (event.key, event.payload, event.decode()) == ("shop/orders/created", b'{"id": 1}', {"id": 1})
     assert event.headers == {"content-type": "application/json", "correlation-id": "c-1", "a.b": "ü"}
 
@@ -49,19 +49,19 @@ async def test_the_content_type_is_stored_unless_it_is_the_default(
 ) -> None:
     async with web(log_path) as server:
         headers = {"content-type": given} if given else {}
-        answer = await server.client.post("/events/a", content=bytes(range(256)), headers=headers)
-        assert answer.status_code == 201
+        response = await server.client.post("/events/a", content=bytes(range(256)), headers=headers)
+        assert response.status_code == 201
         (event,) = [event async for event in server.bus.replay()]
     assert (event.payload, dict(event.headers)) == (bytes(range(256)), kept)
 
 
 async def test_acknowledged_events_are_in_the_log_in_the_order_of_their_connection(log_path: Path) -> None:
     async with web(log_path) as server:
-        answers = [(await server.client.post("/events/a", content=b"%d" % number)).json() for number in range(30)]
+        responses = [(await server.client.post("/events/a", content=b"%d" % number)).json() for number in range(30)]
         stored = [event async for event in server.bus.replay()]
     assert [event.payload for event in stored] == [b"%d" % number for number in range(30)]
-    assert [(each["offset"], each["sequence"]) for each in answers] == [(n + 1, n) for n in range(30)]
-    assert {each["publisher_id"] for each in answers} == {str(stored[0].publisher_id)}
+    assert [(each["offset"], each["sequence"]) for each in responses] == [(n + 1, n) for n in range(30)]
+    assert {each["publisher_id"] for each in responses} == {str(stored[0].publisher_id)}
 
 
 async def test_concurrent_requests_share_commits_and_each_has_its_own_offset(log_path: Path) -> None:
@@ -77,11 +77,11 @@ async def test_concurrent_requests_share_commits_and_each_has_its_own_offset(log
 
         commits._append = hold
         posts = [server.client.post(f"/events/k/{n % 5}", content=b"%d" % n) for n in range(64)]
-        told = [answer.json() for answer in await asyncio.gather(*posts)]
+        stored_as = [response.json() for response in await asyncio.gather(*posts)]
         stored = {event.offset: event async for event in server.bus.replay()}
-    assert sorted(stored) == sorted(each["offset"] for each in told) == list(range(1, 65))
+    assert sorted(stored) == sorted(each["offset"] for each in stored_as) == list(range(1, 65))
     sequences: dict[str, list[int]] = {}
-    for n, each in enumerate(told):
+    for n, each in enumerate(stored_as):
         event = stored[each["offset"]]
         assert (event.payload, event.key) == (b"%d" % n, f"k/{n % 5}")
         assert (str(event.publisher_id), event.sequence) == (each["publisher_id"], each["sequence"])
@@ -111,20 +111,20 @@ async def test_the_same_idempotency_key_for_another_event_is_rejected_and_nothin
     async with web(log_path) as server:
         await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "1"})
         for content, more in ((b"y", {}), (b"x", {"content-type": "text/plain"}), (b"x", {"x-zbus-header-a": "1"})):
-            answer = await server.client.post("/events/a", content=content, headers={"idempotency-key": "1"} | more)
-            assert (answer.status_code, error_of(answer.content)[0]) == (422, "idempotency_mismatch")
+            response = await server.client.post("/events/a", content=content, headers={"idempotency-key": "1"} | more)
+            assert (response.status_code, error_of(response.content)[0]) == (422, "idempotency_mismatch")
         assert [event.payload async for event in server.bus.replay()] == [b"x"]
 
 
 async def test_a_repeated_request_may_have_another_trace_context(log_path: Path) -> None:
     contexts = [{}, {"x-zbus-header-traceparent": f"00-{1:032x}-{1:016x}-01"}, {"x-zbus-header-baggage": "try=2"}]
     async with web(log_path) as server:
-        answers = [
+        responses = [
             await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "1"} | context)
             for context in contexts
         ]
         assert await server.bus.head() == 1
-    assert [answer.status_code for answer in answers] == [201, 200, 200]
+    assert [response.status_code for response in responses] == [201, 200, 200]
 
 
 async def test_the_same_request_many_times_at_once_is_stored_once(log_path: Path) -> None:
@@ -134,9 +134,9 @@ async def test_the_same_request_many_times_at_once_is_stored_once(log_path: Path
                 server.client.post("/events/a", content=b"same", headers={"idempotency-key": f"{number}"})
                 for _ in range(20)
             ]
-            answers = await asyncio.gather(*posts)
-            assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
-            assert {answer.json()["offset"] for answer in answers} == {number + 1}
+            responses = await asyncio.gather(*posts)
+            assert sorted(response.status_code for response in responses) == [200] * 19 + [201]
+            assert {response.json()["offset"] for response in responses} == {number + 1}
         assert await server.bus.head() == 5
         assert await stream.offsets(5) == [1, 2, 3, 4, 5]
 
@@ -147,8 +147,8 @@ async def test_two_concurrent_bodies_with_one_idempotency_key_store_one_event(lo
             server.client.post("/events/a", content=b"%d" % (n % 2), headers={"idempotency-key": "k"})
             for n in range(10)
         ]
-        answers = await asyncio.gather(*posts)
-        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [201] + [422] * 5
+        responses = await asyncio.gather(*posts)
+        assert sorted(response.status_code for response in responses) == [200] * 4 + [201] + [422] * 5
         assert await server.bus.head() == 1
 
 
@@ -163,8 +163,8 @@ async def test_a_client_that_disconnects_before_the_response_can_repeat_its_requ
             writer.write(request.encode())
             await writer.drain()
             writer.transport.abort()
-        answer = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
-        assert answer.json()["offset"] == 1
+        response = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
+        assert response.json()["offset"] == 1
         await until(lambda: not node_of(server.bus).commits._in_flight)
         assert await server.bus.head() == 1
 
@@ -177,8 +177,8 @@ async def test_an_incomplete_body_is_not_stored(log_path: Path) -> None:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        answer = await server.client.post("/events/a", content=b"whole")
-        assert answer.json()["offset"] == 1
+        response = await server.client.post("/events/a", content=b"whole")
+        assert response.json()["offset"] == 1
         assert [event.payload async for event in server.bus.replay()] == [b"whole"]
 
 
@@ -203,10 +203,10 @@ async def test_bad_requests_are_rejected_with_the_reason_and_nothing_is_stored(
     log_path: Path, path: str, headers: dict[str, str | bytes], status: int, code: str | None
 ) -> None:
     async with web(log_path) as server:
-        answer = await server.client.post(path, content=b"x", headers=headers)
+        response = await server.client.post(path, content=b"x", headers=headers)
         if code is not None:
-            assert (answer.status_code, error_of(answer.content)[0]) == (status, code)
-        assert answer.status_code < 500
+            assert (response.status_code, error_of(response.content)[0]) == (status, code)
+        assert response.status_code < 500
         good = await server.client.post("/events/a", content=b"y")
         assert [event.payload async for event in server.bus.replay()][-1] == b"y"
         assert good.status_code == 201
@@ -219,13 +219,13 @@ async def test_a_body_over_the_limit_is_rejected_however_it_is_sent(log_path: Pa
 
     async with web(log_path, body_bytes_max=100) as server:
         for content in (b"x" * 101, chunks()):
-            answer = await server.client.post("/events/a", content=content)
-            assert (answer.status_code, error_of(answer.content)[0]) == (413, "body_too_large")
+            response = await server.client.post("/events/a", content=content)
+            assert (response.status_code, error_of(response.content)[0]) == (413, "body_too_large")
         assert (await server.client.post("/events/a", content=b"x" * 100)).status_code == 201
         assert await server.bus.head() == 1
     async with web(log_path, bus={"payload_bytes_max": 50}) as server:
-        answer = await server.client.post("/events/a", content=b"x" * 51)
-        assert (answer.status_code, error_of(answer.content)[0]) == (413, "event_too_large")
+        response = await server.client.post("/events/a", content=b"x" * 51)
+        assert (response.status_code, error_of(response.content)[0]) == (413, "event_too_large")
         assert await server.bus.head() == 1
 
 
@@ -257,14 +257,14 @@ async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None
 async def test_the_number_of_cached_publishers_is_bounded(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbus_web.events.publish.PUBLISHERS_MAX", 3)
     async with web(log_path) as server:
-        told = []
+        stored_as = []
         for n in (0, 1, 2, 0, 3, 0, 1):
-            told.append((await server.client.post(f"/events/k/{n}", content=b"")).json())
-        ids = [each["publisher_id"] for each in told]
+            stored_as.append((await server.client.post(f"/events/k/{n}", content=b"")).json())
+        ids = [each["publisher_id"] for each in stored_as]
         assert ids[0] == ids[3] == ids[5]
-        assert [told[at]["sequence"] for at in (0, 3, 5)] == [0, 1, 2]
+        assert [stored_as[at]["sequence"] for at in (0, 3, 5)] == [0, 1, 2]
         assert ids[1] != ids[6]  # Evicted in between: a new identity whose sequence starts at 0.
-        assert told[6]["sequence"] == 0
+        assert stored_as[6]["sequence"] == 0
 
 
 async def test_a_posted_event_reaches_a_stream_unchanged(log_path: Path) -> None:

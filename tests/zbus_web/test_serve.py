@@ -26,10 +26,10 @@ def rejected(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(*arguments: object) -> str:
         assert run(["serve", *map(str, arguments)]) in (1, 2)
-        told = capfd.readouterr()
-        assert told.out == ""
-        assert len(told.err.splitlines()) == 1
-        return told.err
+        output = capfd.readouterr()
+        assert output.out == ""
+        assert len(output.err.splitlines()) == 1
+        return output.err
 
     return call
 
@@ -50,11 +50,11 @@ async def test_a_client_that_reconnects_across_kills_receives_every_event_once_i
                 number = len(acknowledged)
                 headers = {"idempotency-key": f"n-{number}"}
                 try:
-                    answer = await client.post("/events/a/b", content=b"%d" % number, headers=headers)
+                    response = await client.post("/events/a/b", content=b"%d" % number, headers=headers)
                 except httpx.TransportError:
                     return
-                assert answer.status_code in (200, 201)
-                acknowledged.append(answer.json()["offset"])
+                assert response.status_code in (200, 201)
+                acknowledged.append(response.json()["offset"])
 
     async def read(url: str, until: int) -> None:
         nonlocal last
@@ -76,8 +76,8 @@ async def test_a_client_that_reconnects_across_kills_receives_every_event_once_i
         async with httpx.AsyncClient(base_url=served.url, timeout=DEADLINE_S) as client:
             number = len(acknowledged)
             headers = {"idempotency-key": f"n-{number}"}
-            answer = await client.post("/events/a/b", content=b"%d" % number, headers=headers)
-            acknowledged.append(answer.json()["offset"])
+            response = await client.post("/events/a/b", content=b"%d" % number, headers=headers)
+            acknowledged.append(response.json()["offset"])
         await read(served.url, len(acknowledged))
     assert seen == list(range(len(acknowledged)))
     assert acknowledged == sorted(set(acknowledged))
@@ -161,9 +161,9 @@ def test_a_file_configures_the_bus_and_the_web_and_the_environment_wins(log_path
     with Served("--config", config, ZBUS_WEB_PORT="0") as served:
         assert served.ready["log"] == str(log_path)
         for size, status, code in ((10, 201, None), (11, 413, "event_too_large"), (21, 413, "body_too_large")):
-            answer = httpx.post(f"{served.url}/events/a", content=b"x" * size, timeout=DEADLINE_S)
-            assert answer.status_code == status
-            assert code is None or error_of(answer.content)[0] == code
+            response = httpx.post(f"{served.url}/events/a", content=b"x" * size, timeout=DEADLINE_S)
+            assert response.status_code == status
+            assert code is None or error_of(response.content)[0] == code
     # Other readers of the file ignore the table [web].
     assert load_config(config).payload_bytes_max == 10
 
