@@ -92,11 +92,11 @@ class DynamoZmq:
     def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
-            raise TransportUnsupported(NAME, "serve requests on the dynamo wire")
+            raise TransportUnsupported(NAME, "serving requests on the dynamo wire")
 
     def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: this wire has no requests."""
-        raise TransportUnsupported(NAME, "send requests on the dynamo wire")
+        raise TransportUnsupported(NAME, "sending requests on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""

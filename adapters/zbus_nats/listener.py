@@ -1,6 +1,6 @@
-"""Frames from subjects to `receive`: filtered exactly, put together from parts, each of them once.
+"""The subscriptions of a NATS fabric: frames are filtered exactly, reassembled from parts, and delivered once.
 
-While `listen` changes, new subscriptions take over from old ones, and for a moment both deliver.
+When `listen` changes, new subscriptions take over from old ones, and for a short time both deliver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .subscription_handover import HandoverPhase, SubscriptionHandover
 
 SUBJECTS_KNOWN_MAX = 20_000
 
-# Makes a frame of what another program sent: subject, payload, raw header block.
+# Makes a frame of a plain message: subject, payload, raw header block. Returns None to skip the message.
 Convert = Callable[[bytes, bytes, bytes | None], bytes | None]
 
 
@@ -30,11 +30,11 @@ class _Subscription:
 
     def __init__(self) -> None:
         self.sid = 0
-        self.old: bool | None = None  # only while it takes over from others, or others take over from it
+        self.old: bool | None = None  # set only during a handover: whether this one ends
 
 
 class _Filter:
-    """What one `listen` asked for. The next one replaces it, with its memory of subjects."""
+    """The arguments of one `listen`, and which subjects match them."""
 
     def __init__(self, keys: KeySet | None, receive: Receive) -> None:
         self.keys, self.receive = keys, receive
@@ -61,7 +61,7 @@ class NatsListener:
         connection.on_lost.append(self._assembler.clear)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive exactly what the expressions match, from now on."""
+        """Receive exactly the keys that match, in place of the earlier expressions."""
         subjects = self._spelling.cover(expressions)
         chosen = _Filter(KeySet(expressions) if expressions else None, receive)
         with self._lock:
@@ -103,7 +103,7 @@ class NatsListener:
                 return
             try:
                 chosen.receive(frame, None)
-            except Exception as error:  # a bug of the receiver must not end the reading of the socket
+            except Exception as error:  # a bug in the receiver must not stop the reading of the socket
                 self._counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "receiver_failed",
@@ -115,7 +115,7 @@ class NatsListener:
 
     def _matches(self, chosen: _Filter, subject: bytes) -> bool:
         if subject.startswith(FOREIGN):
-            self._counts.add("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
+            self._counts.add("subject_unmapped")  # such as inboxes, which do not repeat, so they are not remembered
             return False
         try:
             key = self._spelling.decode(subject.decode())
@@ -128,7 +128,7 @@ class NatsListener:
 
 
 def _assign(coming: dict[str, _Subscription], leaving: dict[str, _Subscription]) -> None:
-    """With none on one side there is nothing to take over: what comes is taken."""
+    """Mark the subscriptions for a handover, which needs subscriptions on both sides."""
     for subscription in coming.values():
         subscription.old = False if leaving else None
     for subscription in leaving.values():

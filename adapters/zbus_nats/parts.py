@@ -1,7 +1,7 @@
-"""Messages larger than the server takes: cut into parts here, put together again at the far end.
+"""Messages larger than the server's limit: split into parts by the sender, and reassembled by the receiver.
 
-The parts of one message follow each other on one connection, so they arrive in order or not at all. What
-is held of unfinished messages is bounded, and one that never comes to its end is counted.
+The parts of a message are sent in order over one connection, so they arrive in order or not at all. The memory for
+incomplete messages is bounded, and a message that is never completed is counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PART = re.compile(rb"\r\nZbus-Part: ([0-9a-f]{16}) (\d{1,6}) (\d{1,6}) (\d{1,12
 
 
 def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -> list[bytes]:
-    """The commands that publish `data`, in as many parts as the server needs."""
+    """Return the commands that publish `data`, in as many parts as necessary."""
     size = len(data)
     if size <= max_payload:
         if reply:
@@ -37,7 +37,7 @@ def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -
 
 
 def publish_headers(subject: bytes, headers: bytes, data: bytes | memoryview = b"", reply: bytes = b"") -> bytes:
-    """The command that publishes a message with a raw header block."""
+    """Return the command that publishes a message with a raw header block."""
     total = len(headers) + len(data)
     start = b"HPUB %b %b %d %d\r\n%b" % (subject, reply, len(headers), total, headers)
     return b"".join((start, data, b"\r\n"))
@@ -61,15 +61,15 @@ class _Unfinished:
 
 
 class Assembler:
-    """Puts parts together. Used by one thread."""
+    """Reassembles messages. Not thread-safe."""
 
     def __init__(self, bytes_max: int, counts: Counters) -> None:
         self._bytes_max, self._counts = bytes_max, counts
-        self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently moved first
+        self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently extended one comes first
         self.held_bytes = 0
 
     def take(self, subject: bytes, headers: bytes, data: bytes) -> bytes | None:
-        """A message without parts as it is; a part: None until the last one gives the whole."""
+        """Return a message without parts unchanged. For a part, return None, or the whole message for the last part."""
         found = _PART.search(headers)
         if found is None:
             if PART_HEADER in headers:
@@ -88,14 +88,14 @@ class Assembler:
         return self._append(place, index, count, total, data)
 
     def clear(self) -> None:
-        """Forget what is unfinished: the connection that the rest would come over is gone."""
+        """Drop incomplete messages, because the connection that would bring the rest is lost."""
         for place in list(self._unfinished):
             self._drop(place)
 
     def _append(self, place: tuple[bytes, bytes], index: int, count: int, total: int, data: bytes) -> bytes | None:
         unfinished = self._unfinished.pop(place, None)
         if unfinished is None:
-            if index == count - 1:  # one report for a message whose start never came, not one for each part
+            if index == count - 1:  # a message without its first part is reported once, not for each part
                 self._refuse("frame_incomplete", place[0])
             return None
         self._unfinished[place] = unfinished
@@ -118,7 +118,7 @@ class Assembler:
         return b"".join(unfinished.chunks)
 
     def _evict(self, more: int) -> None:
-        """Let go of what stopped coming, and of the oldest while there is too much."""
+        """Drop stale messages, and the oldest ones while the limits are exceeded."""
         limit = time.monotonic() - UNFINISHED_S
         while self._unfinished:
             place = next(iter(self._unfinished))

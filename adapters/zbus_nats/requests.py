@@ -1,9 +1,9 @@
-"""Questions and their replies over NATS: a request to a queue group, and an inbox for what comes back.
+"""Request/reply over NATS: requests go to a queue group, and replies to an inbox.
 
-A question goes to `@ask.<subject>`, where one of those who answer for the key gets it. Replies come to an
-inbox in order; a last message says how many there were. Where nobody answers, the server says so at once. A
-question that is too large for one message is announced first, and its parts go to the one who took it:
-a queue group would deal them out.
+A request goes to `@ask.<subject>`, where one of the nodes that serve the key receives it. Replies arrive in order, and
+a last message has their number. If no node serves the key, the NATS server replies immediately. A request that is too
+large for one message is announced first, and its parts go directly to the node that accepted it, because a queue group
+would distribute them among its members.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UPLOAD = re.compile(rb"\r\nZbus-Upload: (\S{1,256})\r\n")
 
 
 class NatsPendingRequest:
-    """A question of ours that is under way."""
+    """A request that this node has sent."""
 
     def __init__(self, requests: NatsRequests, inbox: bytes, payload: bytes, on_reply: OnReply) -> None:
         self._requests, self.inbox, self.payload, self.on_reply = requests, inbox, payload, on_reply
@@ -47,17 +47,17 @@ class NatsPendingRequest:
         self.timer: TimerHandle | None = None
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Ignore further replies."""
         self._requests.forget(self)
 
     def stop_timer(self) -> None:
-        """It came to its end before its time was over. On the connection's thread."""
+        """Cancel the timeout. Only for the connection's thread."""
         if self.timer is not None:
             self.timer.cancel()
 
 
 class NatsIncomingRequest:
-    """A question that another node asked."""
+    """A request from another node."""
 
     def __init__(self, connection: NatsConnection, key: str, payload: bytes, inbox: bytes) -> None:
         self.key, self.payload = key, payload
@@ -70,12 +70,12 @@ class NatsIncomingRequest:
         """Send one reply."""
         with self._lock:
             if self._closed:
-                raise TransportError("the question was closed: no more replies")
+                raise TransportError("the request is closed: it takes no more replies")
             self._connection.send(publish(self._inbox, data, self._connection.max_payload))
             self._replies += 1
 
     def close(self) -> None:
-        """Say that this was all, and how many."""
+        """Send the end of the replies, with their number."""
         with self._lock:
             if self._closed:
                 return
@@ -84,19 +84,19 @@ class NatsIncomingRequest:
             try:
                 self._connection.send([command])
             except TransportError:
-                # Whoever asked over this server is told by its own connection, or by its timeout.
+                # The requester notices it by its own connection, or by its timeout.
                 self._connection.counts.report(TRANSPORT_INPUT_REJECTED, "end_unsent", self.key)
 
 
 class NatsRequests:
-    """Both ends of asking on one connection."""
+    """Sends and serves requests on one connection."""
 
     def __init__(self, connection: NatsConnection, assembly_bytes_max: int) -> None:
         self._connection, self._counts = connection, connection.counts
         self._prefix = f"{INBOX_PREFIX}{secrets.token_hex(11)}."
         self._tokens = itertools.count(1)
         self._pending: dict[bytes, NatsPendingRequest] = {}
-        self._uploads: dict[bytes, tuple[str, bytes]] = {}  # inbox -> key, and where replies go
+        self._uploads: dict[bytes, tuple[str, bytes]] = {}  # inbox -> key, and the inbox for replies
         self._assembler = Assembler(assembly_bytes_max, self._counts)
         self._bytes_max = assembly_bytes_max
         self._served: dict[str, int] = {}
@@ -108,7 +108,7 @@ class NatsRequests:
     # -- any thread ------------------------------------------------------------------------------------------
 
     def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Ask; `heard` is called on the connection's thread."""
+        """Send a request. `on_reply` is called on the connection's thread."""
         subject = (REQUEST_PREFIX + encode_key(key)).encode()
         self._listen_for_replies()
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
@@ -127,7 +127,7 @@ class NatsRequests:
         return pending
 
     def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Answer for exactly these keys from now on."""
+        """Serve exactly these keys, in place of the earlier ones."""
         subjects = {REQUEST_PREFIX + encode_key(key) for key in keys}
         self._listen_for_replies()
         with self._lock:
@@ -138,14 +138,14 @@ class NatsRequests:
             self._served.update(zip(new, sids, strict=True))
 
     def forget(self, pending: NatsPendingRequest) -> bool:
-        """Listen no longer for replies; False where that was so already."""
+        """Ignore further replies. Return False if that was done already."""
         known = self._pending.pop(pending.inbox, None) is not None
         if known:
             self._connection.soon(pending.stop_timer)
         return known
 
     def diagnostics(self) -> dict[str, int]:
-        """How much is under way."""
+        """Return the number of requests in flight and of served keys."""
         return {"asking": len(self._pending), "answering": len(self._served)}
 
     def _listen_for_replies(self) -> None:
@@ -198,7 +198,7 @@ class NatsRequests:
         except SubjectInvalid:
             self._counts.report(TRANSPORT_INPUT_REJECTED, "request_malformed", source)
             return
-        if not _INBOX.fullmatch(reply):  # replies must not be a way to publish with our rights
+        if not _INBOX.fullmatch(reply):  # a requester must not make this node publish to other subjects
             self._counts.report(TRANSPORT_INPUT_REJECTED, "request_without_inbox", source)
             return
         large = None if headers is None else _LARGE.search(headers)
@@ -220,7 +220,7 @@ class NatsRequests:
         command = publish_headers(reply, b"NATS/1.0\r\nZbus-Upload: %b\r\n\r\n" % inbox)
         try:
             self._connection.send([command])
-        except TransportError:  # whoever asked hears of it from its own connection
+        except TransportError:  # the requester notices it by its own connection
             del self._uploads[inbox]
             self._counts.report(TRANSPORT_INPUT_REJECTED, "upload_unsent", key)
 
@@ -239,7 +239,7 @@ class NatsRequests:
         try:
             if on_request is not None:
                 on_request(request)
-        except Exception as error:  # a bug of the receiver must not end the reading of the socket
+        except Exception as error:  # a bug in the receiver must not stop the reading of the socket
             self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", request.key, error=repr(error)[:200])
 
     def _reject(self, reply: bytes) -> None:

@@ -132,11 +132,11 @@ class RawZmqFabric:
     def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
         if keys:
-            raise TransportUnsupported(self.name, "serve requests: it carries plain messages")
+            raise TransportUnsupported(self.name, "serving requests: it carries plain messages")
 
     def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
-        raise TransportUnsupported(self.name, "send requests: it carries plain messages")
+        raise TransportUnsupported(self.name, "sending requests: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the endpoints and the counters."""

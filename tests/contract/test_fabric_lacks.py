@@ -117,7 +117,7 @@ async def test_serving_is_refused_by_name_where_no_transport_carries_questions(p
     async with zbus.open(**place) as bus:
         with pytest.raises(TransportUnsupported) as caught:
             bus.serve("prices/quote")(quote)
-        assert "serve requests" in caught.value.capability
+        assert "serving requests" in caught.value.capability
         assert node_of(bus).is_open
 
 

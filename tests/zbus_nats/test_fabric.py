@@ -353,7 +353,7 @@ def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         start = time.monotonic()
-        with pytest.raises(TransportError, match="no server answers there"):
+        with pytest.raises(TransportError, match="connection refused"):
             open_fabric(BusConfig(options={"connect_timeout_s": "0.5"}), f"nats://127.0.0.1:{port}")
         assert time.monotonic() - start < 15
 
@@ -361,7 +361,7 @@ def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:
 def test_one_that_takes_the_connection_and_says_nothing_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         start = time.monotonic()
-        with pytest.raises(TransportError, match="no answer in time"):
+        with pytest.raises(TransportError, match="did not reply in time"):
             open_fabric(BusConfig(options={"connect_timeout_s": "0.5"}), f"nats://127.0.0.1:{mute.getsockname()[1]}")
         assert time.monotonic() - start < 15
 

@@ -52,9 +52,9 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     with caplog.at_level(logging.INFO, "zbus"):
         server.kill()
         wait_for(lambda: not here.ready("a/b") and not there.ready("a/b"))
-        with pytest.raises(TransportError, match="no connection"):
+        with pytest.raises(TransportError, match="not connected"):
             here.send([("a/b", b"lost")])
-        with pytest.raises(TransportError, match="no connection"):
+        with pytest.raises(TransportError, match="not connected"):
             here.request("q", b"?", heard, 5.0)
         assert here.diagnostics()["disconnected_s"] >= 0
         server.start()
@@ -158,7 +158,7 @@ def test_close_ends_in_bounded_time_while_the_server_is_frozen(server: NatsServe
     fabric.listen(["a"], lambda frame, done: None)
     server.freeze()
     if busy:
-        with pytest.raises(TransportError, match="took nothing"):
+        with pytest.raises(TransportError, match="accepted no data"):
             for _ in range(1_000):
                 fabric.send([("a", bytes(100_000))])
 
@@ -173,7 +173,7 @@ def test_a_frozen_server_holds_the_sender_back_and_memory_stays_bounded(server: 
     fabric = open_fabric(server, pending_bytes_max="1000000", send_timeout_s="0.5")
     server.freeze()
     sent = 0
-    with pytest.raises(TransportError, match="took nothing"):
+    with pytest.raises(TransportError, match="accepted no data"):
         for _ in range(1_000):
             fabric.send([("a", bytes(100_000))])
             sent += 100_000

@@ -1,8 +1,9 @@
-"""Holes in what came of one node that its log cannot fill now, and that retention there made for good.
+"""Gaps in the events of one peer: those that its log cannot fill now, and those that its retention made permanent.
 
-A node may be away for long, or never come back, after something of it was lost on the way. What our log
-records waits for it, since a durable name relies on that: each such hole is told once, and counted as open
-until it is filled. Of a lost end nothing but a beacon tells, so what beacons name meanwhile is kept.
+Events may be lost on the way from a node that then stays disconnected for a long time, or forever. A durable
+subscription needs every event, so for keys that this node stores, later events wait until the gap is repaired. Each
+such gap is reported once, and counted as open until then. Only beacons reveal that the last events of a key are
+missing, so the ledger keeps what they name.
 """
 
 from __future__ import annotations
@@ -20,34 +21,37 @@ KEYS_MAX = PUBLISHERS_MAX = 10_000
 
 
 class GapReporter(Protocol):
-    """What tells of holes."""
+    """Reports gaps to users, and counts them."""
 
     interest: Interest
 
     def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
-        """What was not seen of a publisher before this sequence is missing for good; whether that is anything.
+        """Report that the events of a publisher before `sequence` that were not received are lost.
 
-        `counted`: the counters have it already.
+        Return whether there are any. `counted` means that the counters include the gap already.
         """
 
     def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
-        """What was not seen of a publisher over `after` and before `sequence` cannot be had now; whether it is any."""
+        """Report that events between `after` and `sequence` (both exclusive) are missing for now.
+
+        Return whether there are any.
+        """
 
     def count(self, name: str, events: int) -> None:
         """Add to a counter."""
 
 
 class GapLedger:
-    """Lives on the loop, like the origin whose holes these are."""
+    """The open gaps of one peer. Lives on the loop."""
 
     def __init__(self, origin: int, reporter: GapReporter, runtime: Runtime) -> None:
         self._origin, self._reporter, self._monotonic = origin, reporter, runtime.monotonic
-        self._newest: dict[str, tuple[float, Newest]] = {}  # by beacons, and when
-        self._reported: dict[str, Newest] = {}  # up to which event of a key its holes were told
+        self._newest: dict[str, tuple[float, Newest]] = {}  # what beacons named, and when
+        self._reported: dict[str, Newest] = {}  # per key, the event up to which its gaps were reported
         self._open = 0
 
     def note_newest(self, newest: Mapping[str, Newest]) -> None:
-        """A beacon named the newest event of some keys, and it is sure that they were wanted then."""
+        """Keep the newest event of each key that a beacon named, if this node wanted the keys when it was sent."""
         now = self._monotonic()
         for key, each in newest.items():
             if key in self._newest or len(self._newest) < KEYS_MAX:
@@ -56,9 +60,10 @@ class GapLedger:
     def missing_tails(
         self, reached: Callable[[str], int], quiet_s: float
     ) -> tuple[dict[str, Newest], dict[str, Newest]]:
-        """Named events of which nothing came: those that may still be under way for `quiet_s`, and those that may not.
+        """Return the named events that did not arrive: those that may still be in flight, and those that are missing.
 
-        `reached`: up to which offset a key came.
+        An event may be in flight for `quiet_s` after it was named. `reached(key)` is the offset up to which the events
+        of a key arrived.
         """
         interest, before = self._reporter.interest, self._monotonic() - quiet_s
         fresh: dict[str, Newest] = {}
@@ -69,7 +74,7 @@ class GapLedger:
         return fresh, missing
 
     def report(self, buffered: Iterable[Envelope], tails: Mapping[str, Newest], reached: Callable[[str], int]) -> None:
-        """Tell each hole between events that are held, in order, and at the end of their keys: once."""
+        """Report each gap before the buffered events, which are in order, and at the end of their keys, once."""
         last: dict[str, int] = {}
         sequences: dict[int, int] = {}
         for envelope in buffered:
@@ -95,7 +100,7 @@ class GapLedger:
             self._open += 1
 
     def close(self) -> None:
-        """They are filled, or told as gaps."""
+        """Forget everything: the gaps were repaired, or reported as permanent."""
         self._reporter.count("gaps_open", -self._open)
         self._open = 0
         self._newest.clear()
@@ -103,7 +108,10 @@ class GapLedger:
 
 
 class TrimmedRanges:
-    """What retention removed at a node before we had it: told at the next event of each of its publishers."""
+    """Events that retention removed from a peer's log before they were received.
+
+    The next event of each publisher shows what is missing, so the gap is reported then.
+    """
 
     def __init__(self, origin: int, low_water: int, reporter: GapReporter, runtime: Runtime) -> None:
         self._origin, self._low_water, self._reporter = origin, low_water, reporter
@@ -112,13 +120,13 @@ class TrimmedRanges:
         self._counted = False
 
     def count(self) -> None:
-        """Nothing is left by which it could be told now: the counters at least have it."""
+        """Count the gap now: no event shows yet whose events are missing."""
         self._counted = True
         self._reporter.count("gaps", 1)
         self._reporter.count("gaps_unrepaired", 1)
 
     def report(self, envelopes: Sequence[Envelope]) -> bool:
-        """Tell of each publisher, before its first event after what was removed is handed over; whether of any."""
+        """Report the gap of each publisher, before its first later event is delivered. Return whether there was one."""
         found = False
         for envelope in envelopes:
             publisher_id = envelope.publisher_id
@@ -130,7 +138,7 @@ class TrimmedRanges:
                 continue
             self._reported.add(publisher_id)
             if self._reporter.interest.of(envelope.key).since > self._at_ns:
-                continue  # nobody wanted it then
+                continue  # this node was not interested at that time
             if self._reporter.report_gap(self._origin, envelope.key, publisher_id, envelope.sequence, self._counted):
                 found, self._counted = True, False
         return found

@@ -1,7 +1,7 @@
-"""The inbox: frames from other nodes, off the fabrics' threads and onto the loop, once per burst.
+"""The inbox: takes frames of other nodes from the fabrics' threads to the loop, and wakes the loop once per burst.
 
-What is new goes to the subscriptions; what this node records goes to its log first, and reaches them
-from there. Whoever sent it is an `Peer`, which knows what is missing.
+New events go to the subscriptions. Events that this node stores go to its log first, and the log feeds the
+subscriptions. Each sender is a `Peer`, which detects and repairs gaps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .peer import Peer
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
-TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
+TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
 REPORT_S = 60.0
-CANCEL_BYTES = 9  # its mark, and the number of the question
+CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
 
 class Inbox:
-    """Lives on the loop; `receiver` is for the fabrics' threads."""
+    """Receives everything from other nodes. Lives on the loop; only what `receiver` returns is called on any thread."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class Inbox:
             self._loop, self._drain, INBOX_BYTES_MAX, _size, TURN_FRAMES, TURN_BYTES, _events, self._is_ready
         )
         self._ended = False
-        self._resuming: asyncio.Task[None] | None = None  # while nothing is taken in
+        self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
         self._seen = Dedup(runtime)
-        self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
+        self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
         self._peers: dict[int, Peer] = {}
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._runtime = runtime
-        self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
-        self.stored_events = 0  # of other nodes, in our log
-        self.received: dict[str, int] = {}  # events by link, duplicates among them
+        self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
+        self.stored_events = 0  # of other nodes, in the log of this one
+        self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
     def receiver(self, link: str, dense: bool) -> Receive:
-        """What a fabric calls: append and wake, nothing else."""
+        """Return the callback for a fabric. It queues the frame and wakes the loop."""
 
         post = self._mailbox.post
 
@@ -84,22 +84,22 @@ class Inbox:
         return receive
 
     def interest_changed(self) -> None:
-        """Other expressions are wanted from now on."""
+        """Note that the key expressions of this node have changed."""
         for peer in self._peers.values():
             peer.interest_changed()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """These are wanted from the past too: ask every node that was heard already."""
+        """Request the past events of these expressions from every known peer."""
         for peer in self._peers.values():
             peer.fetch_past(expressions)
 
     def other_logs(self) -> tuple[int, ...]:
-        """The logs of other nodes that were heard since this one runs. Any thread."""
+        """Return the logs of other nodes that were seen since the start. May be called on any thread."""
         return tuple(each for each in list(self._peers) if each & 1)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Take nothing more and stop repairing; returns what is to be waited for."""
-        self._ended = True  # what still arrives would begin a repair that nobody ends
+        """Ignore further frames and stop all repairs. Return the tasks to wait for."""
+        self._ended = True  # a frame that still arrives would start a repair
         ending = [task for peer in self._peers.values() if (task := peer.close()) is not None]
         if self._resuming is not None:
             self._resuming.cancel()
@@ -123,7 +123,7 @@ class Inbox:
                 new += self._open(frame, link, dense)
             except EventInvalid as error:
                 self._invalid(_reason(frame, error), link, str(error))
-            except Exception as error:  # a fault of ours: what follows must still arrive
+            except Exception as error:  # a bug here must not stop later frames
                 self.count("receive_errors", 1)
                 if self._throttle.due(("RECEIVE_FAILED", link)):
                     record("RECEIVE_FAILED", logging.WARNING, error, link=link)
@@ -142,16 +142,16 @@ class Inbox:
             )
 
     def _is_ready(self) -> bool:
-        """Whether frames are taken in now; if not, they are as soon as the reason to wait has ended."""
+        """Return whether to take frames now. If not, schedule it for when the backpressure ends."""
         if not self._backpressure.applies(self._is_delayed):
             return True
         self._resuming = self._loop.create_task(self._resume())
         return False
 
     def _is_delayed(self, reasons: AbstractSet[Any]) -> bool:
-        """Whether received events have to wait: for the log, or for the links that a bridge forwards them over.
+        """Return whether received events must wait: for the log, or for the links that a bridge forwards them over.
 
-        A subscription that is full is no reason: its events wait in its own backlog, and all others are delivered.
+        A full subscription does not delay them: its events wait in its own backlog, and the others are delivered.
         """
         return not self._ended and (self._commits in reasons or (self._forwards and self._network in reasons))
 
@@ -171,7 +171,7 @@ class Inbox:
             return ()
         if kind == CANCEL:
             if len(frame) < CANCEL_BYTES:
-                raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
+                raise EventInvalid(f"malformed cancellation: {len(frame)} bytes")
             self._network.request_cancelled(int.from_bytes(frame[1:CANCEL_BYTES]))
             return ()
         if kind == NODE:
@@ -188,7 +188,7 @@ class Inbox:
                 self._report_sequence_gaps(envelopes)
             return envelopes
         if any(envelope.origin != first.origin for envelope in envelopes):
-            raise EventInvalid("not a frame: its envelopes are of several nodes")
+            raise EventInvalid("malformed frame: its envelopes come from several nodes")
         return self._peer(first.origin).take(envelopes, link)
 
     def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
@@ -215,7 +215,7 @@ class Inbox:
         return peer
 
     def _report_sequence_gaps(self, envelopes: Sequence[Envelope]) -> None:
-        """Of senders that cannot be asked, holes are reported by sequence."""
+        """Report gaps in the sequences of a publisher whose node has no id, and so cannot be asked to repair them."""
         for envelope in envelopes:
             publisher_id, sequence = envelope.publisher_id, envelope.sequence
             last = self._opened.get(publisher_id, self._seen.last(publisher_id))
@@ -224,7 +224,7 @@ class Inbox:
             self._opened[publisher_id] = sequence if last is None else max(last, sequence)
 
     def _invalid(self, counter: str, source: str, reason: str, **fields: Any) -> None:
-        self.count("invalid_received", 1)  # of whatever kind
+        self.count("invalid_received", 1)  # the total of all kinds
         self.count(counter, 1)
         self._report(EVENT_INVALID, source, code=counter, reason=reason, link=source, **fields)
 
@@ -233,14 +233,14 @@ class Inbox:
         if self._throttle.due((name, source)):
             record_reason(name, logging.WARNING, code=code, reason=reason, **fields)
 
-    # What an origin calls.
+    # Called by peers.
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
-        """Deliver what is new, and record what is to be recorded; the future tells when that is done."""
+        """Deliver new events, and store those that this node stores. The future completes when they are stored."""
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
-        passed: list[tuple[int, int]] = []  # live subscriptions had them, or do not want them
+        passed: list[tuple[int, int]] = []  # events that live subscriptions had already, or do not want
         forwarded: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
         own, interest_in, first_time = self._own, self.interest.of, self._seen.first_time
@@ -283,15 +283,15 @@ class Inbox:
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """Ask a node for a page of its log."""
+        """Request a page of another node's log."""
         return await self._network.page(origin, after, from_ns, link, expressions)
 
     async def wait_for_capacity(self) -> None:
-        """Wait while too many bytes await commit, or, in a bridge, await sending."""
+        """Wait while too many bytes await commit or, in a bridge, await sending."""
         await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
-        """Remember how far an origin is, once what came before is in our log."""
+        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored."""
         storing = self._storing.get(origin)
         if storing is None or storing.done():
             self.positions[origin] = offset
@@ -303,7 +303,7 @@ class Inbox:
     def report_gap(
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
     ) -> bool:
-        """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
+        """Report lost events: with the counters, a log record, and an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
@@ -318,14 +318,14 @@ class Inbox:
         return True
 
     def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
-        """Tell of events that are missing, and asked for until their node is back: the same, but they are open."""
+        """Report missing events as an open gap. They are requested until their node is back."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
             return False
         self.count("gaps_open", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
-        reason = "still missing, and its node cannot be asked; it is asked again until it is back"
+        reason = "events are missing and their node does not reply; they are requested until it is back"
         record_reason(EVENT_GAP, logging.WARNING, code="gap_open", reason=reason, origin=origin, **fields)
         self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
         return True
@@ -371,7 +371,7 @@ def _events(frame: Frame) -> int:
 
 
 def _reason(frame: bytes, error: EventInvalid) -> str:
-    """By what name a frame that is none is counted."""
+    """Return the counter for a malformed frame."""
     kind = frame[0] if frame else ONE
     if kind in (ONE, MANY):
         return "invalid_key" if isinstance(error.__cause__, KeyInvalid) else "invalid_envelope"
@@ -379,7 +379,7 @@ def _reason(frame: bytes, error: EventInvalid) -> str:
 
 
 def gap_event(fields: dict[str, Any], now_ns: int) -> Event:
-    """The event that tells of a gap."""
+    """Return the event that reports a gap."""
     import msgspec
 
     return Event(0, 0, now_ns, "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})

@@ -1,7 +1,7 @@
-"""What joins this node to others: its links, what it wants of them, what it answers, how far it is with each.
+"""The network of a node: its links, its interest, the keys that it serves, and its position with each other node.
 
-A link is one fabric and the send queue that feeds it. Usually there is one; while a fleet moves from one
-transport to another there are two, and each event arrives once, since it is known by its identity.
+A link is a fabric and the send queue that feeds it. Usually there is one. While a fleet moves from one transport to
+another there are two, and events that arrive twice are removed by their identity.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 STORE_S = 1.0
 LINGER_S = 0.15
-JOIN_S = 0.1  # of a send queue that had its time to drain already
-PAST_NS = 100_000_000  # what began so short ago need not be asked for
+JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
+PAST_NS = 100_000_000  # an interest that began less than this ago has no past events to request
 PAGE_TIMEOUT_S = 3.0
 
 
 class Network:
-    """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
+    """The links of a node. Lives on the loop. Declarations to fabrics may block, so one thread makes them, in order."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class Network:
         self._time_ns = runtime.time_ns
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
-        self.embedded: list[Fabric] = []  # with nobody at the far end
+        self.embedded: list[Fabric] = []  # fabrics that no other node can connect to
         self.interest = Interest()
         self.request_server = RequestServer(host.count, runtime)
-        self.forward = forward  # a bridge sends on what others published, over each of its links by name
-        self.transit: defaultdict[str, Transit] = defaultdict(Transit)  # and has these to send, by where they came
+        self.forward = forward  # in a bridge: returns what to forward over a link, by its name
+        self.transit: defaultdict[str, Transit] = defaultdict(Transit)  # of a bridge, by source link
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._position = 0  # without a log, the number of the last event
-        self._unsent: list[Row] = []  # of this turn of the loop
+        self._unsent: list[Row] = []  # rows of this turn of the loop
         self._stored: dict[str, int] = {}
-        self._unstored: dict[str, int] = {}  # what beacons told
+        self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
         self._since: dict[str, int] = {}
         self.inbox = Inbox(
             host, self, self.origin, self.interest, config.payload_bytes_max, forward is not None, runtime
@@ -82,13 +82,13 @@ class Network:
         self.request_client = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
         self.registry = NodeRegistry(config, self, published_keys, host.log is not None, host.count, runtime)
         self._declaring = runtime.executor(1, "zbus-declare")
-        self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
+        self._declared: asyncio.Future[Any] | None = None  # the declaration of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
 
     # Opening, switching, closing.
 
     async def start(self) -> None:
-        """Load how far this node was with others; want what it records. Before the first link."""
+        """Load the positions of other nodes, and add the interest in what this node stores. Precedes the first link."""
         if self._log is None:
             return
         keep = self._config.keep
@@ -114,11 +114,11 @@ class Network:
         self.request_server.serve(log_key(self.origin), service.page)
         self.request_server.serve(LOGS, service.info)
         for name in link_names(self._config.transports).values():
-            await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
+            await self._begin(name)  # before the first link receives, or its events would not be forwarded
         self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
 
     async def add(self, url: str, fabric: Fabric) -> None:
-        """Use a fabric: hear first, then send. Closed again if that fails or is cancelled."""
+        """Add a fabric: receive first, then send. If that fails or is cancelled, the fabric is closed."""
         if not fabric.networked:
             self.embedded.append(fabric)
             return
@@ -129,7 +129,7 @@ class Network:
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
             if self._log is None:
-                start = self._position  # nothing may be published between this and the next lines
+                start = self._position  # no await from here on, so that no event is skipped
             link.send_queue = SendQueue(
                 fabric,
                 self.origin,
@@ -149,7 +149,7 @@ class Network:
             raise
 
     async def _begin(self, name: str) -> int:
-        """Where a link goes on: after what it sent the last time, or with what is stored from now on."""
+        """Return the position after which a link sends: where it stopped, or the head of the log if the link is new."""
         if self._log is None:
             return self._position
         sent = f"sent/{name}"
@@ -159,13 +159,13 @@ class Network:
         return self._stored[sent]
 
     async def remove(self, link: Link, timeout_s: float) -> None:
-        """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
+        """Send the remaining events over a link, and close it. If cancelled, this continues in the background."""
         self.links.remove(link)
         self._links_changed()
         await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
 
     async def receive_on(self, labels: Sequence[str]) -> None:
-        """Hear on the links of these names only; the others go on sending."""
+        """Receive only on the links with these names. The others still send."""
         for link in self.links:
             link.receiving = self._receives(link, labels)
         await self._declare()
@@ -174,7 +174,7 @@ class Network:
         return not labels or link.label in labels or link.fabric.name in labels
 
     async def aclose(self, timeout_s: float) -> int:
-        """Stop what runs on the loop; returns how much of it did not end in time."""
+        """Stop the tasks on the loop. Return how many did not end within `timeout_s`."""
         self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
@@ -185,9 +185,9 @@ class Network:
         return len((await asyncio.wait(ending, timeout=timeout_s))[1])
 
     async def linger(self, timeout_s: float) -> None:
-        """Send the remaining events, for at most `timeout_s`, and then answer nodes that miss some of them.
+        """Send the remaining events, for at most `timeout_s`, and then serve nodes that miss some of them.
 
-        Before `close`, because it waits on the loop and so under a simulated clock.
+        Separate from `close`, because it waits on the loop and so under a simulated clock.
         """
         queues = {link.send_queue: asyncio.Event() for link in self.links}
         for queue, drained in queues.items():
@@ -197,9 +197,8 @@ class Network:
                 for drained in queues.values():
                     await drained.wait()
         if self._log is not None and any(queue.has_sent for queue in queues):
-            await self.request_server.finish(
-                LINGER_S, min(1.0, timeout_s)
-            )  # a node that missed the last events asks now
+            # A node that missed the last events requests them now.
+            await self.request_server.finish(LINGER_S, min(1.0, timeout_s))
 
     def close(self) -> None:
         """Close the transports, and store the positions that were reached. Off the loop, after `linger`."""
@@ -211,37 +210,37 @@ class Network:
             _try(fabric.close)
         self.request_server.close()
 
-    # Sending and wanting.
+    # Sending and interest.
 
     def send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        """Let other nodes have these. Never waits."""
+        """Queue stored events for all links. Does not block."""
         for link in self.links:
             link.send_queue.offer(rows, offsets)
 
     def send_unlogged(self, rows: Sequence[Row]) -> None:
-        """The same for events that no log keeps: they are numbered here."""
+        """Queue events that are not stored in a log. They get their positions here."""
         if self.links:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent += rows
 
     def announce(self, events: Sequence[Event]) -> None:
-        """Let other nodes have events that no log keeps and nobody asks for again. Never waits."""
+        """Queue events that are sent once, and neither stored nor repaired. Does not block."""
         if self.links:
             self.announce_frames([(event.key, encode(event)) for event in events])
 
     def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """The same for frames."""
+        """Queue frames that are sent once. Does not block."""
         for link in self.links:
             link.send_queue.announce(frames)
 
     def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
-        """Send on what came over a link, where no log keeps it."""
+        """Forward events that the log does not store over the other links of a bridge."""
         self.send_unlogged(rows)
         self.transit[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
     def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
-        """Note what came over a link and goes out over the other once it is stored."""
+        """Track events that a bridge forwards once they are stored."""
 
         def note(stored: asyncio.Future[Stored]) -> None:
             if not stored.cancelled() and stored.exception() is None:
@@ -260,15 +259,15 @@ class Network:
             self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
 
     def _on_capacity(self) -> None:
-        """On a send queue's thread."""
+        """Unblock publishers. Called on a send queue's thread."""
         self._calls.soon(self._host.backpressure.unblock, self)
 
     def add_interest(
         self, expressions: Sequence[str], since_ns: int, store: bool, keep: bool = False
     ) -> asyncio.Future[Any]:
-        """Receive these from other nodes; the future tells when the fabrics know.
+        """Receive events for these expressions from other nodes. The future completes when they are declared.
 
-        `keep`: as long as this node lives, and again after a restart, since its log has a durable name for them.
+        `keep` makes the interest permanent, even after a restart, because a durable subscription relies on it.
         """
         self.interest.add(expressions, since_ns, store)
         self.inbox.interest_changed()
@@ -283,33 +282,33 @@ class Network:
         return asyncio.ensure_future(self._begin_storing(new))
 
     async def _begin_storing(self, since: Mapping[str, int]) -> None:
-        """Since when something is recorded must outlive a crash, or what follows is not asked for after it."""
+        """Store since when expressions are stored, so that missed events are requested even after a crash."""
         if self._log is not None and since:
             await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
         await self._declare()
 
     def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
-        """Undo one `want`; what is kept stays."""
+        """Undo one `add_interest`, unless `keep` made it permanent."""
         self.interest.remove(expressions, since_ns, store)
         self.inbox.interest_changed()
         self._declare()
 
     def check_requests_supported(self, links: Sequence[Link] | None = None) -> None:
-        """Raise `TransportUnsupported` where none of the links (or of these) can carry a question."""
+        """Raise `TransportUnsupported` if none of the links (default: all links) can carry requests."""
         links = self.links if links is None else links
         if links and all(link.fabric.events_only for link in links):
             raise TransportUnsupported(
-                ", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does"
+                ", ".join(link.fabric.name for link in links), "serving requests, as @bus.serve does"
             )
 
     def declare_served(self) -> asyncio.Future[Any]:
-        """Tell the fabrics for which keys this node answers."""
+        """Declare the served keys to the fabrics. The future completes when they are declared."""
         return self._declare()
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """A page of another node's log, for what is wanted here; asked first where that node was heard."""
+        """Request a page of another node's log. `link` is tried first. Default: the expressions of this node."""
         keys = tuple(expressions or self.interest.expressions) or NO_KEYS
         last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
         request = partial(self.request_client.request, first=last_seen_on, stream=True)
@@ -317,18 +316,18 @@ class Network:
             raise NoResponders(log_key(origin))
         return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
-    # What the inbox and the node registry call.
+    # Called by the inbox and the node registry.
 
     def beacon_received(self, origin: int) -> None:
-        """A node sent a beacon: it is alive."""
+        """Note that a node sent a beacon, so it is alive."""
         self.registry.seen(origin)
 
     def announcement_received(self, frame: bytes, link: str) -> None:
-        """A node announced itself. Raises `EventInvalid` for a malformed frame."""
+        """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
         self.registry.receive(frame, link, self.trust(link))
 
     def request_cancelled(self, request_id: int) -> None:
-        """A requester no longer waits."""
+        """Cancel a request whose requester no longer waits."""
         self.request_server.cancel(request_id)
 
     @property
@@ -343,24 +342,24 @@ class Network:
 
     @property
     def head(self) -> int:
-        """The number of the last event: its offset, or without a log how many were sent."""
+        """The position of the last event: its offset, or without a log the number of events."""
         return self._host.dispatcher.delivered if self._log is not None else self._position
 
     def sent(self, name: str) -> int:
-        """Up to which number everything was handed to a link, also to one that is not there now."""
+        """Return the position up to which everything was sent over a link, even if the link is not open now."""
         link = next((each for each in self.links if each.label == name), None)
         return link.send_queue.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
 
     def endpoints(self) -> list[str]:
-        """Where others can reach this node, as far as its transports say."""
+        """Return the addresses at which other nodes can reach this one."""
         return [each for link in self.links for each in link.fabric.endpoints]
 
     def trust(self, name: str) -> str:
-        """How a link makes sure who is at the far end."""
+        """Return how a link authenticates peers."""
         return next((link.fabric.trust for link in self.links if link.label == name), "none")
 
     def diagnostics(self) -> dict[str, Any]:
-        """The links, and how far each is."""
+        """Return the links, and the position of each."""
         found: dict[str, Any] = {"origin": f"{self.origin:x}"}
         for fabric in self.embedded:
             found |= fabric.diagnostics()
@@ -373,10 +372,11 @@ class Network:
         return found
 
     def _declare(self) -> asyncio.Future[Any]:
-        """Tell the fabrics what is wanted and answered here: once for all that changes in one turn of the loop."""
+        """Declare the interest and the served keys to the fabrics, once for all changes in one turn of the loop."""
         if self._declared is None:
             self._declared = self._loop.create_future()
-            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+            # The caller need not wait for it: an exception counts as retrieved.
+            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._loop.call_soon(self._declare_now)
         return self._declared
 
@@ -395,7 +395,7 @@ class Network:
                 try:
                     self._listen_on(link, expressions, keys)
                 except TransportUnsupported as error:
-                    unsupported = error  # for whoever asked for it, once the others know
+                    unsupported = error  # raised once the other links have declared it
                 except TransportError as error:
                     record(TRANSPORT_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
             if unsupported is not None:
@@ -421,7 +421,7 @@ class Network:
         if not fabric.events_only:
             fabric.serve(keys, partial(self.request_server.on_request, link=link.label))
 
-    # How far this node is.
+    # Positions.
 
     async def _store_periodically(self) -> None:
         while True:

@@ -1,8 +1,8 @@
-"""The registry: which nodes are there, what they publish and want, and when each was last heard.
+"""The node registry: the nodes of the mesh, their keys and subscriptions, and when each was last seen.
 
-Every node tells of itself, at its start, whenever a new one is heard, and a few times within its time to live.
-Who is silent for longer is gone; who comes back, after a restart or a pause, has rejoined. There is no registry to
-run: each node has its own view, of those that it can hear.
+A node announces itself at its start, when it sees a new node, and a few times within its TTL. A node that does not
+announce itself within its TTL is considered gone. A node that returns after a restart or a pause is reported as
+rejoined. The registry needs no server: each node keeps its own view of the nodes that it can reach.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .host import Announces
 if TYPE_CHECKING:
     from zbus.config import BusConfig
 
-ANNOUNCEMENTS_PER_TTL = 3  # how often a node tells of itself within its time to live
-SOON_S = 0.05  # after a new one was heard
+ANNOUNCEMENTS_PER_TTL = 3  # how often a node announces itself within its TTL
+SOON_S = 0.05  # the delay of an announcement after a new node was seen
 NODES_MAX = 10_000
-GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
+GONE_KEPT_S = 3600.0  # how long a node that left is remembered, so that its return is reported as rejoining
 
 
 _RENAMED = {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}
@@ -44,12 +44,12 @@ class NodeInfo(NamedTuple):
     pid: int
     version: str
     started_at: int
-    last_seen: int  # Unix ns, by our clock
+    last_seen: int  # Unix ns, by the clock of this node
     is_self: bool  # it is this bus
     alive: bool
     has_log: bool
-    transport: str  # over which it was heard
-    trust: str  # how that transport makes sure who is at the far end
+    transport: str  # the link over which it was last seen
+    trust: str  # how that transport authenticates peers
     endpoints: tuple[str, ...]
     publishes: tuple[str, ...]
     subscribes: tuple[str, ...]
@@ -59,7 +59,7 @@ class NodeInfo(NamedTuple):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it publishes and what it wants."""
+        """The keys that it publishes and the key expressions that it subscribes to."""
         return (*self.publishes, *self.subscribes)
 
 
@@ -72,7 +72,7 @@ NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 
 
 class _KnownNode:
-    """What is known of another node."""
+    """Another node: its last announcement, and when it arrived."""
 
     __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
 
@@ -85,7 +85,7 @@ class _KnownNode:
 
 
 class NodeRegistry:
-    """Lives on the loop."""
+    """The nodes that this one has seen. Lives on the loop."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class NodeRegistry:
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
     def receive(self, frame: bytes, link: str, trust: str) -> None:
-        """Take what another node tells of itself; raise `EventInvalid` for nonsense."""
+        """Register the announcement of another node. Raises `EventInvalid` if the frame is malformed."""
         announcement = decode_announcement(frame)
         if announcement.origin == self._network.origin:
             return
@@ -122,7 +122,7 @@ class NodeRegistry:
             return
         was_present, restarted = known.present, known.announcement.run != announcement.run
         if announcement.leaving and restarted:
-            return  # of an earlier run, overtaken by the next
+            return  # a late message of its earlier run
         known.update(announcement, link, trust, self._runtime)
         known.present = not announcement.leaving
         if announcement.leaving:
@@ -133,17 +133,17 @@ class NodeRegistry:
             _report(NODE_REJOINED, announcement, link, "node_restarted" if restarted else "node_seen_again")
 
     def announce_soon(self) -> None:
-        """There is a new link, or a new node: let it know who is here."""
+        """Announce this node soon, because there is a new link or a new node."""
         self._soon.set()
 
     def seen(self, origin: int) -> None:
-        """A beacon came: it is still there."""
+        """Note that a node sent a beacon, so it is alive."""
         known = self._known.get(origin)
         if known is not None and known.present:
             known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
 
     def nodes(self) -> list[NodeInfo]:
-        """This node first, then the others, by name; those that are gone last."""
+        """Return this node first, then the others by name, and those that are gone last."""
         others = [
             _node(each.announcement, each.seen_ns, False, each.present, each.transport, each.trust)
             for each in self._known.values()
@@ -152,7 +152,7 @@ class NodeRegistry:
         return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
 
     def leave(self) -> None:
-        """Say goodbye, if the links still take it."""
+        """Stop, and announce that this node leaves."""
         self.task.cancel()
         self._announce(leaving=True)
 
@@ -164,10 +164,10 @@ class NodeRegistry:
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._soon.wait()
-                await asyncio.sleep(SOON_S)  # one answer to all that came together
+                await asyncio.sleep(SOON_S)  # one announcement for all nodes that appeared together
                 self._soon.clear()
             if self._runtime.monotonic() - begun < every_s * 1.5:
-                self._expire()  # else we were frozen ourselves: what others said meanwhile is still to be read
+                self._expire()  # otherwise this process was suspended, and announcements are still unread
 
     def _expire(self) -> None:
         now = self._runtime.monotonic()

@@ -1,10 +1,11 @@
-"""One other node as this one hears it: what came, what is missing, and how that is got.
+"""A peer: another node as this one sees it, with what it sent, what is missing, and the repair of gaps.
 
-Each event says which one was before it on its key, and beacons say how far the node has sent. So a
-hole is noticed, at the latest with the next beacon. Then everything that comes of that node is held
-back, its log is asked for what follows the last offset up to which nothing is missing, and after that
-what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap: for good,
-and the readers go on; or, where our log records it, as one that is open until the node is back.
+Each event names the event before it on its key, and beacons name the position that the peer has reached, so a gap is
+detected with the next beacon at the latest. The peer's later events are then buffered, and the events after the last
+offset up to which nothing is missing are requested from its log, page by page. After that, the buffered events are
+delivered: nothing is out of order, and nothing is delivered twice. Events that cannot be requested are reported as a
+gap. The gap is permanent and delivery resumes; or, for keys that this node stores, the gap stays open until the peer
+is back.
 """
 
 from __future__ import annotations
@@ -38,32 +39,32 @@ from .interest import NEVER
 from .log_service import LogPage
 
 BUFFERED_EVENTS_MAX = 8192
-TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
-TAIL_TURNS_MAX = 20  # and as many times as long, while other events keep coming
+TAIL_S = 0.25  # how long the last events that a beacon names may still be in flight
+TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 
 
 class PeerContext(GapReporter, Protocol):
-    """What an origin needs of the node that hears it."""
+    """The node, as a peer sees it."""
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
-        """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
+        """Deliver events, and store those that this node stores. The result completes when they are stored."""
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """Ask a node for a page of its log; `link` is where it was last heard."""
+        """Request a page of a log. `link` is where its node was last seen."""
 
     async def wait_for_capacity(self) -> None:
-        """Wait while too many bytes await commit, or, in a bridge, await sending."""
+        """Wait while too many bytes await commit or, in a bridge, await sending."""
 
     def covered(self, origin: int, offset: int) -> None:
-        """Nothing of `origin` up to `offset` is missing."""
+        """Note that nothing of `origin` up to `offset` is missing."""
 
 
 class Peer:
-    """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
+    """Another node. Lives on the loop. `id` is its origin, which is odd if the node has a log."""
 
     def __init__(
         self,
@@ -76,10 +77,10 @@ class Peer:
         self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
         self.has_log = bool(id & 1)
         self.last_seen_at = self._monotonic()
-        self._link = ""  # over which it was last heard
-        self._covered = covered  # nothing up to here is missing; None: never heard of
+        self._link = ""  # the link over which it was last seen
+        self._covered = covered  # nothing up to this offset is missing; None for a new peer
         self._covered_at = self._time_ns()
-        self._clock_ns = NEVER  # what the first event that came said the time was
+        self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
         self._last: dict[str, int] = {}
         self._buffered: deque[tuple[Envelope, str]] = deque()
@@ -91,13 +92,13 @@ class Peer:
         self._complete = False
         self._rewind_to: int | None = None
         self._past_expressions: list[tuple[str, ...]] = []
-        self._settling_beacons = 0  # beacons until a key heard for the first time tells of a hole
+        self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
-        self._has_open_gaps = False  # what has no hole goes on, while what is recorded and has one waits
+        self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
-        """Those that are new and follow what came before; the rest is left out, or held until it does."""
+        """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
         self.last_seen_at, self._link = self._monotonic(), link
         if self._repairing is not None:
             self._seen_again.set()
@@ -108,7 +109,7 @@ class Peer:
             self._buffer(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
-            self._covered, self._settling_beacons = 0, 2  # the first of each key: what was before is not ours to miss
+            self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
         last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
         key, seen = "", 0
@@ -133,11 +134,11 @@ class Peer:
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
-        """Compare what came with what was sent."""
+        """Compare the events that arrived with those that were sent."""
         self.last_seen_at, self._link = self._monotonic(), link
         self._settling_beacons = max(0, self._settling_beacons - 1)
         if self._covered is None and not self.has_log:
-            # Its events may still be under way on another thread; or they were sent before we came.
+            # Its events may still be in flight on another thread, or were sent before this node subscribed.
             self._covered, self._settling_beacons = beacon.since, 1
         self._seen_again.set()
         if self._covered is not None and beacon.head <= self._covered:
@@ -150,7 +151,7 @@ class Peer:
             beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
         if self._covered is None or (beacon.since > self._covered and self.has_log):
             self._note_newest(beacon)
-            self._repair()  # never heard of, or a beacon is missing
+            self._repair()  # the peer is new, or a beacon is missing
         elif self._missing(beacon):
             self._pending = beacon
             if self._timer is None:
@@ -159,23 +160,23 @@ class Peer:
             self._advance(beacon.head)
 
     def interest_changed(self) -> None:
-        """Other expressions are wanted: of keys heard for the first time, nothing need have come before."""
+        """Note that the key expressions have changed: the first event of a key may have unknown predecessors."""
         self._settling_beacons = 2
 
     def rewind(self, offset: int) -> None:
-        """What followed `offset` was not kept: get it again."""
+        """Request the events after `offset` again, because they could not be stored."""
         if self.has_log:
             self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """These are wanted from the past too, as far as this node was heard already."""
+        """Request the past events of these expressions as well, if the peer is known already."""
         if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
             self._past_expressions.append(tuple(expressions))
             self._repair()
 
     def close(self) -> asyncio.Task[None] | None:
-        """Stop; returns what is to be waited for."""
+        """Stop. Return the task to wait for, or None."""
         if self._timer is not None:
             self._timer.cancel()
         if self._repairing is not None:
@@ -192,7 +193,7 @@ class Peer:
         ]
 
     def _note_newest(self, beacon: Beacon) -> None:
-        """Keep what a beacon names, for the case that nobody can be asked; not what may be from before our time."""
+        """Keep what a beacon names in case the log cannot be reached, unless it may predate the subscription."""
         if not self._settling_beacons and (self._covered is not None or self._last):
             self._gap_ledger.note_newest(beacon.newest)
 
@@ -206,7 +207,7 @@ class Peer:
         if beacon is None or self._repairing is not None:
             return
         missing = self._missing(beacon)
-        if missing and taken != self._taken_events and turns:  # much is under way: asking for it would only add to that
+        if missing and taken != self._taken_events and turns:  # much is in flight: a request would add to it
             self._pending = beacon
             self._await_tail(turns - 1)
             return
@@ -242,7 +243,7 @@ class Peer:
             self._repairing = asyncio.get_running_loop().create_task(run())
 
     async def _run_repair(self) -> None:
-        """Ask until nothing is missing, or, where our log records nothing of others, until it takes too long."""
+        """Request pages until nothing is missing. If this node stores no events of others, stop after `GIVE_UP_S`."""
         found, known = 0, self._covered is not None or bool(self._last)
         pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
         deadline, failed = self._monotonic() + GIVE_UP_S, False
@@ -265,7 +266,7 @@ class Peer:
                     break
             except Exception as error:
                 pause = pauses.next()
-                if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
+                if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
                     unexpected = None if isinstance(error, ZbusError) else error
                     record_reason(
                         EVENT_RETRY,
@@ -292,7 +293,7 @@ class Peer:
                         return
                     deadline = self._monotonic() + GIVE_UP_S
                 self._seen_again.clear()
-                with suppress(TimeoutError):  # it is there again: now is the time to ask
+                with suppress(TimeoutError):  # retry early if the peer is seen again
                     async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
                         await self._seen_again.wait()
         if found and known:
@@ -307,9 +308,9 @@ class Peer:
         return self._complete and nothing_else and self._evicted_up_to <= (self._covered or 0)
 
     async def _page(self) -> Sequence[Envelope]:
-        """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
+        """Request the next page, deliver its new events in order, and wait until they are stored. Return them."""
         after, interest = self._covered or 0, self._context.interest
-        # A node that is new is asked by time: ours, or its own where that is behind, as the first event shows.
+        # A new peer is asked by time instead of offset: ours, or its own if its clock is behind, as its events show.
         from_ns = min(interest.earliest, self._clock_ns) if self._covered is None else 0
         link = self._link
         page = await self._context.page(self.id, after, from_ns, link)
@@ -339,15 +340,16 @@ class Peer:
         return new
 
     def _predates_interest(self, envelope: Envelope, since: int) -> bool:
-        """Whether it is from before it was wanted. Its clock decides only where nothing else can: for a node, or an
-        expression, that is new.
+        """Return whether an event was published before this node wanted its key.
+
+        The peer's clock decides only if nothing else can: for a new peer or a new expression.
         """
         if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
             return False
         return envelope.published_at < since
 
     async def _fetch(self, expressions: tuple[str, ...]) -> None:
-        """Everything that the log has of some expressions; what we have of it is known by its identity."""
+        """Deliver everything that the log has for some expressions. Events that are known already are duplicates."""
         after, link, interest = 0, self._link, self._context.interest
         while True:
             page = await self._context.page(self.id, after, 0, link, expressions)
@@ -361,13 +363,13 @@ class Peer:
             after = page.covered
 
     async def _await_and_give_up(self) -> None:
-        await asyncio.sleep(TAIL_S)  # over another link it may still be under way
+        await asyncio.sleep(TAIL_S)  # the events may still be in flight over another link
         self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody has what is missing: say so where it is missing, and go on with what there is.
+        """Report the missing events as gaps, and deliver the buffered ones.
 
-        Of what our log records, a key with a hole waits on, as long as there is a log to ask; all else does not.
+        If the peer has a log, the stored keys with a gap keep waiting for it; the others do not.
         """
         buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
         interest, waits = self._context.interest, self.has_log and self._context.interest.stores_any
@@ -399,14 +401,14 @@ class Peer:
             return
         self._gap_ledger.close()
         self._evicted_up_to, self._repairing = 0, None
-        if self.has_log:  # or every beacon would ask again for what nobody has
+        if self.has_log:  # otherwise every beacon would request the lost events again
             self._covered = max([self._covered or 0, *self._last.values()])
-            if fresh:  # its last beacon came just now: what it names may still be under way
+            if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())
                 self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
 
     def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
-        """Of what comes while other things are missing: what follows what came before on its key."""
+        """Return the events whose predecessors arrived, and buffer the others, while the peer has open gaps."""
         new: list[Envelope] = []
         for envelope in envelopes:
             seen = self._reached(envelope.key)
@@ -420,11 +422,11 @@ class Peer:
         return new
 
     def _reached(self, key: str) -> int:
-        """Up to which offset everything of a key came, or was given up."""
+        """Return the offset up to which all events of a key arrived or were given up."""
         return max(self._covered or 0, self._last.get(key, 0))
 
     def _resume(self) -> None:
-        """Hand over what was held meanwhile."""
+        """Deliver the events that were buffered during the repair."""
         self._gap_ledger.close()
         buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
         self._evicted_up_to, self._repairing = 0, None

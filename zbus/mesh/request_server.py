@@ -1,8 +1,8 @@
-"""Answering questions: from the fabric's threads to a handler, and its replies back.
+"""The server side of request/reply: passes requests from the fabrics' threads to handlers, and sends their replies.
 
-Handlers of users run on the loop; the log's answers are read and sent by a thread of their own, so that
-a long replay costs the loop nothing. What is no question is counted, told once per source and minute, and
-never reaches a handler.
+Handlers of users run on the loop. Pages of the log are read and sent on separate threads, so that a long replay does
+not slow down the loop. Malformed requests are counted, logged at most once per minute and source, and never reach a
+handler.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .request_client import ACCEPTED, DATA, END, FAILED, decode_request, encode_
 THREADS = 4
 CANCELLED_KEPT = 100
 Handler = Callable[[Any], Awaitable[bytes]]
-Source = Callable[[bytes, str], Iterable[bytes]]  # the request, and the link over which it came
+Source = Callable[[bytes, str], Iterable[bytes]]  # called with the body of the request and the link that it arrived on
 
 
 class _Handler(NamedTuple):
     handler: Handler
-    read: Callable[[bytes], Any]  # the request, for the handler; raises `EventInvalid` for what is none
+    read: Callable[[bytes], Any]  # decodes the body for the handler; raises `EventInvalid` if it is malformed
 
     def respond(self, request: bytes) -> Awaitable[bytes]:
         return self.handler(self.read(request))
 
 
 class RequestServer:
-    """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
+    """The handlers of a node, by key. Lives on the loop; only `on_request` may be called on any thread."""
 
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime) -> None:
         self._count = count
@@ -54,38 +54,38 @@ class RequestServer:
 
     @property
     def keys(self) -> list[str]:
-        """The keys that are answered here."""
+        """The keys that this node serves."""
         return [*self._handlers, *self._sources]
 
     @property
     def serves(self) -> bool:
-        """Whether users answer anything here."""
+        """Whether any handlers of users are registered."""
         return bool(self._handlers)
 
     def handle(self, key: str, handler: Handler, read: Callable[[bytes], Any] = bytes) -> None:
-        """Let a coroutine answer, with one reply, what `read` makes of a question or refuses with `EventInvalid`."""
+        """Serve a key with a coroutine that returns one reply. `read` decodes the request or raises `EventInvalid`."""
         self._handlers[key] = _Handler(handler, read)
 
     def serve(self, key: str, source: Source) -> None:
-        """Let a function answer, with any number of replies, on a thread."""
+        """Serve a key with a function that returns any number of replies. It runs on a thread."""
         self._sources[key] = source
 
     def handler(self, key: str) -> Callable[[bytes], Awaitable[bytes]] | None:
-        """Who answers here for a key."""
+        """Return the handler of a key on this node, or None."""
         served = self._handlers.get(key)
         return served.respond if served is not None else None
 
     def on_request(self, request: IncomingRequest, link: str = "") -> None:
-        """On the fabric's thread: hand over and return."""
+        """Queue a request for its handler. Called on the fabrics' threads; does not block."""
         if request.key not in self._sources:
             self._calls.soon(self._begin, request, link)
             return
         self._last_request_at = self._loop.time()
-        with suppress(RuntimeError):  # closing: the asker hears nothing, and asks another or again
+        with suppress(RuntimeError):  # closing: the requester gets no reply, and retries
             self._threads.submit(self._serve_from, request, self._sources[request.key], link)
 
     def cancel(self, request_id: int) -> None:
-        """The asker no longer waits. The question may still be on its way."""
+        """Cancel a request whose requester no longer waits, even if the request has not arrived yet."""
         task = self._tasks.get(request_id)
         if task is not None:
             task.cancel()
@@ -93,7 +93,7 @@ class RequestServer:
             self._cancelled.add(request_id)
 
     async def finish(self, quiet_s: float, timeout_s: float) -> None:
-        """Go on answering from the log until no request came for `quiet_s`, for at most `timeout_s`."""
+        """Keep serving the log until no request arrived for `quiet_s`, or at most for `timeout_s`."""
         self._last_request_at = now = self._loop.time()
         deadline = now + timeout_s
         while (left_s := min(deadline, self._last_request_at + quiet_s) - now) > 0:
@@ -101,13 +101,13 @@ class RequestServer:
             now = self._loop.time()
 
     def close(self) -> None:
-        """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
+        """Stop the threads and drop queued requests. Close the fabrics first, so that no reply can block."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def cancel_all(self) -> list[asyncio.Task[None]]:
-        """Cancel every handler, for good: a question that is still on its way finds none. Returns those to wait for."""
+        """Remove and cancel all handlers. Requests that arrive later are not served. Return the tasks to wait for."""
         self._handlers = {}
-        tasks = list(self._tasks.values())  # in the order in which they were started
+        tasks = list(self._tasks.values())  # in the order of their start
         for task in tasks:
             task.cancel()
         return tasks
@@ -135,7 +135,7 @@ class RequestServer:
             request.close()
 
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
-        """Count every one; say it once a minute and source."""
+        """Count a malformed request, and log it at most once per minute and source."""
         self._count("invalid_received", 1)
         self._count("invalid_request", 1)
         self._rejected.report(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
@@ -179,7 +179,7 @@ class RequestServer:
         await self._send(request, replies, last=True)
 
     def _end(self, request: IncomingRequest, error: EventInvalid | None = None) -> None:
-        """End a question with no reply, or with why not; once the threads have ended, the fabric has ended it."""
+        """End a request without a reply, or with an error. Once the threads have ended, the fabric has done so."""
 
         def end() -> None:
             try:
