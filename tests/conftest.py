@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 from vocabulary import Coded
 from xdist.scheduler import LoadFileScheduling
 
-SPARK = "zbus_spark"  # the tests in this folder share one Spark session
+SPARK = "zbus_spark"  # the tests in this folder share one Spark session, and so do some of the documents' blocks
+SPARK_TEST = "in_a_document_about_spark"
 # A machine that is busy with other tests says nothing about what is tested.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -32,8 +33,12 @@ class Scheduling(LoadFileScheduling):
     """Each file in one process, and all that need Spark in the same one: it takes seconds and half a gigabyte."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return SPARK if Path(file).parent.name == SPARK else file
+        return SPARK if needs_spark(nodeid) else nodeid.partition("::")[0]
+
+
+def needs_spark(nodeid: str) -> bool:
+    file, _, test = nodeid.partition("::")
+    return Path(file).parent.name == SPARK or SPARK_TEST in test
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first."""
-    items.sort(key=lambda item: item.path.parent.name != SPARK)
+    items.sort(key=lambda item: not needs_spark(item.nodeid))
 
 
 @pytest.fixture

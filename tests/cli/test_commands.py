@@ -311,7 +311,7 @@ def test_doctor_shows_what_a_log_in_the_folder_promises(tmp_path: Path, durabili
         "identities": "as long as its event",
         "atomic_events": None,
     }
-    for line in ("promise of a log here", f"events survive {survives}", "one writer, offsets without gaps"):
+    for line in ("guarantees of a log here", f"events survive {survives}", "one writer, offsets without gaps"):
         assert line in table
 
 
@@ -454,7 +454,7 @@ BAD = {
     "log prune: no rule": (["log", "prune", "LOG"], "--max-age"),
     "log prune: an age that is none": (["log", "prune", "LOG", "--max-age", "7 years"], "7 years"),
     "log prune: a size that is none": (["log", "prune", "LOG", "--max-bytes", "much"], "much"),
-    "log prune: fewer than none": (["log", "prune", "LOG", "--max-events", "-1"], "--events"),
+    "log prune: fewer than none": (["log", "prune", "LOG", "--max-events", "-1"], "--max-events"),
     "demo: no such fault": (["demo", "--fault", "fire"], "fire"),
     "demo: too long": (["demo", "--seconds", "60"], "--seconds"),
 }

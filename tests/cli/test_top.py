@@ -229,7 +229,7 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     "another server": (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nhi",
         2,
-        "no server of zbus",
+        "not a zbus server",
     ),
     "no such page": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", 2, "404"),
     "a reason that would control a terminal": (

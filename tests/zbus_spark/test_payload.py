@@ -90,7 +90,7 @@ def test_a_field_named_like_a_column_needs_a_prefix(log_path: Path) -> None:
 
 
 @pytest.mark.parametrize("annotation", [object, int | str, list[object], dict[int, str], Literal[1, "a"]], ids=str)
-def test_a_type_that_spark_does_not_know_is_named(annotation: object, log_path: Path) -> None:
+def test_an_unsupported_type_is_named_in_the_error(annotation: object, log_path: Path) -> None:
     model = type("Odd", (BaseModel,), {"__annotations__": {"field": annotation}})
     write_log(log_path, [("a/b", b"{}")])
 

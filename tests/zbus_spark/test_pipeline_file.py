@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "pipeline.toml"
 
 
-async def test_what_goes_to_a_log_goes_there_once(file: Path) -> None:
+async def test_events_are_published_to_a_log_once(file: Path) -> None:
     file.write_text(GOOD)
 
     first = run(spark(), load(file))
@@ -92,7 +92,7 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was_and_may_be_run_again(file:
     assert {each.name for each in file.parent.iterdir() if not each.name.startswith("app.db")} == {"out", file.name}
 
 
-async def test_a_stream_goes_on_where_it_was(file: Path) -> None:
+async def test_a_stream_resumes_at_its_position(file: Path) -> None:
     file.write_text(
         SOURCE
         + 'key = "audit/*"\nstream = true\nuntil = "read"\ncheckpoint = "checkpoint"\n'
@@ -149,7 +149,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_file_is_said_with_its_place(file: Path, name: str) -> None:
+def test_an_error_in_a_file_names_the_field(file: Path, name: str) -> None:
     text, place, says = BAD[name]
     file.write_text(text)
 
@@ -160,6 +160,6 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(file: Path, name: str)
     assert says in caught.value.reason
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="No such file"):
         load(tmp_path / "none.toml")

@@ -24,7 +24,7 @@ class TokenSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100, description="name of the token for people")
     token: SecretStr | None = Field(None, description="the token itself")
     token_file: Path | None = Field(None, description="a file whose first line is the token")
     read: tuple[str, ...] = Field(("**",), description="key expressions that the token may read")
