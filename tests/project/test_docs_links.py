@@ -14,6 +14,7 @@ from markdown_it.token import Token
 
 import zbus
 from zbus.keys import check_expression, check_key, matches
+from zbus_web.http import http_errors
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "index.md"
@@ -166,6 +167,14 @@ def test_the_table_of_key_expressions_has_every_wildcard() -> None:
 
     assert len(MATCHING) >= 12
     assert all(each in written for each in ("`**`", "/*/", "/**/", "$*", "@"))
+
+
+def test_the_table_of_http_error_codes_has_every_error_of_zbus() -> None:
+    table = rows_between(ROOT / "docs" / "web.md", "<!-- codes -->", "<!-- /codes -->")
+    listed = {(int(status), code.strip("`")) for status, code, _ in table}
+
+    known = {(status, code) for _, status, code, _ in http_errors._KNOWN}
+    assert listed == known | {(status, code) for status, (code, _) in http_errors._BY_STATUS.items()}
 
 
 def named_in(page: Path) -> set[str]:
