@@ -29,7 +29,7 @@ NAME = "nats with the dynamo wire"
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
-    """Connect to the server in the URL or, if it has none, in `NATS_SERVER`."""
+    """Connect to the server in the URL or, if the URL is bare, in `NATS_SERVER`."""
     if session is not None:
         raise ConfigInvalid("session", "only zenoh accepts a session; NATS opens its own connection")
     connection = NatsConnection(load_options(config, url), DynamoNats.name).open()

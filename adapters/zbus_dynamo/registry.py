@@ -55,7 +55,7 @@ class DynamoRegistry:
         self._thread.join(5.0)
         try:
             self._store.close()
-        except TransportError as error:  # the records expire by themselves
+        except TransportError as error:  # the records expire later
             self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:

@@ -242,7 +242,7 @@ def _undeclare(key: str, publisher: zenoh.Publisher) -> None:
 
 
 def _info(session: zenoh.Session) -> Iterator[Any]:
-    """Yield the ids of the nodes that a session is linked to. With a rejected password there are none."""
+    """Yield the ids of the nodes that a session is linked to. With a rejected password it yields nothing."""
     yield from session.info.routers_zid()
     yield from session.info.peers_zid()
 

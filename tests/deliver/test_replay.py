@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import zbus
+import zbus_log
+from zbus.ports.log import Row
 
 
 async def test_replay_is_bounded_by_offsets_on_both_sides_and_by_keys(log_path: Path) -> None:
@@ -21,6 +23,32 @@ async def test_replay_is_bounded_by_offsets_on_both_sides_and_by_keys(log_path: 
         assert [event.offset async for event in bus.replay("b/*", after=3)] == list(range(11, 21))
         assert [event.offset async for event in bus.replay("b/*", "a/**", until=12)] == list(range(1, 13))
         assert [event.offset async for event in bus.replay("nobody/**")] == []
+
+
+@pytest.mark.parametrize("page_events", [1, 2, 3, 2000])
+async def test_replay_returns_every_event_between_its_bounds_however_its_pages_end(
+    log_path: Path, page_events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus.deliver.replay.PAGE_EVENTS", page_events)
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/x")).publish_many([b""] * 7)
+        found = {
+            (after, until): [event.offset async for event in bus.replay(after=after, until=until)]
+            for after in range(8)
+            for until in range(after, 9)
+        }
+
+    assert found == {(after, until): list(range(after + 1, min(until, 7) + 1)) for after, until in found}
+
+
+async def test_a_time_after_which_to_replay_is_excluded_and_a_time_until_is_included(log_path: Path) -> None:
+    first = 1_700_000_000_000_000_000
+    zbus_log.put(log_path, [[Row(7, n, first + n * 1000, "a/x", b"", None) for n in range(5)]])
+    times = [datetime.datetime.fromtimestamp(first // 10**9, datetime.UTC).replace(microsecond=n) for n in range(5)]
+    async with zbus.open(log_path) as bus:
+        assert [event.sequence async for event in bus.replay(after=times[1])] == [2, 3, 4]
+        assert [event.sequence async for event in bus.replay(until=times[3])] == [0, 1, 2, 3]
+        assert [event.sequence async for event in bus.replay(after=times[1], until=times[3])] == [2, 3]
 
 
 async def test_replay_by_time_returns_exactly_what_was_published_in_between(log_path: Path) -> None:
@@ -115,16 +143,35 @@ async def test_replay_to_live_of_some_keys_under_load_misses_none_and_repeats_no
     assert seen == list(range(600))
 
 
-async def test_a_corrupt_event_is_reported_with_its_offset_and_skipped_only_on_request(log_path: Path) -> None:
+async def store_with_a_corrupt_event(log_path: Path, offset: int) -> None:
     import pysqlite3
 
     async with zbus.open(log_path) as bus:
         await (await bus.publisher("a/x")).publish_many([b"%d" % n for n in range(5)])
     connection = pysqlite3.connect(log_path)
     connection.execute("DROP TRIGGER events_are_not_updated")
-    connection.execute("UPDATE events SET payload = x'00' WHERE offset = 3")
+    connection.execute("UPDATE events SET payload = x'00' WHERE offset = ?", (offset,))
     connection.commit()
     connection.close()
+
+
+@pytest.mark.parametrize("corrupt", [1, 2, 3, 5])
+async def test_a_corrupt_event_is_never_passed_over_wherever_its_page_begins(
+    log_path: Path, corrupt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus.deliver.replay.PAGE_EVENTS", 2)
+    await store_with_a_corrupt_event(log_path, corrupt)
+    async with zbus.open(log_path) as bus:
+        replay = bus.replay()
+        assert [(await anext(replay)).offset for _ in range(corrupt - 1)] == list(range(1, corrupt))
+        for _ in range(3):
+            with pytest.raises(zbus.EventCorrupt) as caught:
+                await anext(replay)
+            assert caught.value.offset == corrupt
+
+
+async def test_a_corrupt_event_is_reported_with_its_offset_and_skipped_only_on_request(log_path: Path) -> None:
+    await store_with_a_corrupt_event(log_path, 3)
 
     async with zbus.open(log_path) as bus:
         replay = bus.replay()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deliver_support import FakeHost, soon
 
-from zbus.errors import LogError
+from zbus.errors import EventInvalid, LogError
 from zbus.mesh import inbox as inboxes
 from zbus.mesh.inbox import Inbox
 from zbus.mesh.interest import Interest
@@ -286,24 +286,49 @@ async def test_events_that_the_log_does_not_take_are_counted_and_recorded(
 async def test_malformed_frames_are_counted_by_kind_and_recorded(
     host: MeshHost, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def reject(frame: bytes, link: str) -> None:
+        raise EventInvalid("not an announcement")
+
+    host.announcement_received = reject  # type: ignore[method-assign]
     inbox = host.inbox()
     inbox.receiver("a", False)(bytes([9, 9]))
     inbox.receiver("b", False)(bytes([CANCEL]))
     inbox.receiver("c", False)(host.frame("a/b", b"x" * 1001))
+    inbox.receiver("d", False)(bytes([NODE]))
     await turns()
 
     assert [code for code, _ in codes_of(caplog, EVENT_INVALID)] == [
         "invalid_version",
         "invalid_cancel",
         "invalid_too_large",
+        "invalid_node",
     ]
     assert all(reason for _, reason in codes_of(caplog, EVENT_INVALID))
     assert {name: number for name, number in host.counts.items() if name.startswith("invalid")} == {
-        "invalid_received": 3,
+        "invalid_received": 4,
         "invalid_version": 1,
         "invalid_cancel": 1,
         "invalid_too_large": 1,
+        "invalid_node": 1,
     }
+
+
+async def test_a_frame_that_causes_an_unexpected_error_is_counted_and_recorded_and_the_next_one_arrives(
+    host: MeshHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(frame: bytes, link: str) -> None:
+        raise RuntimeError("a bug of ours")
+
+    host.announcement_received = fail  # type: ignore[method-assign]
+    subscription = host.subscribe("a/**")
+    receive = host.inbox().receiver("a", False)
+    receive(bytes([NODE]))
+    receive(host.frame("a/b"))
+    await turns()
+
+    found = [each.zbus["record"] for each in caplog.records if each.name == "zbus"]  # type: ignore[attr-defined]
+    assert (found, host.counts["receive_errors"]) == (["RECEIVE_FAILED"], 1)
+    assert subscription.queued == 1
 
 
 async def test_a_gap_of_a_sender_without_a_log_is_counted_recorded_and_published(
@@ -317,7 +342,7 @@ async def test_a_gap_of_a_sender_without_a_log_is_counted_recorded_and_published
     receive(host.frame("a/b"))
     await turns()
 
-    assert codes_of(caplog, EVENT_GAP) == [("unrepaired", "events are missing and could not be repaired")]
+    assert codes_of(caplog, EVENT_GAP) == [("gap_unrepaired", "events are missing and could not be repaired")]
     assert (host.counts["gaps"], host.counts["gaps_unrepaired"]) == (1, 1)
     gap = await soon(gaps)
     assert gap is not None
@@ -339,5 +364,5 @@ async def test_a_gap_that_is_still_requested_is_counted_and_recorded_as_open(
     assert inbox.report_open_gap(7, "a/b", 9, 3, 6)
     assert not inbox.report_open_gap(7, "a/b", 9, 5, 6)
 
-    assert [code for code, _ in codes_of(caplog, EVENT_GAP)] == ["open"]
+    assert [code for code, _ in codes_of(caplog, EVENT_GAP)] == ["gap_open"]
     assert host.counts["gaps_open"] == 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from inside import node_of
+from mesh_fakes import recorded
 
 import zbus
 from zbus.mesh import request_server
@@ -185,3 +186,45 @@ async def test_a_node_that_closes_answers_until_no_request_came_for_a_moment(
 
     assert clock.now == pytest.approx(ends_at)
     server.close()
+
+
+class GoneAsker(Asker):
+    """A request whose sender is no longer connected."""
+
+    def reply(self, data: bytes) -> None:
+        raise zbus.TransportError("the client is gone")
+
+
+async def test_a_reply_that_cannot_be_sent_is_recorded() -> None:
+    server = RequestServer(lambda name, number: None, REAL)
+
+    async def answer(request: bytes) -> bytes:
+        return b""
+
+    server.handle(Asker.key, answer)
+    gone = GoneAsker(1)
+    with recorded() as records:
+        server.on_request(gone)
+        assert await asyncio.to_thread(gone.closed.wait, 10)
+    server.close()
+
+    found = {(each["record"], each["code"], each["key"], each["reason"]) for each in records}
+    assert found == {("REPLY_FAILED", "reply_failed", Asker.key, "the client is gone")}
+
+
+async def test_a_handler_that_raises_is_counted_and_recorded() -> None:
+    counts: Counter[str] = Counter()
+    server = RequestServer(lambda name, number: counts.update({name: number}), REAL)
+
+    async def answer(request: bytes) -> bytes:
+        raise ValueError("no such price")
+
+    server.handle(Asker.key, answer)
+    asker = Asker(1)
+    with recorded() as records:
+        server.on_request(asker)
+        assert await asyncio.to_thread(asker.closed.wait, 10)
+    server.close()
+
+    assert counts == {"handler_errors": 1}
+    assert [(each["record"], each["error"]) for each in records] == [("HANDLER_FAILED", "ValueError: no such price")]

@@ -67,6 +67,12 @@ def test_every_counter_is_in_the_catalog_and_the_other_way_round() -> None:
     assert sorted(COUNTERS.keys() - used.keys() - COMPUTED - CODES.keys()) == []
 
 
+def test_a_test_asserts_every_record_code_and_counter() -> None:
+    """`vocabulary.asserted` says what counts as an assertion, and what it cannot see."""
+    names = RECORDS.keys() | CODES.keys() | COUNTERS.keys() | TRANSPORT_COUNTERS.keys()
+    assert sorted(names - vocabulary.asserted()) == []
+
+
 def test_a_record_with_a_reason_cannot_be_written_without_a_code() -> None:
     with pytest.raises(TypeError, match="code"):
         record_reason("EVENT_DROPPED", logging.WARNING, reason="the queue is full")  # type: ignore[call-arg]

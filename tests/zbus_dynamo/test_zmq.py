@@ -17,6 +17,7 @@ import zmq
 from dynamo_ears import AT_NS, Ears, frame
 from dynamo_peer import Records, ZmqPublisher, ZmqSubscriber, closing_all, message, zmq_context
 from log_support import wait_until
+from mesh_fakes import recorded
 
 from zbus.config import BusConfig
 from zbus.errors import TransportError, TransportUnsupported
@@ -375,9 +376,13 @@ def test_more_publishers_of_a_topic_than_sockets_replace_those_silent_longest(
     monkeypatch.setattr(direct, "LANES_MAX", 3)
     fabric = opened()
 
-    fabric.send([frame(f"ns/w{n}/t", publisher_id=n) for n in range(1, 6)])
+    with recorded() as written:
+        fabric.send([frame(f"ns/w{n}/t", publisher_id=n) for n in range(1, 6)])
+        wait_until(lambda: {each["instance_id"] for each in records.read()} == {3, 4, 5})
 
-    wait_until(lambda: {each["instance_id"] for each in records.read()} == {3, 4, 5})
+    assert {each["code"] for each in written if each["record"] == "TRANSPORT_PUBLISHER_RETIRED"} == {
+        "publishers_retired"
+    }
     assert fabric.diagnostics()["counts"]["publishers_retired"] == 2
     assert len(fabric.diagnostics()["listening"]) == 3
 

@@ -4,51 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from nats_wire import Wire
 
 from zbus.errors import TransportError
-from zbus.observe.counters import Counters
 from zbus.ports.fabric import IncomingRequest
-from zbus_nats.connection import Subscribed
 from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions
 from zbus_nats.publishing import NatsPublishing
 from zbus_nats.requests import NatsRequests
-
-
-class Wire:
-    """A connection that goes nowhere: what is subscribed to can be called, what is sent is kept, or refused."""
-
-    def __init__(self) -> None:
-        self.counts, self.max_payload = Counters("test"), 1000
-        self.options = NatsOptions(send_timeout_s=5)
-        self.on_lost: list[Callable[[], None]] = []
-        self.sinks: dict[str, Any] = {}
-        self.sent: list[bytes] = []
-        self.away = False
-        self.on_send: Callable[[], None] = lambda: None
-
-    def change(self, add: Sequence[Subscribed], remove: Sequence[int], phase: object = None) -> list[int]:
-        self.sinks.update({each.subject: each.sink for each in add})
-        return [len(self.sinks)] * len(add)
-
-    def send(self, commands: Sequence[bytes]) -> None:
-        if self.away:
-            raise TransportError("there is no connection")
-        self.sent.extend(commands)
-        self.on_send()
-
-    def soon(self, call: Callable[[], object]) -> None:
-        call()
-
-    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
-        return SimpleNamespace(cancel=lambda: None)
-
 
 NAMES = st.sampled_from([b"Zbus-End", b"Zbus-Large", b"Zbus-Upload", b"Zbus-Part", b"Status", b"X"])
 VALUES = st.one_of(

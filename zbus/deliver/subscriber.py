@@ -191,7 +191,7 @@ class EventSubscriber:
                 if item.offset:
                     self._handed = item.offset
                 if (validators := self._host.validators) is not None:
-                    validators.receive(item)
+                    validators.validate_received(item)
                 if self.schema is not None:
                     item.decode()  # raises here if the payload does not match; the subscriber may decode it again
                 if self._tracing is not None:

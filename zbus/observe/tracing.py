@@ -1,7 +1,7 @@
 """Tracing: spans for publishing, receiving and handling, with their context in the headers of the event.
 
-This is the only module that imports OpenTelemetry, and it imports only the API. The application's SDK decides which
-spans are kept and where they are exported; without an SDK, no spans are made and nothing is added to an event. The
+This is the only module that imports OpenTelemetry, and it imports only the API. The application's SDK keeps
+and exports spans; without an SDK, no spans are made and nothing is added to an event. The
 context is always written as W3C Trace Context and Baggage, whatever propagator the process uses, because an event
 outlives the process. Neither a span that fails nor the content of a header can make a publish or a delivery fail.
 Names and attributes follow OpenTelemetry's semantic conventions for messaging, version 1.30.

@@ -103,13 +103,13 @@ class Entry:
         plain = kind is None and headers is None and correlation_id is None
         encoded = None if plain else encode_headers(headers, correlation_id, kind)
         if self.validators is not None:
-            self.validators.hold(key, body)
+            self.validators.validate(key, body)
         return body, encoded
 
     def validate(self, key: str, body: bytes) -> None:
         """Raise `SchemaInvalid` if a strict schema of `key` rejects a payload that is published to another key too."""
         if self.validators is not None:
-            self.validators.hold(key, body)
+            self.validators.validate(key, body)
 
     def encode_many(
         self, key: str, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
@@ -121,7 +121,7 @@ class Entry:
             if kind not in encoded:
                 encoded[kind] = encode_headers(headers, correlation_id, kind)
             if self.validators is not None:
-                self.validators.hold(key, body)
+                self.validators.validate(key, body)
             yield body, encoded[kind]
 
     async def admit(self, events: Iterable[tuple[str, bytes]]) -> None:
@@ -140,7 +140,7 @@ class Entry:
             self.open_key(key)
         if self.validators is not None and self.validators is not validators:
             for key, body in events:
-                self.validators.hold(key, body)
+                self.validators.validate(key, body)
 
     async def store(self, rows: Sequence[Row]) -> Stored:
         """Store rows in one commit and return their offsets, or only deliver them if there is no log.
@@ -200,7 +200,7 @@ def check_rows(
         check_encoded(headers)
     if validators is not None:
         for row in rows:
-            validators.hold(row.key, row.payload)
+            validators.validate(row.key, row.payload)
 
 
 def check_identity(given: Event | Row) -> None:

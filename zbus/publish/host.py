@@ -19,7 +19,7 @@ class Validators(Protocol):
     """Validates payloads against the registered schemas before an event is stored."""
 
     @property
-    def hold(self) -> Callable[[str, bytes], None]:
+    def validate(self) -> Callable[[str, bytes], None]:
         """`hold(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
 
 

@@ -21,7 +21,7 @@ from zbus.util.runtime import Runtime
 
 from .compatibility import differences
 from .json_schema import Validate, canonical, compile_model, compile_schema, hash_of, to_json_schema
-from .validators import PERMISSIVE, REMOVED, STRICT, Validator, Validators, in_force
+from .validators import PERMISSIVE, REMOVED, STRICT, Validator, Validators, active_schemas
 
 T = TypeVar("T")
 Mode = Literal["strict", "permissive"]
@@ -70,18 +70,18 @@ class Schemas:
     def __init__(self, host: Host, runtime: Runtime) -> None:
         self._host, self._time_ns = host, runtime.time_ns
         self._versions: dict[str, list[Schema]] = {}
-        self._in_force: dict[str, Schema] = {}
+        self._active: dict[str, Schema] = {}
         self._ready: Ready = {}
         self._throttle = Throttle(monotonic=runtime.monotonic)
         self._changing = asyncio.Lock()
 
     def list(self) -> Sequence[Schema]:
         """The schemas in force, by expression."""
-        return [self._in_force[expression] for expression in sorted(self._in_force)]
+        return [self._active[expression] for expression in sorted(self._active)]
 
     def get(self, expression: str) -> Schema | None:
         """The schema in force for exactly this expression; None where there is none."""
-        return self._in_force.get(check_expression(expression))
+        return self._active.get(check_expression(expression))
 
     def versions(self, expression: str) -> Sequence[Schema]:
         """Every version that was registered for this expression, oldest first, also where it was removed."""
@@ -125,7 +125,7 @@ class Schemas:
         versions: dict[str, list[Schema]] = {}
         for each in stored:
             versions.setdefault(each.expression, []).append(each)
-        schemas = in_force(stored)
+        schemas = active_schemas(stored)
         ready = await self._host.run(_compile, schemas, self._ready) if self._host.validates else {}
         self._versions = versions
         self._apply(schemas, ready)
@@ -142,7 +142,7 @@ class Schemas:
         return await asyncio.shield(changing)
 
     async def _register(self, expression: str, given: _Given, mode: Mode, force: bool) -> Schema:
-        before, made, validate = self._in_force.get(expression), None, given.validate
+        before, made, validate = self._active.get(expression), None, given.validate
         if before is not None and before.hash != given.hash and not force:
             reasons = await self._host.run(differences, before.schema, given.schema)
             if reasons:
@@ -154,18 +154,18 @@ class Schemas:
         if made is None:
             made = Schema(expression, self._next_version(expression), mode, given.hash, given.schema, self._time_ns())
             await self._keep(made)
-        schemas = self._in_force | {expression: made}
+        schemas = self._active | {expression: made}
         ready = {key: each for key, each in self._ready.items() if key[0] != expression}
         self._apply(schemas, ready | {(expression, given.hash): validate})
         return made
 
     async def _remove(self, expression: str) -> None:
-        before = self._in_force.get(expression)
+        before = self._active.get(expression)
         if before is None:
             raise SchemaError(expression, "there is none")
         version = self._next_version(expression)
         await self._keep(before._replace(version=version, mode=REMOVED, registered_at_ns=self._time_ns()))
-        schemas = {each: schema for each, schema in self._in_force.items() if each != expression}
+        schemas = {each: schema for each, schema in self._active.items() if each != expression}
         self._apply(schemas, {key: each for key, each in self._ready.items() if key[0] != expression})
 
     def _next_version(self, expression: str) -> int:
@@ -181,7 +181,7 @@ class Schemas:
 
     def _apply(self, schemas: dict[str, Schema], ready: Ready) -> None:
         """Let these be in force, at once and together."""
-        self._in_force, self._ready = schemas, ready
+        self._active, self._ready = schemas, ready
         if self._host.validates:
             checks = [Validator(each, ready[expression, each.hash]) for expression, each in schemas.items()]
             self._host.validate_with(Validators(checks, self._host.count, self._throttle) if checks else None)

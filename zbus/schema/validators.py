@@ -45,7 +45,7 @@ class Validators(Memo[str, tuple[Validator, ...]]):
         self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
         self._count, self._throttle = count, throttle
 
-    def hold(self, key: str, body: bytes) -> None:
+    def validate(self, key: str, body: bytes) -> None:
         """Before an event is stored: `SchemaInvalid` where a strict schema refuses it; others only note it."""
         for check in self[key]:
             try:
@@ -54,7 +54,7 @@ class Validators(Memo[str, tuple[Validator, ...]]):
                 self._violated(check, key, body, error, None)
                 return  # counted once, however many it does not fit
 
-    def receive(self, event: Event) -> None:
+    def validate_received(self, event: Event) -> None:
         """Before an event is handed to a reader: `SchemaInvalid` where a strict schema refuses it."""
         for check in self[event.key]:
             try:
@@ -87,16 +87,18 @@ class Validators(Memo[str, tuple[Validator, ...]]):
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
 
 
-def make_checks(schemas: Iterable[Schema], count: Count) -> Validators | None:
+def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | None:
     """The checks of the newest of some versions, None where none is in force: for a log without a bus.
 
     Raises `ConfigInvalid` where the library that checks is not installed.
     """
-    checks = [Validator(each, compile_schema(each.expression, each.schema)) for each in in_force(schemas).values()]
+    checks = [
+        Validator(each, compile_schema(each.expression, each.schema)) for each in active_schemas(schemas).values()
+    ]
     return Validators(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
 
 
-def in_force(versions: Iterable[Schema]) -> dict[str, Schema]:
+def active_schemas(versions: Iterable[Schema]) -> dict[str, Schema]:
     """Of all versions the newest of each expression, without those that were removed."""
     newest = {each.expression: each for each in sorted(versions, key=lambda each: (each.expression, each.version))}
     return {expression: each for expression, each in newest.items() if each.mode != REMOVED}

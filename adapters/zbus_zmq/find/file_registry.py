@@ -114,7 +114,7 @@ class FileRegistry:
             try:
                 if own is not None:
                     self._path(own).unlink(missing_ok=True)
-            except OSError as error:  # the lease expires by itself
+            except OSError as error:  # the lease expires later
                 self._counts.report(
                     TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
                 )
@@ -175,7 +175,7 @@ class FileRegistry:
                 if known[1] is None:
                     self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
         except FileNotFoundError:
-            return None  # it was removed meanwhile
+            return None  # it was just removed
         return known[1]
 
     def _reap(self, name: str) -> None:

@@ -72,7 +72,7 @@ class Keys:
 
 
 def open_keys(options: ZmqOptions, counts: Counters) -> Keys | None:
-    """Return the keys in the options, or None if they have none. Raises `ConfigInvalid` if they cannot be read."""
+    """Return the keys in the options, or None without CURVE. Raises `ConfigInvalid` if they cannot be read."""
     if options.curve_secret is None or options.curve_allow is None:
         return None
     if not options.curve_allow.is_dir():
@@ -169,7 +169,7 @@ def _load_pair(path: Path) -> tuple[bytes, bytes]:
 
 
 def _load_public(path: Path) -> bytes:
-    """Return the key in a file, or nothing if it has none."""
+    """Return the key in a file, or nothing if there is no key in it."""
     try:
         public, _ = load_certificate(path)
     except ValueError:

@@ -46,9 +46,8 @@ class Links:
     ) -> None:
         self.connected: frozenset[str] = frozenset()
         self.on_event: Callable[[int, str], None] = lambda event, endpoint: None
-        self.on_linked: Callable[[bool], None] = lambda linked: (
-            None
-        )  # called when the first endpoint is connected, and when the last one is lost
+        # Called when the first endpoint is connected, and when the last one is lost.
+        self.on_linked: Callable[[bool], None] = lambda linked: None
         self._io, self._socket, self._keys, self._counts, self._schemes = io, socket, keys, counts, schemes
         self._wanted: Wanted = {}
         self._made: dict[str, str | None] = {}

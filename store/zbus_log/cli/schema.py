@@ -24,7 +24,7 @@ from zbus.ports.log import Schema, Span
 from zbus.schema.asyncapi import asyncapi
 from zbus.schema.compatibility import differences
 from zbus.schema.json_schema import canonical, compile_schema, hash_of, to_json_schema
-from zbus.schema.validators import REMOVED, Validators, in_force, make_checks
+from zbus.schema.validators import REMOVED, Validators, active_schemas, make_validators
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import keys
 from zbus_log.log import SqliteLog
@@ -52,7 +52,7 @@ def list_(
     """List the active schemas: expression, version, mode, hash, and time of registration."""
     with opened(log, read_only=True) as found:
         versions = found.schemas.load()
-    listed = [_as_json(each) for each in (versions if every else in_force(versions).values())]
+    listed = [_as_json(each) for each in (versions if every else active_schemas(versions).values())]
     if json:
         write(b"".join(map(encode_json, listed)))
     elif listed:
@@ -111,11 +111,11 @@ def check(
                 raise typer.BadParameter("give EXPR and FILE, or neither", param_hint="FILE")
             _check_next(versions, expression, file)
             return
-        checks = make_checks(versions, lambda name, events: None)
+        checks = make_validators(versions, lambda name, events: None)
         if checks is None:
             note(f"{log} has no schemas: every event is valid")
             return
-        checked, wrong = _check_events(found, checks, list(in_force(versions)), limit)
+        checked, wrong = _check_events(found, checks, list(active_schemas(versions)), limit)
     note(f"{checked:,} events were checked; {sum(wrong.values()):,} are invalid")
     for each, events in wrong.items():
         note(f"  {each}: {events:,}")
@@ -132,7 +132,7 @@ def export(
 ) -> None:
     """Print an AsyncAPI 3.0 document of the bus, with a channel for each key and each expression that has a schema."""
     with opened(log, read_only=True) as found:
-        schemas = list(in_force(found.schemas.load()).values())
+        schemas = list(active_schemas(found.schemas.load()).values())
         document = asyncapi(title or log.stem, _keys(log), schemas)
     write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 
@@ -176,7 +176,7 @@ def _check_next(versions: Sequence[Schema], expression: str, file: Path) -> None
     expression = check_expression(expression)
     schema, _ = to_json_schema(expression, file.read_bytes())
     compile_schema(expression, schema)
-    before = in_force(versions).get(expression)
+    before = active_schemas(versions).get(expression)
     if before is None:
         note(f"{expression!r} has no schema yet: this would be version 1")
     elif before.hash == hash_of(canonical(expression, schema)):
