@@ -14,6 +14,7 @@ from markdown_it.token import Token
 
 import zbus
 from zbus.keys import check_expression, check_key, matches
+from zbus_web.http import http_errors
 
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "index.md"
@@ -168,6 +169,14 @@ def test_the_table_of_key_expressions_has_every_wildcard() -> None:
     assert all(each in written for each in ("`**`", "/*/", "/**/", "$*", "@"))
 
 
+def test_the_table_of_http_error_codes_has_every_error_of_zbus() -> None:
+    table = rows_between(ROOT / "docs" / "web.md", "<!-- codes -->", "<!-- /codes -->")
+    listed = {(int(status), code.strip("`")) for status, code, _ in table}
+
+    known = {(status, code) for _, status, code, _ in http_errors._KNOWN}
+    assert listed == known | {(status, code) for status, (code, _) in http_errors._BY_STATUS.items()}
+
+
 def named_in(page: Path) -> set[str]:
     """The words of the code spans of a page."""
     return {word for span in re.findall(r"`([^`\n]+)`", page.read_text()) for word in re.findall(r"\w+", span)}
@@ -224,9 +233,7 @@ def test_the_six_benchmark_rows_of_the_readme_are_rows_of_the_benchmark_page() -
 def test_benchmark_rows_have_their_command_commit_and_date(page: Path, name: str) -> None:
     text = page.read_text().partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0]
     tables = text.count("\n|---")
-    runs = re.findall(
-        r"`(?:make bench|python benchmarks/run\.py [^`]+)`,?\s(?:at )?commit [0-9a-f]{7,}\s?(?:on|,)\s20\d\d-\d\d-\d\d",
-        text,
-    )
+    command, commit = r"`(?:make bench|python benchmarks/run\.py [^`]+)`", r"commit [0-9a-f]{7,}"
+    runs = re.findall(rf"{command},? (?:at )?{commit}(?:,| on) 20\d\d-\d\d-\d\d", " ".join(text.split()))
 
     assert tables == len(runs) >= 1
