@@ -73,8 +73,10 @@ java browser system: $(READY)
 screenshots: browser
 	$(BIN)/python tests/browser/screenshots.py docs/images
 
+# Each of several hundred processes would compile all modules, where Python is not to keep what it compiled.
 test: system
-	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
+		--durations 20 --durations-min 1
 
 check: $(READY)
 	$(BIN)/ruff check .

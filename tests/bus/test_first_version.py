@@ -579,6 +579,7 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
                 names = (*SENT_BY_FIRST, "event-bridged", "event-unlogged", "record")
                 known = [event for name in names for event in events_of(frames[name])]
                 assert await received(subscription, len(known)) == by_key(known)
+                await until(lambda: len(bus.nodes()) == 2)
                 (first,) = [each for each in bus.nodes() if not each.here]
                 told = frames["node"]["decoded"]["node"]
                 for name in ("name", "host", "pid", "version", "started_at", "has_log", "metadata"):
