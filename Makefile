@@ -77,8 +77,10 @@ screenshots: browser
 reference: $(READY)
 	$(BIN)/python tests/support/reference.py docs/reference
 
+# Python must keep compiled modules: otherwise each of several hundred processes compiles them again.
 test: system
-	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
+		--durations 20 --durations-min 1
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -155,7 +155,8 @@ async def test_a_slow_demo_goes_on_and_one_that_is_stuck_or_endless_gives_up(
 
 
 def test_a_demo_that_is_stopped_for_a_while_loses_nothing() -> None:
-    with subprocess.Popen(COMMAND, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE) as demo:
+    call = [*COMMAND, "--seconds", "1"]
+    with subprocess.Popen(call, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE) as demo:
         assert demo.stdout is not None
         assert any("publishers" in line for line in iter(demo.stdout.readline, ""))
         demo.send_signal(signal.SIGSTOP)

@@ -408,11 +408,11 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         assert [event.sequence for event in await take(read, 2, 10)] == [4, 5]
         assert [event.sequence for event in await take(whole, 2, 10)] == [0, 1]
         told = [gap.decode(dict) for gap in await take(gaps, 2, 10)]
-        assert [(each["publisher_id"], each["first"], each["last"], each["open"]) for each in told] == [
+        assert {(each["publisher_id"], each["first"], each["last"], each["open"]) for each in told} == {
             (reader.publisher_id, 3, 3, False),
             (keeper.publisher_id, 3, 3, True),
-        ]
-        monkeypatch.setattr(peers.Peer, "_give_up", lambda self: None)  # what goes on now does so without it
+        }
+        monkeypatch.setattr(peers.Peer, "_give_up", lambda self: None)  # what follows does not need it
         losses.of_events = lambda sequences: False
         for _ in range(10):
             await publish_one_by_one(keeper, 1, losses)
