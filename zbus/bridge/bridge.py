@@ -1,9 +1,9 @@
-"""A bridge carries events between two transports, keeping who published them, when, and in which order.
+"""A bridge, which forwards events between two transports. Events keep their publisher, time and order.
 
-It is a node with two links. What arrives on one is recorded in its log, if it has one, and goes out on the
-other from there; so either side may be away, and the bridge itself may be killed, and it goes on where it
-was. Each event says which nodes it crossed: a node that finds itself among them drops it, and nothing runs
-in a circle. A bridge publishes nothing of its own.
+A bridge is a node with two links. It stores the events of one link in its log, if it has one, and sends them on the
+other link from there. Either side may therefore be down, and the bridge itself may be killed: it resumes where it
+stopped. Each event lists the nodes that forwarded it, and a node that finds itself in that list drops the event, so
+that no event loops. A bridge publishes no events of its own.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ BRIDGE_DISCONNECTED = "BRIDGE_DISCONNECTED"
 BRIDGE_CONNECTED = "BRIDGE_CONNECTED"
 RETRY_S = (0.5, 10.0)
 PLAIN_PROMISE = (
-    "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
-    " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
+    "; a plain side counts as down while its NATS server is down, or while its ZMQ socket has no subscribers; it does"
+    " not acknowledge messages, so a single missing subscriber, or the loss of messages in flight, is not detected"
 )
 
 
 class Bridge:
-    """A bridge between two transports, to be used as `async with`.
+    """A bridge between two transports. Use it with `async with`.
 
         async with zbus.Bridge(("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), ["shop/**"], log="bridge.db"):
             await asyncio.Event().wait()
 
-    `keys`: what crosses. `direction`: "both", "forward" (from the first to the second) or "reverse". `raw`: nats and
-    zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
-    also at the start; without one, events of that time are dropped and counted, and both sides must be there
-    at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
-    `retain_events` bound the log, and with it how long a side may be away. A plain message gets its identity where
-    it enters, so two raw bridges side by side bring it twice: use one, or a stream (`nats+js://`).
+    `keys` are the key expressions to forward. `direction` is "both", "forward" (from the first transport to the second)
+    or "reverse". With `raw`, nats and zmq carry plain messages, without the zbus envelope. With `log`, no event is lost
+    while a side is down, even at the start. Without a log, such events are dropped and counted, and both sides must be
+    available at the start. `mode`, `listen` and `connect` apply to the zenoh side. `retain_age_s`, `retain_bytes` and
+    `retain_events` limit the log, and with it how long a side may be down. The bridge assigns the identity of a plain
+    message, so that two parallel raw bridges deliver it twice: use one bridge, or a stream (`nats+js://`).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Bridge:
 
     @classmethod
     def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
-        """The bridge of a configuration that is checked already."""
+        """Return a bridge with settings that are validated already."""
         bridge = cls.__new__(cls)
         bridge._set_up(config, runtime)
         return bridge
@@ -93,16 +93,16 @@ class Bridge:
 
     @property
     def durable(self) -> bool:
-        """Whether a log keeps what a side that is away has not received."""
+        """Whether a log keeps the events that a side misses while it is down."""
         return self.config.log is not None
 
     async def start(self) -> None:
-        """Open both sides; events cross once it returns. Cancelled or failed, nothing stays open."""
+        """Open both sides and start to forward events. If cancelled or if it fails, both sides are closed again."""
         try:
             await self._node.start()
             network = self._node.network
             assert network is not None
-            if not self.durable:  # only now: what came before the second side was there could not have crossed
+            if not self.durable:  # only now, because earlier events could not have been forwarded
                 await network.add_interest(self._keys.expressions, self._time_ns(), store=False)
         except BaseException:
             await self.aclose()
@@ -112,15 +112,15 @@ class Bridge:
 
     @property
     def promise(self) -> str:
-        """What happens to events while a side is away."""
+        """A description of what happens to events while a side is down."""
         if self.durable:
-            kept = "what a side misses while it is away is kept in the log and sent when it is back"
+            kept = "events that a side misses while it is down are kept in the log and sent when it is back"
             plain = [url for url in self.config.urls if url.partition("://")[0].endswith("+raw")]
             return kept + (PLAIN_PROMISE if plain else "")
-        return "there is no log: events are lost for a side that is away, and for both while the bridge is"
+        return "there is no log: a side loses events while it is down, and both sides while the bridge is down"
 
     async def aclose(self) -> None:
-        """Send what is left for a moment, and close both sides, in bounded time; safe to call twice."""
+        """Try briefly to send pending events, then close both sides, within the close timeout. Safe to call twice."""
         await self._sides.give_up()
         await self._node.aclose()
 
@@ -128,11 +128,11 @@ class Bridge:
         await self._sides.open(url)
 
     def stats(self) -> dict[str, Any]:
-        """What crossed in this run, per direction, and how far behind it is.
+        """Return the counts and the lag of each direction since the bridge was started.
 
-        `crossed` counts an event once, however often it was sent; `pending_events` are those that came and were not
-        sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
-        the oldest of them is now, or, where none waits, how old the last one was when it was sent.
+        `forwarded` counts each event once, even if it was sent several times. `pending_events` are received events that
+        were not sent yet; those of an earlier run are counted for both directions. `lag_ms` is the current age of the
+        oldest pending event or, if none is pending, the age of the last event when it was sent.
         """
         counts = self._node.stats.counts()
         first, second = self.config.labels
@@ -149,11 +149,11 @@ class Bridge:
         }
 
     def node_stats(self) -> dict[str, Any]:
-        """What `bus.stats()` contains, for the node that the bridge runs."""
+        """Return the statistics of the bridge's node, as `bus.stats()` does for a bus."""
         return snapshot(self._node)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What the bridge is made of; never a secret."""
+        """Return the parts of the bridge and their state, without secrets."""
         return {"bridge": self.name, "keys": list(self.config.keys), **self._node.diagnostics()}
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Bridge:
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
-        """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
+        """Return the filter of events for a link. Threads of the send queues and of the log service call it."""
         keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forward": first, "reverse": second}[self.config.direction]
@@ -192,7 +192,7 @@ class Bridge:
 
 
 class _Sides:
-    """The two transports of a bridge. If the log keeps what a side misses meanwhile, a side may be opened later."""
+    """The two transports of a bridge. If the bridge has a log, a side that is down is opened later."""
 
     def __init__(self, node: Node, names: dict[str, str]) -> None:
         self._node, self._names = node, names
@@ -201,7 +201,7 @@ class _Sides:
         self._left_noted = False
 
     async def open(self, url: str) -> None:
-        """Open one side, now or later."""
+        """Open one side, or keep trying in the background if the bridge has a log."""
         log = self._node.log
         try:
             if log is not None and not self._left_noted:
@@ -214,7 +214,7 @@ class _Sides:
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
-        """Stop trying to open a side."""
+        """Cancel the background attempts to open a side."""
         trying, self._trying = self._trying, {}
         for task in trying:
             task.cancel()
@@ -222,7 +222,7 @@ class _Sides:
             await asyncio.wait(trying)
 
     async def _note_left(self, log: Log) -> None:
-        """Before anything arrives: what an earlier run left unsent."""
+        """Count the events that an earlier run left unsent, before new ones arrive."""
         network = self._node.network
         assert network is not None
         self._left_noted, head = True, self._node.dispatcher.delivered
@@ -252,6 +252,6 @@ class _Sides:
 
 
 def _oldest_ns(log: Log, after: int, now_ns: int) -> int:
-    """When the first event after an offset was published; `now_ns` if the log no longer has it."""
+    """Return the publish time of the first event after an offset, or `now_ns` if the log no longer has it."""
     events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
     return events[0].published_at if events else now_ns
