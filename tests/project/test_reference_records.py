@@ -12,13 +12,7 @@ import zbus
 from zbus.metrics import METRICS
 
 
-def test_the_page_is_up_to_date() -> None:
-    for name, text in reference_records.pages().items():
-        page = reference_records.FOLDER / name
-        assert page.read_text() == text, f"{page} is out of date: run `make reference`"
-
-
-def test_a_change_of_a_table_changes_the_page(tmp_path: Path) -> None:
+def test_a_change_of_a_table_changes_the_page() -> None:
     before = reference_records.records_page()
     reference_records.CODES["made_up"] = "A code of this test."
     try:
@@ -28,8 +22,7 @@ def test_a_change_of_a_table_changes_the_page(tmp_path: Path) -> None:
 
     assert "| `made_up` | A code of this test. |" in after
     assert "made_up" not in before
-    reference_records.write(tmp_path)
-    assert (tmp_path / "records.md").read_text() == before
+    assert reference_records.pages() == {"records.md": before}
 
 
 async def test_every_exported_metric_is_in_the_table_with_its_type_and_help(log_path: Path) -> None:
