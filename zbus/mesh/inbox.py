@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
-from zbus.event import Event, Provenance
+from zbus.event import Event
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
@@ -256,7 +256,7 @@ class Inbox:
             if envelope.key != key:
                 key, wanted = envelope.key, interest_in(envelope.key)
             if wanted.stored:
-                rows.append(_row(envelope, link))
+                rows.append(envelope.row(link))
                 stored.append(envelope)
                 if not new:
                     self.count("duplicates_received", 1)
@@ -267,7 +267,7 @@ class Inbox:
             else:
                 events.append(envelope.event())
                 if forwarded is not None:
-                    forwarded.append(_row(envelope, link))
+                    forwarded.append(envelope.row(link))
         if events:
             self._deliver(events)
         if forwarded:
@@ -383,15 +383,3 @@ def gap_event(fields: dict[str, Any], now_ns: int) -> Event:
     import msgspec
 
     return Event(0, 0, now_ns, "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
-
-
-def _row(envelope: Envelope, link: str) -> Row:
-    return Row(
-        envelope.publisher_id,
-        envelope.sequence,
-        envelope.published_at,
-        envelope.key,
-        envelope.payload,
-        envelope.raw_headers,
-        Provenance(envelope.origin, envelope.offset, envelope.via, link),
-    )

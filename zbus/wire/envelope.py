@@ -16,10 +16,11 @@ from typing import Annotated
 import msgspec
 
 from zbus.errors import EventInvalid, KeyInvalid
-from zbus.event import Event
+from zbus.event import Event, Provenance
 from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
+from zbus.ports.log import Row
 from zbus.util.memo import Memo
 
 ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
@@ -55,6 +56,12 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Return the event, with an offset of this node's log or 0."""
         headers = decode_headers(self.raw_headers)
         return Event(self.publisher_id, self.sequence, self.published_at, self.key, self.payload, headers, offset)
+
+    def row(self, link: str) -> Row:
+        """Return the row to store, with the provenance of an event that arrived over `link`."""
+        provenance = Provenance(self.origin, self.offset, self.via, link)
+        identity = (self.publisher_id, self.sequence, self.published_at)
+        return Row(*identity, self.key, self.payload, self.raw_headers, provenance)
 
     @property
     def raw_headers(self) -> bytes | None:
