@@ -17,7 +17,7 @@ from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
-from zbus.wire.envelope import Envelope, Fields, encode_run, encoded_headers, open_frame
+from zbus.wire.envelope import Envelope, Fields, encode_run, fields_of, open_frame
 from zbus.wire.provenance import Forward
 
 LOGS = "@zbus/log"  # the key on which every node with a log describes it
@@ -115,20 +115,16 @@ class LogService:
     def _frames(self, events: Sequence[Event], own: bool, link: str) -> Iterator[bytes]:
         forward = self._forward(link) if own and self._forward is not None else None
         run: list[Fields] = []
-        size, origin, key, topic = 0, self._origin, "", ""
+        size = 0
         for event in events:
-            payload, headers = event.payload, raw_headers(event.headers)
             via: tuple[int, ...] = ()
             if own and event.provenance is not None:
                 passed = forward(event.key, event.provenance) if forward is not None else None
                 if passed is None:
                     continue
                 via = passed
-            if event.key != key:
-                key, topic = event.key, event.topic
-            identity = event.publisher_id, event.sequence, event.published_at
-            run.append((*identity, topic, payload, key, encoded_headers(headers), event.offset, origin, 0, via))
-            size += len(payload) + (len(headers) if headers else 0)
+            run.append(fields_of(event, self._origin, via=via))
+            size += len(event.payload) + len(raw_headers(event.headers) or b"")
             if len(run) >= FRAME_EVENTS or size >= FRAME_BYTES:
                 yield encode_run(run)
                 run, size = [], 0

@@ -35,6 +35,7 @@ _ONE, _MANY = bytes([ONE]), bytes([MANY])
 _encode = msgspec.msgpack.Encoder().encode
 _NO_HEADERS = b"\x80"
 EMPTY = msgspec.Raw(_NO_HEADERS)
+_LOCAL_FIELDS = 8  # the fields up to `offset`: the others say where other nodes can request missing events
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -70,11 +71,6 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return None if raw == _NO_HEADERS else raw
 
 
-def encoded_headers(raw: bytes | None) -> msgspec.Raw:
-    """Return encoded headers as a field of an envelope."""
-    return EMPTY if raw is None else msgspec.Raw(raw)
-
-
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 _decode_one = msgspec.msgpack.Decoder(Envelope).decode
 _decode_many = msgspec.msgpack.Decoder(list[Envelope]).decode
@@ -86,17 +82,26 @@ def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...
     >>> decode(encode(Event(1, 0, 5, "a/b", b"x"))).key
     'a/b'
     """
-    fields = (
+    fields = fields_of(event, origin, previous, via)
+    return _ONE + _encode(fields if origin else fields[:_LOCAL_FIELDS])
+
+
+def fields_of(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...] = ()) -> Fields:
+    """Return an event as the fields of an envelope."""
+    headers = raw_headers(event.headers)
+    return (
         event.publisher_id,
         event.sequence,
         event.published_at,
         event.topic,
         event.payload,
         event.key,
-        encoded_headers(raw_headers(event.headers)),
+        EMPTY if headers is None else msgspec.Raw(headers),
         event.offset,
+        origin,
+        previous,
+        via,
     )
-    return _ONE + _encode((*fields, origin, previous, via) if origin else fields)
 
 
 def encode_run(run: Sequence[Fields]) -> bytes:
