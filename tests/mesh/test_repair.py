@@ -412,7 +412,7 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
             (reader.publisher_id, 3, 3, False),
             (keeper.publisher_id, 3, 3, True),
         ]
-        monkeypatch.setattr(origin.Origin, "_give_up", lambda self: None)  # what goes on now does so without it
+        monkeypatch.setattr(origin.Peer, "_give_up", lambda self: None)  # what goes on now does so without it
         losses.of_events = lambda sequences: False
         for _ in range(10):
             await publish_one_by_one(keeper, 1, losses)
