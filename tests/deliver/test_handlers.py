@@ -154,11 +154,11 @@ async def test_the_pauses_of_a_handler_grow_and_are_shortened_by_chance(
 async def test_a_payload_that_cannot_be_decoded_is_counted_and_recorded_and_the_handler_continues() -> None:
     subscription, counts, seen = OneEvent(), Counts(), list[zbus.Event]()
     invalid = zbus.PayloadInvalid("not a number", zbus.Event(1, 0, 0, "a", b"x", {}))
-    following = subscription.next
+    following, failures = subscription.next, [invalid]
 
     async def next_event() -> zbus.Event | None:
-        if not counts:
-            raise invalid
+        if failures:
+            raise failures.pop()
         return await following()
 
     async def handle(event: zbus.Event) -> None:
