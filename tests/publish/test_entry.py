@@ -132,7 +132,7 @@ async def test_where_access_is_denied_nothing_is_encoded_validated_or_made_known
     done: list[str] = []
 
     class Validators:
-        def hold(self, key: str, body: bytes) -> None:
+        def validate(self, key: str, body: bytes) -> None:
             done.append("validated")
 
     async with rig(log_of(path, log_path)) as bus:

@@ -27,7 +27,7 @@ class Backpressure(Protocol):
 class Validators(Protocol):
     """Validates events against the registered schemas when they are read."""
 
-    def receive(self, event: Event) -> None:
+    def validate_received(self, event: Event) -> None:
         """Raise `SchemaInvalid` if a strict schema rejects the event."""
 
 

@@ -19,8 +19,8 @@ class Validators(Protocol):
     """Validates payloads against the registered schemas before an event is stored."""
 
     @property
-    def hold(self) -> Callable[[str, bytes], None]:
-        """`hold(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
+    def validate(self) -> Callable[[str, bytes], None]:
+        """`validate(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
 
 
 class Host(Protocol):
