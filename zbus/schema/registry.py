@@ -38,7 +38,7 @@ class _Given(NamedTuple):
 
 
 class Host(Protocol):
-    """What the registry needs from the node."""
+    """The parts of the node that the registry uses."""
 
     @property
     def log(self) -> Log | None:
