@@ -1,5 +1,5 @@
-# Two commands do everything on a machine with Python 3.11 or later, make and a package registry:
-#   make demo    see it work          make test    prove that it works
+# Requirements: Python 3.11 or later, make and access to a package registry.
+#   make demo    run the demo         make test    run the tests
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -7,23 +7,24 @@ READY  := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo demo-pipeline test java browser system screenshots check bench faults lock clean
+.PHONY: help demo demo-pipeline test java browser system screenshots reference check bench faults lock clean
 
 help:
-	@echo "make demo    an embedded bus at work, about ten seconds; installs only what it needs"
-	@echo "make demo-pipeline    Spark's jobs over a log of 200,000 events; leaves a report in zbus-pipeline-demo/"
-	@echo "make test    the whole test suite, under 10 minutes"
-	@echo "make check   lint, types and import direction"
-	@echo "make bench   the benchmarks, each beside its peer; writes benchmarks/results/"
-	@echo "make faults  the long fault runs: 200 x kill -9 and more"
-	@echo "make lock    refresh requirements.lock and requirements-demo.lock from pyproject.toml"
+	@echo "make demo    run an embedded bus for about ten seconds; installs only the packages that it needs"
+	@echo "make demo-pipeline    run the Spark jobs on a log of 200,000 events; writes a report to zbus-pipeline-demo/"
+	@echo "make test    run the whole test suite, in under 10 minutes"
+	@echo "make check   check formatting, lint rules, types and import directions"
+	@echo "make bench   run the benchmarks against their peers; writes benchmarks/results/"
+	@echo "make faults  run the long fault tests: 200 x kill -9 and more"
+	@echo "make reference    write docs/reference/ from the code"
+	@echo "make lock    update requirements.lock and requirements-demo.lock from pyproject.toml"
 
 define CHECK_PYTHON
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	{ echo "zbus needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	{ echo "zbus needs Python 3.11 or later; choose one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 endef
 
-# Every package is pinned by version and hash; the build backend comes from the same lock.
+# Every package is pinned by version and hash, including the build backend.
 $(READY): requirements.lock pyproject.toml
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
@@ -31,12 +32,12 @@ $(READY): requirements.lock pyproject.toml
 	$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $(READY)
 
-# A part of the same environment, with the same versions: `make test` completes it. The lock has every dependency, so pip
-# need not resolve any, and modules are compiled when they are imported: both save time before the first line.
+# A part of the same environment with the same versions, which `make test` completes. The lock has all dependencies, so
+# pip does not resolve any, and modules are compiled on import: both shorten the time until the first output.
 FROM_DEMO_LOCK := --no-deps --require-hashes -r requirements-demo.lock
 $(DEMO_READY): requirements-demo.lock pyproject.toml
 	$(CHECK_PYTHON)
-	@echo "Installing what the demo needs into $(VENV) …"
+	@echo "Installing the packages of the demo into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) download --dest $(VENV)/packages $(FROM_DEMO_LOCK)
 	@du -sk $(VENV)/packages | awk '{ printf "%.0f MB of packages downloaded\n", $$1 / 1024 }'
@@ -52,7 +53,7 @@ demo-pipeline: java
 	rm -rf zbus-pipeline-demo
 	$(BIN)/zbus pipeline demo zbus-pipeline-demo
 
-# Programs that are not on PyPI: Debian's packages, installed if this user may. Otherwise one message names all of them.
+# Programs that are not on PyPI: Debian packages, installed if this user is allowed to. Otherwise one message lists them.
 java browser system: $(READY)
 	@packages= purposes=; \
 	lack() { packages="$$packages $$1"; purposes="$${purposes:+$$purposes; }$$2"; }; \
@@ -61,20 +62,25 @@ java browser system: $(READY)
 			lack openjdk-17-jre-headless "Spark needs Java 17 or later";; \
 	esac; \
 	case $@ in browser | system) \
-		command -v chromium >/dev/null || lack "chromium fonts-liberation" "the console is tested in Chromium"; \
-		command -v promtool >/dev/null || lack prometheus "its metrics are checked by promtool";; \
+		command -v chromium >/dev/null || lack "chromium fonts-liberation" "the tests run the console in Chromium"; \
+		command -v promtool >/dev/null || lack prometheus "promtool checks the metrics";; \
 	esac; \
 	[ -z "$$packages" ] || { \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
 		command -v apt-get >/dev/null && { [ -z "$$sudo" ] || $$sudo true 2>/dev/null; } && \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends $$packages; } || \
-		{ echo "$$purposes. Install what is missing: sudo apt-get install -y$$packages" >&2; exit 1; }
+		{ echo "$$purposes. Install the missing packages: sudo apt-get install -y$$packages" >&2; exit 1; }
 
 screenshots: browser
 	$(BIN)/python tests/browser/screenshots.py docs/images
 
+reference: $(READY)
+	$(BIN)/python tests/support/reference.py docs/reference
+
+# Python must keep compiled modules: otherwise each of several hundred processes compiles them again.
 test: system
-	$(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
+		--durations 20 --durations-min 1
 
 check: $(READY)
 	$(BIN)/ruff check .

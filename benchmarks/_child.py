@@ -1,4 +1,4 @@
-"""Measured in a fresh interpreter: `python benchmarks/_child.py TASK` prints one line of JSON.
+"""Measurements in a fresh interpreter: `python benchmarks/_child.py TASK` prints one line of JSON.
 
 Nothing but the standard library is imported before the task begins.
 """
@@ -25,14 +25,14 @@ ZENOH_SETTINGS = {
 
 
 def rss_mb() -> float:
-    """The resident memory of this process."""
+    """Return the resident memory of this process."""
     gc.collect()
     with open("/proc/self/statm") as numbers:
         return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def import_module(name: str) -> dict[str, Any]:
-    """How long one import takes, and what came with it."""
+    """Measure the duration of an import, and list the libraries that it loaded."""
     begin = time.perf_counter()
     __import__(name)
     took = time.perf_counter() - begin
@@ -40,7 +40,7 @@ def import_module(name: str) -> dict[str, Any]:
 
 
 def zbus_subscriptions(count: int) -> dict[str, Any]:
-    """Memory of subscriptions on a bus."""
+    """Measure the memory of subscriptions on a bus."""
     import asyncio
 
     import zbus
@@ -65,7 +65,7 @@ def _bare_session() -> Any:
 
 
 def zenoh_subscriptions(count: int) -> dict[str, Any]:
-    """Memory of bare zenoh subscribers with the default callback."""
+    """Measure the memory of bare zenoh subscribers with the default callback."""
     with _bare_session() as session:
         first = session.declare_subscriber("warm/up", lambda _: None)
         before = rss_mb()
@@ -77,7 +77,7 @@ def zenoh_subscriptions(count: int) -> dict[str, Any]:
 
 
 def zbus_idle(log: str) -> dict[str, Any]:
-    """Memory of an open bus with a log, over that of its libraries, and over that of `import zbus`."""
+    """Measure the memory of an open bus with a log, beyond its libraries and beyond `import zbus`."""
     import asyncio
 
     import zbus
@@ -105,7 +105,7 @@ def zbus_idle(log: str) -> dict[str, Any]:
 
 
 def bare_idle(path: str) -> dict[str, Any]:
-    """The same for a bare zenoh session beside a bare SQLite file."""
+    """Measure the memory of a bare zenoh session with a bare SQLite file."""
     import pysqlite3
     import zenoh  # noqa: F401
 
@@ -122,7 +122,7 @@ def bare_idle(path: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the task that the arguments name."""
+    """Run the task named by the arguments."""
     task, argument = sys.argv[1:]
     tasks: dict[str, Any] = {
         "import": lambda: import_module(argument),

@@ -1,9 +1,9 @@
-"""The server of `console_frames`: a bus in a process of its own, its web server, and events at a steady rate.
+"""The server process of `console_frames`: a bus, its web server, and events at a steady rate.
 
     python _console_server.py LOG EVENTS_PER_S
 
-The first line on stdout is the URL. It publishes from the first line on stdin to the second; then it prints how many
-events there were, and ends.
+The first line on stdout is the URL. It publishes from the first line on stdin to the second, then prints the number
+of events and ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import sys
 import time
 
 import zbus
-from zbus_web.http.settings import WebSettings
-from zbus_web.server.running import serving
+from zbus_web import WebSettings, serve
 
 KEYS, BURST_S = 50, 0.02
 
 
 async def main(path: str, events_per_s: int) -> None:
-    async with zbus.open(path) as bus, serving(bus, WebSettings(port=0)) as server:
+    async with zbus.open(path) as bus, serve(bus, WebSettings(port=0)) as server:
         print(server.url, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
@@ -29,7 +28,7 @@ async def main(path: str, events_per_s: int) -> None:
 
 
 async def publish(bus: zbus.Bus, events_per_s: int, end: asyncio.Task[str]) -> int:
-    """Spread over the keys; late bursts are made up for, so that the rate holds. Returns how many."""
+    """Publish events over all keys and catch up after delays to keep the rate. Returns their number."""
     publishers = [await bus.publisher(f"load/part-{number % 5}/device-{number}") for number in range(KEYS)]
     begin, sent = time.monotonic(), 0
     while not end.done():

@@ -1,11 +1,11 @@
-"""Two processes, one that publishes and one that receives, and how a benchmark drives them.
+"""Two child processes, one that publishes and one that receives, and the code that drives them.
 
     python benchmarks/_ends.py MODULE FUNCTION JSON
 
-runs a function of a benchmark in a fresh interpreter. Both ends go through the same turns, each begun by the
-benchmark: a warm-up, the events whose rate is measured, then single events, some time apart, whose latency is. The
-clock is the machine's monotonic one, the same in every process. No end leaves before it is told to, so nobody's
-closing is measured.
+runs a function of a benchmark in a fresh interpreter. Both ends run the same turns, each started by the benchmark: a
+warm-up, a stream of events to measure the rate, and single events, some time apart, to measure the latency. The clock
+is the machine's monotonic clock, which is the same in every process. Both ends stay open until
+the benchmark closes their stdin, so closing is not measured.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
-from _harness import PAYLOAD, Figure
+from _harness import PAYLOAD, Measurement
 
 WARM_UP = 2000
-PACE_S = 0.002  # between single events: long enough for each to find everything idle
+PACE_S = 0.002  # between single events: long enough that each meets an idle system
 WAIT_S = 120.0
-QUEUE_EVENTS = 512 * 1024  # what nats-py lets wait for a callback; the same for ours
+QUEUE_EVENTS = 512 * 1024  # the limit of pending messages of nats-py, also used for zbus
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many events are streamed, and how many come one by one."""
+    """The number of streamed events, and of single events."""
 
     events: int
     singles: int
@@ -46,8 +46,8 @@ class Plan:
 # In a child process.
 
 
-class Receipt:
-    """Counts what arrives at the receiving end; both sides of a comparison pay for the same call."""
+class ReceiveCounter:
+    """Counts received events. Both sides of a comparison make the same call."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -57,7 +57,7 @@ class Receipt:
         self._durations: list[int] = []
 
     def take(self, payload: bytes) -> bool:
-        """Count one; True once everything has come."""
+        """Count an event. Returns True once all events were received."""
         self._seen += 1
         if self._stamped:
             self._durations.append(monotonic_ns() - int.from_bytes(payload[:8]))
@@ -69,13 +69,13 @@ class Receipt:
         if self._turn == 1:
             self._until += self._plan.events
             self._cpu = time.process_time()
-            say(warm=True)
+            report(warm=True)
         elif self._turn == 2:
             self._until += self._plan.singles
             self._stamped = True
-            say(end_ns=now, cpu_s=time.process_time() - self._cpu)
+            report(end_ns=now, cpu_s=time.process_time() - self._cpu)
         else:
-            say(durations_ns=self._durations)
+            report(durations_ns=self._durations)
         return self._turn == 3
 
 
@@ -85,9 +85,9 @@ async def publish_in_turns(
     flush: Callable[[], Awaitable[object]] | None = None,
     many: Callable[[Iterable[bytes]], Awaitable[object]] | None = None,
 ) -> None:
-    """What a publishing end does. `many` takes the streamed events at once, where that is what is measured."""
+    """Run the turns of a publishing end. `many`, if given, publishes the streamed events in one call."""
     for count in (WARM_UP, plan.events):
-        await asyncio.to_thread(told)
+        await asyncio.to_thread(wait_for_turn)
         begin, cpu = monotonic_ns(), time.process_time()
         if many is not None:
             await many([PAYLOAD] * count)
@@ -96,41 +96,41 @@ async def publish_in_turns(
                 await publish(PAYLOAD)
         if flush is not None:
             await flush()
-        say(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
-    await asyncio.to_thread(told)
+        report(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
+    await asyncio.to_thread(wait_for_turn)
     for _ in range(plan.singles):
         await publish(stamped())
         await asyncio.sleep(PACE_S)
-    await asyncio.to_thread(told)
+    await asyncio.to_thread(wait_for_turn)
 
 
 def put_in_turns(plan: Plan, put: Callable[[bytes], object]) -> None:
-    """The same for a library without a loop."""
+    """Run the turns of a publishing end with a library without an event loop."""
     for count in (WARM_UP, plan.events):
-        told()
+        wait_for_turn()
         begin, cpu = monotonic_ns(), time.process_time()
         for _ in range(count):
             put(PAYLOAD)
-        say(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
-    told()
+        report(begin_ns=begin, end_ns=monotonic_ns(), cpu_s=time.process_time() - cpu)
+    wait_for_turn()
     for _ in range(plan.singles):
         put(stamped())
         time.sleep(PACE_S)
-    told()
+    wait_for_turn()
 
 
 def stamped() -> bytes:
-    """A payload of the usual size that says when it was made."""
+    """Return a payload of the usual size that starts with the current time."""
     return monotonic_ns().to_bytes(8) + PAYLOAD[8:]
 
 
-def say(**found: Any) -> None:
-    """Tell the benchmark."""
+def report(**found: Any) -> None:
+    """Send a JSON line to the benchmark."""
     print(json.dumps(found), flush=True)
 
 
-def told() -> None:
-    """Wait until the benchmark says that the next turn begins, or has gone."""
+def wait_for_turn() -> None:
+    """Wait until the benchmark starts the next turn or ends."""
     sys.stdin.readline()
 
 
@@ -138,17 +138,17 @@ def told() -> None:
 
 
 class End:
-    """A child process: what it says, and what it is told."""
+    """A child process that sends JSON lines and waits for its turns."""
 
     def __init__(self, module: str, function: str, arguments: dict[str, Any]) -> None:
-        self._name, self._is_ours = f"{module}.{function}", True
+        self._name, self._is_own = f"{module}.{function}", True
         self._start([sys.executable, __file__, module, function, json.dumps(arguments)])
 
     @classmethod
     def command(cls, *arguments: str) -> End:
-        """Some other command that says JSON lines."""
+        """Start another command that prints JSON lines."""
         end = cls.__new__(cls)
-        end._name, end._is_ours = " ".join(arguments[:2]), False
+        end._name, end._is_own = " ".join(arguments[:2]), False
         end._start(list(arguments))
         return end
 
@@ -162,19 +162,19 @@ class End:
         for reader in self._readers:
             reader.start()
 
-    def hears(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The next thing it says; an error with its last words where it says nothing."""
+    def receive(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """Return its next message. Raises `RuntimeError` with its stderr if there is none in time."""
         try:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
             line = ""
         if not line:
-            raise RuntimeError(f"{self._name} said nothing more: {''.join(self._errors)[-2000:] or 'no error'}")
+            raise RuntimeError(f"{self._name} sent no further message: {''.join(self._errors)[-2000:] or 'no error'}")
         found: dict[str, Any] = json.loads(line)
         return found
 
     def go(self) -> None:
-        """Let it begin its next turn."""
+        """Start its next turn."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -187,8 +187,8 @@ class End:
     ) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.close()  # which tells it to leave, if it is one of ours
-            if not self._is_ours:
+            self._process.stdin.close()  # ends a child of this module
+            if not self._is_own:
                 self._process.terminate()
             if kind is None:
                 self._process.wait(10)
@@ -215,28 +215,28 @@ def measure(
     receiver: tuple[str, str, dict[str, Any]],
     sender: tuple[str, str, dict[str, Any]],
     *between: Callable[[], End],
-) -> Figure:
-    """The rate from the first publish to the last receipt, and the latency of single events.
+) -> Measurement:
+    """Measure the rate from the first publish to the last received event, and the latency of single events.
 
-    An end is a module, a function in it and its arguments; `between` starts what stands between the two, once the
-    receiving end is there.
+    An end is a module, a function in it and its arguments; `between` starts processes between the two, such as a
+    bridge, once the receiving end is ready.
     """
     with ExitStack() as stack:
         receiving = stack.enter_context(_end(receiver, plan))
-        receiving.hears()
+        receiving.receive()
         for start in between:
-            stack.enter_context(start()).hears()
+            stack.enter_context(start()).receive()
         sending = stack.enter_context(_end(sender, plan))
-        sending.hears()
+        sending.receive()
         sending.go()
-        sending.hears()
-        receiving.hears()
+        sending.receive()
+        receiving.receive()
         sending.go()
-        published, received = sending.hears(), receiving.hears()
+        published, received = sending.receive(), receiving.receive()
         sending.go()
-        durations: list[int] = receiving.hears()["durations_ns"]
+        durations: list[int] = receiving.receive()["durations_ns"]
     per_event = 1e6 / plan.events
-    return Figure(
+    return Measurement(
         plan.events / (received["end_ns"] - published["begin_ns"]) * 1e9,
         durations,
         {
@@ -253,14 +253,14 @@ def _end(end: tuple[str, str, dict[str, Any]], plan: Plan) -> End:
 
 
 def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
+    """Return a loopback port that was just free."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
 def main() -> None:
-    """Run the function that the arguments name."""
+    """Run the function named by the arguments."""
     module, function, arguments = sys.argv[1:]
     found = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     if asyncio.iscoroutine(found):

@@ -1,8 +1,8 @@
-"""What every benchmark shares: rows, rounds, percentiles, a folder on a real disk, the machine.
+"""Shared code of the benchmarks: rows, rounds, percentiles, a folder on a real disk, and the machine.
 
-A row is one question with its answer: our figure, the peer's, and the ratio of the two. Ratios are
-taken round by round, because both sides of a round see the same machine; the row's ratio is the
-median of the rounds, never the best.
+A row compares a measurement of zbus with one of a peer. Ratios are taken round by round, because
+both sides of a round see the same machine; the row's ratio is the median of the rounds, never the
+best.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ TargetIs = Literal["ratio at least", "ratio at most", "zbus at most", "more than
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much to measure. `quick` shows that everything runs; its figures mean little."""
+    """The amount of work. `quick` only checks that everything runs; its results mean little."""
 
     quick: bool = False
 
     def of(self, full: int, quick: int) -> int:
-        """The size for this run."""
+        """Return the size for this run."""
         return quick if self.quick else full
 
 
 @dataclass
-class Figure:
-    """What one side did in one round: a value, the durations of single events, and what it took besides."""
+class Measurement:
+    """The result of one side in one round: a value, the durations of single events, and extra values."""
 
     value: float
     durations_ns: list[int] = field(default_factory=list, repr=False)
-    besides: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Row:
-    """One question answered, as it is printed and stored."""
+    """The result of one comparison, as it is printed and stored."""
 
     benchmark: str
-    question: str
+    title: str
     unit: str
     zbus: float
     peer: float
@@ -67,18 +67,18 @@ class Row:
     p50_us: dict[str, float | None] = field(default_factory=dict)
     p99_us: dict[str, float | None] = field(default_factory=dict)
     also: dict[str, Any] = field(default_factory=dict)
-    broken: str = ""  # what is wrong whatever the figures say
+    broken: str = ""  # the reason why the row is invalid, whatever its values
 
     @property
     def reached(self) -> float:
-        """The figure that the target is about."""
+        """The value that is compared with the target."""
         if self.target_is == "more than peer at most":
             return self.zbus - self.peer
         return self.zbus if self.target_is == "zbus at most" else self.ratio
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached."""
+        """Whether the target is met."""
         if self.broken:
             return False
         if self.target_is == "ratio at least":
@@ -86,32 +86,35 @@ class Row:
         return self.reached <= self.target
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that is known of the row."""
+        """Return all fields of the row."""
         return asdict(self) | {"met": self.met}
 
 
 def compare(
     benchmark: str,
-    question: str,
+    title: str,
     *,
     unit: str,
     peer_name: str,
-    rounds: Sequence[tuple[Figure, Figure]],
+    rounds: Sequence[tuple[Measurement, Measurement]],
     target: float,
     target_is: TargetIs = "ratio at least",
     versions: dict[str, dict[str, str]],
     broken: str = "",
     **also: Any,
 ) -> Row:
-    """The row of some rounds of (ours, the peer's)."""
+    """Return the row of some rounds of (zbus, peer)."""
     sides = {"zbus": [ours for ours, _ in rounds], "peer": [theirs for _, theirs in rounds]}
-    durations = {side: [each for figure in figures for each in figure.durations_ns] for side, figures in sides.items()}
+    durations = {
+        side: [each for measurement in measurements for each in measurement.durations_ns]
+        for side, measurements in sides.items()
+    }
     return Row(
         benchmark,
-        question,
+        title,
         unit,
-        zbus=statistics.median(figure.value for figure in sides["zbus"]),
-        peer=statistics.median(figure.value for figure in sides["peer"]),
+        zbus=statistics.median(measurement.value for measurement in sides["zbus"]),
+        peer=statistics.median(measurement.value for measurement in sides["peer"]),
         peer_name=peer_name,
         ratio=statistics.median(ours.value / theirs.value for ours, theirs in rounds),
         target=target,
@@ -125,20 +128,22 @@ def compare(
     )
 
 
-def _round(ours: Figure, theirs: Figure) -> dict[str, float]:
+def _round(ours: Measurement, theirs: Measurement) -> dict[str, float]:
     found = {"zbus": ours.value, "peer": theirs.value, "ratio": ours.value / theirs.value}
-    for side, figure in (("zbus", ours), ("peer", theirs)):
-        found |= {f"{side}_{name}": value for name, value in figure.besides.items()}
+    for side, measurement in (("zbus", ours), ("peer", theirs)):
+        found |= {f"{side}_{name}": value for name, value in measurement.extra.items()}
     return found
 
 
-def median_of(figures: Sequence[Figure]) -> float:
-    """The median of some rounds of one side, for a remark."""
-    return statistics.median(figure.value for figure in figures)
+def median_of(measurements: Sequence[Measurement]) -> float:
+    """Return the median of some rounds of one side."""
+    return statistics.median(measurement.value for measurement in measurements)
 
 
-def alternate(rounds: int, ours: Callable[[], Figure], theirs: Callable[[], Figure]) -> list[tuple[Figure, Figure]]:
-    """Measure both sides in turn; every other round the peer goes first."""
+def alternate(
+    rounds: int, ours: Callable[[], Measurement], theirs: Callable[[], Measurement]
+) -> list[tuple[Measurement, Measurement]]:
+    """Measure both sides in turn. The peer goes first in every other round."""
     found = []
     for round_ in range(rounds):
         if round_ % 2:
@@ -149,10 +154,10 @@ def alternate(rounds: int, ours: Callable[[], Figure], theirs: Callable[[], Figu
     return found
 
 
-def settled(measure: Callable[[], Figure]) -> Figure:
-    """Measure with what came before out of the way: its garbage collected, its unwritten pages on disk.
+def settled(measure: Callable[[], Measurement]) -> Measurement:
+    """Collect garbage and sync the disk, then measure.
 
-    Otherwise our fsync would pay for the pages that a peer left unsynced, and the other way round.
+    Otherwise an fsync of zbus would write pages that the peer left unsynced, and vice versa.
     """
     gc.collect()
     os.sync()
@@ -160,7 +165,7 @@ def settled(measure: Callable[[], Figure]) -> Figure:
 
 
 def percentile_us(durations_ns: Sequence[int], percent: int) -> float | None:
-    """A percentile in microseconds; None where nothing was timed one by one."""
+    """Return a percentile in microseconds, or None without durations."""
     if not durations_ns:
         return None
     ordered = sorted(durations_ns)
@@ -169,7 +174,7 @@ def percentile_us(durations_ns: Sequence[int], percent: int) -> float | None:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for logs and servers, on the disk of this repository and not on one in memory."""
+    """Create a folder for logs and servers on the disk of this repository, which is not in memory."""
     RESULTS.mkdir(exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="bench-", dir=RESULTS))
     try:
@@ -179,7 +184,7 @@ def folder() -> Iterator[Path]:
 
 
 def zbus_versions() -> dict[str, str]:
-    """Our side."""
+    """Return the versions of zbus and its libraries."""
     import pysqlite3
 
     names = {"zbus": "zbus-mesh", "eclipse-zenoh": "eclipse-zenoh", "sqlalchemy": "sqlalchemy"}
@@ -187,17 +192,17 @@ def zbus_versions() -> dict[str, str]:
 
 
 def sqlite_versions(module: Any) -> dict[str, str]:
-    """The driver and the library in it."""
+    """Return the versions of the driver and of SQLite."""
     return {"pysqlite3": version("pysqlite3"), "sqlite": module.sqlite_version}
 
 
 def zenoh_versions() -> dict[str, str]:
-    """Bare zenoh as the peer."""
+    """Return the version of bare zenoh."""
     return {"eclipse-zenoh": version("eclipse-zenoh")}
 
 
 def machine() -> dict[str, Any]:
-    """Where this was measured, with the cost of one fsync there."""
+    """Return the machine of the measurement, with the duration of an fsync."""
     with folder() as where:
         synced = fsync_ns(where)
         file_system = _file_system(where)
@@ -214,7 +219,7 @@ def machine() -> dict[str, Any]:
 
 
 def fsync_ns(where: Path) -> list[int]:
-    """How long it takes to append a page to a file and sync it, each time."""
+    """Return the durations of appending a page to a file and syncing it."""
     durations = []
     with (where / "fsync").open("wb", buffering=0) as file:
         for _ in range(FSYNC_TRIES):
@@ -232,14 +237,14 @@ def _cpu_model() -> str:
 
 
 def _file_system(where: Path) -> str:
-    """The type of the mount that holds `where`: the longest mount point that is a parent of it."""
+    """Return the file system type of `where`: that of the longest mount point above it."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     inside = {point: kind for point, kind in mounts if where.resolve().is_relative_to(point)}
     return inside[max(inside, key=len)] if inside else "unknown"
 
 
-def alone(rows: Callable[[Sizes], list[Row]]) -> None:
-    """Run one benchmark by itself: `python benchmarks/<file>.py [--quick]`."""
+def run_one(rows: Callable[[Sizes], list[Row]]) -> None:
+    """Run one benchmark: `python benchmarks/<file>.py [--quick]`."""
     from _table import table
     from rich.console import Console
 

@@ -25,14 +25,14 @@ SERVER = Path(sys.executable).with_name("nats-server")
 STREAM = "BENCH"
 SUBJECTS = 256
 IN_FLIGHT = 1000
-TIMED_EVERY = 10  # timing a publish costs a callback, and the peer shall not pay for our curiosity
+TIMED_EVERY = 10  # timing a publish needs a callback, which must not slow down the peer
 START_S = 15.0
 WAIT_S = 120.0
 
 
 @contextmanager
 def nats_server(where: Path, *, sync_always: bool) -> Iterator[str]:
-    """A server with JetStream on a free port of loopback; the URL to reach it."""
+    """Run a server with JetStream on a free loopback port, and yield its URL."""
     where.mkdir()
     sync = "sync_interval: always" if sync_always else ""
     config = where / "server.conf"
@@ -63,15 +63,15 @@ def _url(process: subprocess.Popen[bytes], where: Path) -> str:
 
 
 def peer_versions() -> dict[str, str]:
-    """The client and the server."""
-    asked = subprocess.run([str(SERVER), "--version"], capture_output=True, text=True, timeout=10, check=True)
-    found = re.search(r"v([\d.]+)", asked.stdout)
-    return {"nats-py": version("nats-py"), "nats-server": found.group(1) if found else asked.stdout.strip()}
+    """Return the versions of the client and the server."""
+    printed = subprocess.run([str(SERVER), "--version"], capture_output=True, text=True, timeout=10, check=True)
+    found = re.search(r"v([\d.]+)", printed.stdout)
+    return {"nats-py": version("nats-py"), "nats-server": found.group(1) if found else printed.stdout.strip()}
 
 
 @asynccontextmanager
 async def fresh_stream(url: str) -> AsyncIterator[JetStreamContext]:
-    """A connection and an empty stream on disk, removed afterwards."""
+    """Open a connection and create an empty stream on disk; remove it afterwards."""
     client = await nats.connect(url)
     try:
         stream = client.jetstream(publish_async_max_pending=IN_FLIGHT, timeout=WAIT_S)
@@ -89,7 +89,7 @@ async def fresh_stream(url: str) -> AsyncIterator[JetStreamContext]:
 
 
 async def publish(stream: JetStreamContext, events: int) -> list[int]:
-    """Publish with 1,000 in flight and wait for every acknowledgement; return the durations that were sampled."""
+    """Publish with 1,000 in flight and wait for every acknowledgement. Returns sampled durations."""
     durations: list[int] = []
     for number in range(events):
         begin = perf_counter_ns()
@@ -102,7 +102,7 @@ async def publish(stream: JetStreamContext, events: int) -> list[int]:
 
 
 async def expect_stored(stream: JetStreamContext, events: int) -> None:
-    """Every publish was stored: an error in an acknowledgement nobody looked at would show here."""
+    """Check that every publish was stored: acknowledgements are not checked for errors."""
     stored = (await stream.stream_info(STREAM)).state.messages
     if stored != events:
         raise RuntimeError(f"JetStream stored {stored} of {events}")
@@ -114,7 +114,7 @@ def _timed(durations: list[int], begin: int, acknowledged: asyncio.Future[object
 
 
 async def delivery(stream: JetStreamContext, events: int) -> asyncio.Event:
-    """An ordered push consumer with a callback; the event is set when it has seen `events` messages."""
+    """Start an ordered push consumer. The returned event is set once it has received `events` messages."""
     done, seen = asyncio.Event(), 0
 
     async def received(_: Msg) -> None:

@@ -1,4 +1,4 @@
-"""Spark for the benchmarks: one session, a log of many events, and how long a whole scan takes."""
+"""Spark for the benchmarks: one session, a large log, and the duration of a full scan."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CHUNK = 1000
 
 @cache
 def spark() -> Any:
-    """The session: two cores, and its fixed costs paid before anything is measured."""
+    """Return a warmed-up session with two cores."""
     made = zbus_spark.session("local[2]", spark__driver__memory="3g")
     made.range(1000).write.format("noop").mode("overwrite").save()
     return made
 
 
 def fill(log: Path, events: int) -> None:
-    """A log of `events` events of ~100 bytes, spread evenly over 100 keys as time passes."""
+    """Create a log of `events` events of ~100 bytes, spread evenly over 100 keys."""
 
     async def publish() -> None:
         async with zbus.open(log) as bus:
@@ -43,12 +43,12 @@ def fill(log: Path, events: int) -> None:
 
 
 def scanned(frame: Any) -> int:
-    """How long it takes Spark to have every column of every row, in ns."""
+    """Return the time in ns that Spark takes to read every column of every row."""
     begin = perf_counter_ns()
     frame.write.format("noop").mode("overwrite").save()
     return perf_counter_ns() - begin
 
 
 def spark_versions() -> dict[str, str]:
-    """Our side, with Spark."""
+    """Return the versions of zbus and Spark."""
     return zbus_versions() | {name: version(name) for name in ("pyspark", "pyarrow", "adbc-driver-sqlite")}

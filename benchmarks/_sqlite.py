@@ -1,4 +1,4 @@
-"""Bare pysqlite3 as the peer: a file of the log's own schema and settings, and rows for it made in advance."""
+"""Bare pysqlite3 as the peer: a file with the log's schema and settings, and rows built in advance."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BareRow = tuple[int, int, int, int, int, int, None, bytes]
 
 @contextmanager
 def bare_file(path: Path) -> Iterator[Any]:
-    """A connection to an empty log that nobody else has open: WAL, synchronous=FULL, the same pages."""
+    """Open the only connection to an empty log: WAL, synchronous=FULL, the same page size."""
     SqliteLog(str(path)).close(5.0)
     connection = pysqlite3.connect(str(path), isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA journal_size_limit=67108864")
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            raise RuntimeError("the log's file is not in WAL mode")
+            raise RuntimeError("the log file is not in WAL mode")
         connection.execute("INSERT INTO keys (id, key) VALUES (1, 'bench/orders/created')")
         yield connection
     finally:
@@ -36,7 +36,7 @@ def bare_file(path: Path) -> Iterator[Any]:
 
 
 def bare_rows(first: int, count: int) -> list[BareRow]:
-    """Rows as the log would store them, at the offsets from `first` on."""
+    """Return rows as the log would store them, starting at offset `first`."""
     published_at, publisher = 1_700_000_000_000_000_000, 1 << 52
     return [
         (at, publisher, at, published_at + at, 1, 4_000_000_000, None, PAYLOAD) for at in range(first, first + count)

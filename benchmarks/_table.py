@@ -1,4 +1,4 @@
-"""The rows as people read them: a table on a terminal, and the same as GitHub markdown."""
+"""Tables of rows: for a terminal, and as GitHub markdown."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from _harness import Row
 from rich.table import Table
 
-HEADINGS = ("question", "zbus", "peer", "ratio", "target", "met", "p50 / p99, zbus", "p50 / p99, peer")
+HEADINGS = ("benchmark", "zbus", "peer", "ratio", "target", "met", "p50 / p99, zbus", "p50 / p99, peer")
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A table for a terminal."""
-    made = Table(*HEADINGS, title="zbus beside its peers", show_lines=True)
+    """Return a table for a terminal."""
+    made = Table(*HEADINGS, title="zbus compared with its peers", show_lines=True)
     for row in rows:
         colour = "green" if row.met else "red"
-        question, zbus, peer, ratio, target, met, *latencies = cells(row)
-        made.add_row(question, zbus, peer, ratio, target, f"[{colour}]{met}[/]", *latencies)
+        title, zbus, peer, ratio, target, met, *latencies = cells(row)
+        made.add_row(title, zbus, peer, ratio, target, f"[{colour}]{met}[/]", *latencies)
     return made
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same table for the README."""
+    """Return the table as markdown for the README."""
     lines = [" | ".join(HEADINGS), " | ".join(["---"] * len(HEADINGS))]
     lines += [" | ".join(cells(row)) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row as text."""
+    """Return the cells of a row as text."""
     return (
-        row.question,
+        row.title,
         _amount(row.zbus, row.unit),
         f"{_amount(row.peer, row.unit)} ({row.peer_name})",
         f"{row.ratio:.2f}",

@@ -1,4 +1,4 @@
-"""The measuring end of the web benchmarks: the server's process, and cheap clients on bare asyncio protocols."""
+"""The client side of the web benchmarks: the server process, and cheap clients on bare asyncio protocols."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENT = re.compile(rb'"key": ?"([^"]+)".*?"published_ns": ?"(\d+)".*?"payload":
 
 
 class Child:
-    """A server of `_web_child.py`."""
+    """A server process of `_web_child.py`."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, str(CHILD), *arguments]
@@ -29,18 +29,18 @@ class Child:
         self.port = int(self._read()["port"])
 
     def rss_mb(self) -> float:
-        """Its resident memory."""
+        """Return its resident memory."""
         with open(f"/proc/{self.process.pid}/statm") as numbers:
             return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def cpu_s(self) -> float:
-        """The processor time that it has used."""
+        """Return the processor time that it has used."""
         with open(f"/proc/{self.process.pid}/stat") as numbers:
             fields = numbers.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def play(self, *arguments: float) -> dict[str, Any]:
-        """Let it publish; what it published."""
+        """Let it publish. Returns the numbers of published events."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(arguments) + "\n")
         self.process.stdin.flush()
@@ -54,7 +54,7 @@ class Child:
 
 @contextmanager
 def child(*arguments: str) -> Iterator[Child]:
-    """A server while the block runs."""
+    """Run a server during the block."""
     running = Child(*arguments)
     try:
         yield running
@@ -69,7 +69,7 @@ def child(*arguments: str) -> Iterator[Child]:
 
 
 class Reader(asyncio.Protocol):
-    """One client of a feed: it checks that the events of each key come in order, and notes how long they took."""
+    """A client of an event stream. It checks the order of each key's events and measures their latency."""
 
     def __init__(self, path: str, latencies_ns: list[int]) -> None:
         self._path, self._latencies = path, latencies_ns
@@ -101,7 +101,7 @@ class Reader(asyncio.Protocol):
 
 
 class Poster(asyncio.Protocol):
-    """One connection that posts, and posts again when it is answered."""
+    """A connection that posts again as soon as it receives a response."""
 
     def __init__(self, request: bytes, budget: list[int], durations_ns: list[int]) -> None:
         self._request, self._budget, self._durations = request, budget, durations_ns
@@ -122,7 +122,7 @@ class Poster(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
-        if not data.endswith(b"}"):  # the body of every answer is one JSON object
+        if not data.endswith(b"}"):  # the body of every response is one JSON object
             self._rest = data
             return
         self._rest = b""
@@ -134,12 +134,12 @@ class Poster(asyncio.Protocol):
 
 
 def allow_files(number: int) -> None:
-    """So many connections at once, in this process and its children."""
+    """Raise the limit of open files for this number of connections, in this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < number:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(number, hard), hard))
 
 
 def web_versions() -> dict[str, str]:
-    """The libraries under both sides."""
+    """Return the versions of the libraries that both sides use."""
     return {name: version(name) for name in ("starlette", "sse-starlette", "uvicorn", "httptools")}

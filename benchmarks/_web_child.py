@@ -1,4 +1,4 @@
-"""A server in a process of its own: `python benchmarks/_web_child.py TASK [LOG]`. It prints its port, then obeys stdin.
+"""A server process: `python benchmarks/_web_child.py TASK [LOG]`. It prints its port, then reads commands from stdin.
 
 `zbus`: a bus with its log, served as `zbus serve` does. `bare-feeds`: sse-starlette as its documents show it, a queue
 in memory for each client. `bare-post`: a starlette handler that reads the body and answers at once. All run on uvicorn
@@ -27,10 +27,9 @@ def own(client: int) -> str:
 @asynccontextmanager
 async def zbus_server(log: str) -> AsyncIterator[tuple[int, Publish]]:
     import zbus
-    from zbus_web.http.settings import WebSettings
-    from zbus_web.server.running import serving
+    from zbus_web import WebSettings, serve
 
-    async with zbus.open(log) as bus, serving(bus, WebSettings(port=0)) as server:
+    async with zbus.open(log) as bus, serve(bus, WebSettings(port=0)) as server:
         publishers: dict[str, zbus.EventPublisher] = {}
 
         async def publish(key: str, payload: bytes) -> None:
@@ -53,7 +52,7 @@ async def bare_server(routes: list[Any]) -> AsyncIterator[int]:
     settings = WebSettings(port=0)
     listener = listen(settings)
     server = uvicorn.Server(uvicorn_config(Starlette(routes=routes), settings))
-    task = asyncio.create_task(server.serve([listener]))  # the socket takes connections already
+    task = asyncio.create_task(server.serve([listener]))  # the socket already accepts connections
     yield listener.getsockname()[1]
     server.should_exit = server.force_exit = True
     await asyncio.wait((task,), timeout=5)
@@ -109,7 +108,7 @@ async def bare_post() -> AsyncIterator[tuple[int, Publish]]:
 
 
 async def play(publish: Publish, clients: int, seconds: float, own_per_s: int, all_per_s: int) -> dict[str, Any]:
-    """Publish evenly, in ticks of 10 ms, each event numbered within its key; tells how many of each there were."""
+    """Publish evenly, in ticks of 10 ms, with events numbered per key. Returns the numbers of events."""
     loop = asyncio.get_running_loop()
     begin, sent_own, sent_all = loop.time(), 0, 0
     waiting: set[asyncio.Task[Any]] = set()

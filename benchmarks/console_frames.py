@@ -1,7 +1,7 @@
-"""With 1,000 events a second in the console: the longest that the browser goes without a new frame?
+"""How long is the longest frame of the console in a browser with 1,000 events per second?
 
 Measured in the page itself, from one animation frame to the next, in Debian's chromium without a graphics card. The
-peer is the same page over the same server without events: what the browser and the machine take anyway.
+peer is the same page over the same server without events: the cost of the browser and the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _harness import Figure, Row, Sizes, compare, folder, zbus_versions
+from _harness import Measurement, Row, Sizes, compare, folder, zbus_versions
 from playwright.sync_api import Page, sync_playwright
 
 SERVER = Path(__file__).with_name("_console_server.py")
@@ -46,7 +46,7 @@ TAKE = "() => { const found = window.frames_found; window.frames_found = null; r
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row."""
+    """Measure the row."""
     seconds = sizes.of(20, 2)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
@@ -72,8 +72,8 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def _round(page: Page, seconds: int) -> tuple[Figure, Figure, int, int]:
-    """The page under load and at rest, how many events there were, and how many reached it."""
+def _round(page: Page, seconds: int) -> tuple[Measurement, Measurement, int, int]:
+    """Measure the page under load and at rest. Also returns the published events and those that reached the page."""
     with folder() as where:
         command = [sys.executable, str(SERVER), str(Path(where) / "app.db"), str(EVENTS_PER_S)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -95,7 +95,7 @@ def _round(page: Page, seconds: int) -> tuple[Figure, Figure, int, int]:
 
 
 def _received(page: Page, published: int) -> int:
-    """How many events reached the page, once all have or it has had the time for it."""
+    """Return the number of events that reached the page, once all have or after a timeout."""
     received = 0
     for _ in range(200):
         received = int(page.evaluate("zbusConsole.playback.received"))
@@ -105,10 +105,10 @@ def _received(page: Page, published: int) -> int:
     return received
 
 
-def _watch(page: Page, seconds: int) -> Figure:
+def _watch(page: Page, seconds: int) -> Measurement:
     page.evaluate(WATCH)
     page.wait_for_timeout(seconds * 1000)
     found: dict[str, Any] = page.evaluate(TAKE)
     frames = sorted(found["frames"])
-    besides = {"frames_per_s": len(frames) / seconds, "longest_task_ms": max(found["tasks"], default=0.0)}
-    return Figure(frames[-1], [int(each * 1e6) for each in frames], besides)
+    extra = {"frames_per_s": len(frames) / seconds, "longest_task_ms": max(found["tasks"], default=0.0)}
+    return Measurement(frames[-1], [int(each * 1e6) for each in frames], extra)

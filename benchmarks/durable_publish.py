@@ -1,9 +1,9 @@
-"""How many durable publishes a second, delivered to a subscriber, beside JetStream through nats-py?
+"""How many durable publishes per second, delivered to a subscriber, compared with JetStream through nats-py?
 
-Ours: 256 publishers that each await every publish, on one bus whose log syncs each commit. The peer:
-1,000 publishes in flight, once syncing each message as we do, and once with its default, which
-acknowledges before anything is synced. Both sides do the same work: every event is acknowledged and
-delivered to one subscriber. What the peer reaches without any subscriber is kept beside it.
+zbus: 256 publishers that each await every publish, on one bus whose log syncs each commit. The
+peer: 1,000 publishes in flight, once syncing each message like zbus, and once with its default,
+which acknowledges before it syncs. Both sides do the same work: every event is acknowledged and
+delivered to one subscriber. The rate of the peer without a subscriber is stored in the same row.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import _nats
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, zbus_versions
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, folder, run_one, zbus_versions
 
 import zbus
 
 PUBLISHERS = 256
 WARM_UP_EACH = 8
 TARGETS = {"always": 20.0, "default": 4.0}
-QUESTIONS = {
-    "always": "durable publishes, 256 awaiting, delivered, beside JetStream `sync_interval: always`",
-    "default": "the same beside JetStream's default, which acknowledges before fsync",
+TITLES = {
+    "always": "durable publishes, 256 awaiting, delivered vs. JetStream `sync_interval: always`",
+    "default": "the same vs. JetStream's default, which acknowledges before fsync",
 }
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """Both questions."""
+    """Measure both rows."""
     events = PUBLISHERS * sizes.of(200, 16)
     return [_row(sync, events, sizes.of(5, 1)) for sync in ("always", "default")]
 
@@ -44,7 +44,7 @@ def _row(sync: str, events: int, rounds: int) -> Row:
     alone_ = [ours.value / peer for (ours, _), peer in zip(found, also["peer_publish_only"], strict=True)]
     return compare(
         "durable_publish",
-        QUESTIONS[sync],
+        TITLES[sync],
         unit="events/s",
         peer_name=f"JetStream, sync {sync}",
         rounds=found,
@@ -56,20 +56,20 @@ def _row(sync: str, events: int, rounds: int) -> Row:
     )
 
 
-def _ours(where: Path, events: int) -> Callable[[], Figure]:
+def _ours(where: Path, events: int) -> Callable[[], Measurement]:
     return lambda: asyncio.run(measure_zbus(where / f"log-{time.time_ns()}.db", events))
 
 
-def _theirs(url: str, events: int, also: dict[str, list[float]]) -> Callable[[], Figure]:
-    def measure() -> Figure:
+def _theirs(url: str, events: int, also: dict[str, list[float]]) -> Callable[[], Measurement]:
+    def measure() -> Measurement:
         also["peer_publish_only"].append(asyncio.run(measure_jetstream(url, events, delivered=False)).value)
         return asyncio.run(measure_jetstream(url, events, delivered=True))
 
     return measure
 
 
-async def measure_zbus(log: Path, events: int) -> Figure:
-    """Events a second until the last one is acknowledged and delivered; the duration of each publish."""
+async def measure_zbus(log: Path, events: int) -> Measurement:
+    """Measure events per second until the last one is acknowledged and delivered, and each publish."""
     async with zbus.open(log) as bus:
         publishers = [await bus.publisher(f"bench/orders/p{number}") for number in range(PUBLISHERS)]
         async with bus.subscribe("bench/**", overflow="spill") as subscription:
@@ -77,11 +77,11 @@ async def measure_zbus(log: Path, events: int) -> Figure:
             begin = perf_counter_ns()
             durations = await turn(publishers, subscription, events // PUBLISHERS)
             elapsed = perf_counter_ns() - begin
-    return Figure(events / elapsed * 1e9, durations)
+    return Measurement(events / elapsed * 1e9, durations)
 
 
 async def turn(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, each: int) -> list[int]:
-    """Every publisher publishes so many, and one reader reads them all; the duration of each publish."""
+    """Publish `each` events per publisher and read all. Returns the duration of each publish."""
     durations: list[int] = []
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_receive(subscription, each * len(publishers)))
@@ -104,8 +104,8 @@ async def _receive(subscription: zbus.EventSubscriber, events: int) -> None:
             return
 
 
-async def measure_jetstream(url: str, events: int, *, delivered: bool) -> Figure:
-    """Events a second until the last one is acknowledged and, if asked for, delivered."""
+async def measure_jetstream(url: str, events: int, *, delivered: bool) -> Measurement:
+    """Measure events per second until the last one is acknowledged and, if requested, delivered."""
     warm_up = PUBLISHERS * WARM_UP_EACH
     async with _nats.fresh_stream(url) as stream:
         seen = await _nats.delivery(stream, warm_up + events) if delivered else None
@@ -116,8 +116,8 @@ async def measure_jetstream(url: str, events: int, *, delivered: bool) -> Figure
             await asyncio.wait_for(seen.wait(), _nats.WAIT_S)
         elapsed = perf_counter_ns() - begin
         await _nats.expect_stored(stream, warm_up + events)
-    return Figure(events / elapsed * 1e9, durations)
+    return Measurement(events / elapsed * 1e9, durations)
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

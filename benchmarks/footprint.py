@@ -1,7 +1,7 @@
-"""What does zbus cost before it does anything: memory per subscription, `import zbus`, an idle bus?
+"""How much do a subscription, `import zbus` and an idle bus cost?
 
-Each figure is taken in fresh processes. The peers: subscribers of bare zenoh with the default
-callback; `import nats`; a bare zenoh session beside a bare SQLite file. The targets are absolute.
+Each measurement runs in fresh processes. The peers: bare zenoh subscribers with the default
+callback; `import nats`; a bare zenoh session with a bare SQLite file. The targets are absolute.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import pysqlite3
 from _harness import (
-    Figure,
+    Measurement,
     Row,
     Sizes,
-    alone,
     alternate,
     compare,
     folder,
+    run_one,
     sqlite_versions,
     zbus_versions,
     zenoh_versions,
@@ -34,12 +34,12 @@ TARGET_SUBSCRIPTIONS_MB, TARGET_IMPORT_MS, TARGET_IDLE_MB = 10.0, 150.0, 25.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The three questions."""
+    """Measure the three rows."""
     return [_subscriptions(sizes), _import(sizes), _idle(sizes)]
 
 
 def child(task: str, argument: object) -> dict[str, Any]:
-    """What a fresh interpreter measured."""
+    """Run a task in a fresh interpreter and return its result."""
     command = [sys.executable, str(CHILD), task, str(argument)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_S, check=False)
     if done.returncode:
@@ -57,8 +57,8 @@ def _subscriptions(sizes: Sizes) -> Row:
         peer_name="zenoh, default callback",
         rounds=alternate(
             sizes.of(3, 1),
-            lambda: Figure(child("zbus-subscriptions", many)["mb_per_1000"]),
-            lambda: Figure(child("zenoh-subscriptions", some)["mb_per_1000"]),
+            lambda: Measurement(child("zbus-subscriptions", many)["mb_per_1000"]),
+            lambda: Measurement(child("zenoh-subscriptions", some)["mb_per_1000"]),
         ),
         target=TARGET_SUBSCRIPTIONS_MB,
         target_is="zbus at most",
@@ -67,15 +67,15 @@ def _subscriptions(sizes: Sizes) -> Row:
 
 
 def _import(sizes: Sizes) -> Row:
-    loaded = child("import", "zbus")["loaded"]  # compiles, too, so that no round does
+    loaded = child("import", "zbus")["loaded"]  # also compiles the modules, so that no round does
     child("import", "nats")
     took: list[int] = []
 
-    def timed(module: str) -> Figure:
+    def timed(module: str) -> Measurement:
         begin = time.perf_counter_ns()
         found = child("import", module)
         took.append(time.perf_counter_ns() - begin)
-        return Figure(found["ms"], [int(found["ms"] * 1e6)])
+        return Measurement(found["ms"], [int(found["ms"] * 1e6)])
 
     found = alternate(sizes.of(9, 3), lambda: timed("zbus"), lambda: timed("nats"))
     return compare(
@@ -95,20 +95,20 @@ def _import(sizes: Sizes) -> Row:
 def _idle(sizes: Sizes) -> Row:
     also: list[dict[str, Any]] = []
 
-    def ours() -> Figure:
+    def ours() -> Measurement:
         also.append(child("zbus-idle", where / f"{time.time_ns()}.db"))
-        return Figure(also[-1]["over_libraries_mb"])
+        return Measurement(also[-1]["over_libraries_mb"])
 
     with folder() as where:
         found = alternate(
             sizes.of(3, 1),
             ours,
-            lambda: Figure(child("bare-idle", where / f"{time.time_ns()}.db")["over_libraries_mb"]),
+            lambda: Measurement(child("bare-idle", where / f"{time.time_ns()}.db")["over_libraries_mb"]),
         )
     over_import = sorted(each["over_import_zbus_mb"] for each in also)[len(also) // 2]
     return compare(
         "footprint",
-        f"idle bus with a log, over its libraries (over `import zbus` alone: {over_import:.0f} MB)",
+        f"idle bus with a log, over its libraries (over only `import zbus`: {over_import:.0f} MB)",
         unit="MB",
         peer_name="bare zenoh session and SQLite file",
         rounds=found,
@@ -120,4 +120,4 @@ def _idle(sizes: Sizes) -> Row:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

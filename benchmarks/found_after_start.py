@@ -1,11 +1,11 @@
-"""How long until a running subscriber has the first event of a publisher that has just started?
+"""How long until a running subscriber receives the first event of a publisher that has just started?
 
 Each publisher is a fresh process with a fresh connection; the time runs from its call of `publish` to the body of
-`async for` (the machine's monotonic clock, the same in both). How long it takes with opening the bus is a remark.
-A slow start must not hide in the average, so the figure is the 99th percentile: of 50, the worst.
+`async for` (the machine's monotonic clock, the same in both). The time including opening the bus is stored too. A slow
+start must not be hidden by an average, so the value is the 99th percentile: the worst of 50.
 
-The peers do the same with the bare library, as far as it can: nats-py publishes at once; zenoh and pyzmq wait until
-they know of a subscriber, since what they send before is lost, and pyzmq is told where the subscriber is.
+The peers do the same with the bare library as far as possible: nats-py publishes immediately; zenoh and pyzmq wait
+until they know of a subscriber, since earlier messages would be lost, and pyzmq gets the subscriber's address.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import nats
 import zenoh
 import zmq
-from _ends import End, free_port, say, told
-from _harness import Figure, Row, Sizes, alone, compare, folder, percentile_us, zbus_versions, zenoh_versions
+from _ends import End, free_port, report, wait_for_turn
+from _harness import Measurement, Row, Sizes, compare, folder, percentile_us, run_one, zbus_versions, zenoh_versions
 from _nats import nats_server, peer_versions
 from _zbus_ends import KEY, peer_to_peer
 from nats.aio.msg import Msg
 from on_zenoh import await_subscriber, bare_config
 
 COMMAND = Path(sys.executable).with_name("zbus")
-# Another key than ours: both sides use the same server and router at the same time.
+# Not the key of zbus: both sides use the same server and router at the same time.
 PLAIN_KEY, SUBJECT = "plain/orders/created", "plain.orders.created"
 TARGET_MS = 1000.0
 FIRST_S = 30.0
@@ -40,7 +40,7 @@ STAMP_BYTES = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One transport: what opens our subscriber and publisher, and what the bare library needs for its own."""
+    """One transport: the settings of the subscriber and publisher of zbus, and of the bare library."""
 
     where: str
     ours: tuple[dict[str, Any], dict[str, Any]]
@@ -50,7 +50,7 @@ class Case:
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row for each transport."""
+    """Measure one row for each transport."""
     with folder() as where, nats_server(where / "nats", sync_always=False) as url, _router() as router:
         (where / "zmq").mkdir(mode=0o700)
         return [_row(case, sizes.of(50, 1)) for case in _cases(url, router, where / "zmq")]
@@ -74,14 +74,14 @@ def _row(case: Case, publishers: int) -> Row:
     function = case.peer.replace("-", "_")
     found: list[tuple[dict[str, int], dict[str, int]]] = []
     with (
-        End("found_after_start", "subscriber", {"settings": case.ours[0]}) as hears_us,
-        End("found_after_start", f"{function}_subscriber", case.theirs[0]) as hears_them,
+        End("found_after_start", "subscriber", {"settings": case.ours[0]}) as our_subscriber,
+        End("found_after_start", f"{function}_subscriber", case.theirs[0]) as their_subscriber,
     ):
-        hears_us.hears()
-        hears_them.hears()
+        our_subscriber.receive()
+        their_subscriber.receive()
         for _ in range(publishers):
-            ours = _first(hears_us, "publisher", {"settings": case.ours[1]})
-            found.append((ours, _first(hears_them, f"{function}_publisher", case.theirs[1])))
+            ours = _first(our_subscriber, "publisher", {"settings": case.ours[1]})
+            found.append((ours, _first(their_subscriber, f"{function}_publisher", case.theirs[1])))
     return compare(
         "found_after_start",
         f"a new publisher's first event at a running subscriber, p99, on {case.where}",
@@ -96,16 +96,16 @@ def _row(case: Case, publishers: int) -> Row:
     )
 
 
-def _p99(found: list[dict[str, int]]) -> Figure:
+def _p99(found: list[dict[str, int]]) -> Measurement:
     durations = [each["took_ns"] for each in found]
-    return Figure((percentile_us(durations, 99) or 0.0) / 1000, durations)
+    return Measurement((percentile_us(durations, 99) or 0.0) / 1000, durations)
 
 
-def _first(hearing: End, function: str, arguments: dict[str, Any]) -> dict[str, int]:
-    """Start a publisher; how long its first event took."""
+def _first(subscriber_end: End, function: str, arguments: dict[str, Any]) -> dict[str, int]:
+    """Start a publisher and measure the latency of its first event."""
     with End("found_after_start", function, arguments) as publishing:
-        sent = publishing.hears(FIRST_S)
-        received = hearing.hears(FIRST_S)
+        sent = publishing.receive(FIRST_S)
+        received = subscriber_end.receive(FIRST_S)
         return {
             "took_ns": received["at_ns"] - received["begin_ns"],
             "with_opening_ns": received["at_ns"] - sent["opening_ns"],
@@ -116,14 +116,14 @@ def _first(hearing: End, function: str, arguments: dict[str, Any]) -> dict[str, 
 def _router() -> Iterator[str]:
     endpoint = f"tcp/127.0.0.1:{free_port()}"
     with End.command(str(COMMAND), "router", "--listen", endpoint) as router:
-        router.hears()
+        router.receive()
         yield endpoint
 
 
 def _received(payload: bytes) -> None:
     if len(payload) != STAMP_BYTES:
         raise RuntimeError("something else was received than what this benchmark sends")
-    say(at_ns=time.monotonic_ns(), begin_ns=int.from_bytes(payload))
+    report(at_ns=time.monotonic_ns(), begin_ns=int.from_bytes(payload))
 
 
 def _now() -> bytes:
@@ -137,7 +137,7 @@ async def subscriber(settings: dict[str, Any]) -> None:
     import zbus
 
     async with zbus.open(**settings) as bus, bus.subscribe(KEY) as subscription:
-        say(ready=True)
+        report(ready=True)
         leaving = asyncio.create_task(_end_when_told(subscription))
         async for event in subscription:
             _received(event.payload)
@@ -145,7 +145,7 @@ async def subscriber(settings: dict[str, Any]) -> None:
 
 
 async def _end_when_told(subscription: Any) -> None:
-    await asyncio.to_thread(told)
+    await asyncio.to_thread(wait_for_turn)
     await subscription.aclose()
 
 
@@ -156,8 +156,8 @@ async def publisher(settings: dict[str, Any]) -> None:
     async with zbus.open(**settings) as bus:
         made = await bus.publisher(KEY)
         await made.publish(_now())
-        say(opening_ns=opening)
-        await asyncio.to_thread(told)
+        report(opening_ns=opening)
+        await asyncio.to_thread(wait_for_turn)
 
 
 # The bare libraries.
@@ -170,8 +170,8 @@ async def nats_py_subscriber(url: str) -> None:
     client = await nats.connect(url)
     await client.subscribe(SUBJECT, cb=received)
     await client.flush()
-    say(ready=True)
-    await asyncio.to_thread(told)
+    report(ready=True)
+    await asyncio.to_thread(wait_for_turn)
     await client.close()
 
 
@@ -180,16 +180,16 @@ async def nats_py_publisher(url: str) -> None:
     client = await nats.connect(url)
     await client.publish(SUBJECT, _now())
     await client.flush()
-    say(opening_ns=opening)
-    await asyncio.to_thread(told)
+    report(opening_ns=opening)
+    await asyncio.to_thread(wait_for_turn)
     await client.close()
 
 
 def zenoh_subscriber(**place: str) -> None:
     with zenoh.open(bare_config(**place)) as session:
         session.declare_subscriber(PLAIN_KEY, lambda sample: _received(sample.payload.to_bytes()))
-        say(ready=True)
-        told()
+        report(ready=True)
+        wait_for_turn()
 
 
 def zenoh_publisher(**place: str) -> None:
@@ -199,8 +199,8 @@ def zenoh_publisher(**place: str) -> None:
         made = session.declare_publisher(PLAIN_KEY)
         await_subscriber(made)
         made.put(begin)
-        say(opening_ns=opening)
-        told()
+        report(opening_ns=opening)
+        wait_for_turn()
 
 
 def pyzmq_subscriber(endpoint: str) -> None:
@@ -210,7 +210,7 @@ def pyzmq_subscriber(endpoint: str) -> None:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        say(ready=True)
+        report(ready=True)
         while sys.stdin.fileno() not in (readable := dict(poller.poll())):
             if socket in readable:
                 _received(socket.recv_multipart()[1])
@@ -223,9 +223,9 @@ def pyzmq_publisher(endpoint: str) -> None:
         socket.connect(endpoint)
         socket.recv()  # the subscription
         socket.send_multipart((b"bench", begin))
-        say(opening_ns=opening)
-        told()
+        report(opening_ns=opening)
+        wait_for_turn()
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

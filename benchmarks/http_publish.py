@@ -1,7 +1,7 @@
-"""How many durable publishes a second over HTTP, beside a bare starlette handler that answers at once?
+"""How many durable publishes per second over HTTP, compared with a bare starlette handler that responds immediately?
 
-64 connections that are kept open, each posting again when it is answered; the clients are this process, each server is
-one of its own, with the same uvicorn. Ours answers once the event is on disk.
+64 keep-alive connections each post again when they receive a response. The clients run in this process, each server in
+its own process with the same uvicorn. zbus responds once the event is on disk.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, zbus_versions
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, folder, run_one, zbus_versions
 from _web import Child, Poster, child, web_versions
 
 CONNECTIONS = 64
@@ -18,7 +18,7 @@ TARGET = 0.5
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row."""
+    """Measure the row."""
     events, rounds = sizes.of(20_000, 500), sizes.of(5, 1)
     with folder() as where, child("zbus", str(where / "log.db")) as zbus, child("bare-post") as bare:
         found = alternate(
@@ -41,8 +41,8 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-async def measure(server: Child, events: int) -> Figure:
-    """Answers a second, and how long each took."""
+async def measure(server: Child, events: int) -> Measurement:
+    """Measure responses per second, and the duration of each request."""
     loop = asyncio.get_running_loop()
     head = "POST /events/bench/orders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\n"
     request = f"{head}Content-Length: {len(PAYLOAD)}\r\n\r\n".encode() + PAYLOAD
@@ -59,7 +59,7 @@ async def measure(server: Child, events: int) -> Figure:
     took, cpu = time.perf_counter() - begin, server.cpu_s() - cpu
     for poster in posters:
         poster.transport.abort()
-    return Figure(events / took, durations, {"cpu": cpu / took, "cpu_us_each": cpu / events * 1e6})
+    return Measurement(events / took, durations, {"cpu": cpu / took, "cpu_us_each": cpu / events * 1e6})
 
 
 async def _turn(posters: list[Poster]) -> None:
@@ -71,4 +71,4 @@ async def _turn(posters: list[Poster]) -> None:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,7 +1,7 @@
 """Without a log: how much of bare zenoh's rate does publish → `async for` reach, and how long does an event take?
 
-The peer is zenoh's Python binding in a session with no network: `Publisher.put` to the default
-callback, which runs on a thread of its own. Ours hands each event to a task of the same loop.
+The peer is zenoh's Python binding in a session without a network: `Publisher.put` to the default
+callback, which runs on its own thread. zbus passes each event to a task of the same loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 
 import zenoh
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, zbus_versions, zenoh_versions
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, run_one, zbus_versions, zenoh_versions
 
 import zbus
 
@@ -26,13 +26,13 @@ WAIT_S = 60.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The rate, and the latency of one event at a time."""
+    """Measure the rate, and the latency of single events."""
     events, singles, rounds = sizes.of(200_000, 10_000), sizes.of(5000, 500), sizes.of(5, 1)
     versions = {"zbus": zbus_versions(), "peer": zenoh_versions()}
     return [
         compare(
             "no_log",
-            "no log: publish → `async for`, beside bare zenoh `put` → default callback",
+            "no log: publish → `async for` vs. bare zenoh `put` → default callback",
             unit="events/s",
             peer_name="zenoh",
             rounds=alternate(rounds, lambda: asyncio.run(zbus_rate(events)), lambda: zenoh_rate(events)),
@@ -54,8 +54,8 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-async def zbus_rate(events: int) -> Figure:
-    """Events a second until the last one is received; none may be dropped."""
+async def zbus_rate(events: int) -> Measurement:
+    """Measure events per second until the last one is received; none may be dropped."""
     async with zbus.open() as bus:
         publisher = await bus.publisher(KEY)
         async with bus.subscribe(KEY) as subscription:
@@ -65,7 +65,7 @@ async def zbus_rate(events: int) -> Figure:
             elapsed = perf_counter_ns() - begin
             if subscription.dropped:
                 raise RuntimeError(f"{subscription.dropped} events were dropped")
-    return Figure(events / elapsed * 1e9)
+    return Measurement(events / elapsed * 1e9)
 
 
 async def _stream(publisher: zbus.EventPublisher, subscription: zbus.EventSubscriber, events: int) -> None:
@@ -82,8 +82,8 @@ async def _stream(publisher: zbus.EventPublisher, subscription: zbus.EventSubscr
     await publishing
 
 
-async def zbus_latency(events: int) -> Figure:
-    """The median time from the call of `publish` to the body of `async for`, and all of them."""
+async def zbus_latency(events: int) -> Measurement:
+    """Measure the median time from the call of `publish` to the body of `async for`, and all times."""
     durations: list[int] = []
     begin = 0
     received = asyncio.Event()
@@ -109,7 +109,7 @@ async def zbus_latency(events: int) -> Figure:
 
 @contextmanager
 def _bare(callback: Callable[[zenoh.Sample], None]) -> Iterator[zenoh.Publisher]:
-    """A publisher and a subscriber in a session that opens no socket, as ours does."""
+    """Open a publisher and a subscriber in a session that opens no socket, like zbus."""
     config = zenoh.Config()
     settings = {
         "mode": "peer",
@@ -127,8 +127,8 @@ def _bare(callback: Callable[[zenoh.Sample], None]) -> Iterator[zenoh.Publisher]
         subscriber.undeclare()
 
 
-def zenoh_rate(events: int) -> Figure:
-    """Puts a second until the last one has reached the callback."""
+def zenoh_rate(events: int) -> Measurement:
+    """Measure puts per second until the last one has reached the callback."""
     done = threading.Event()
     seen, until = 0, 0
 
@@ -148,11 +148,11 @@ def zenoh_rate(events: int) -> Figure:
             if not done.wait(WAIT_S):
                 raise RuntimeError(f"zenoh delivered {seen} of {until}")
             elapsed = perf_counter_ns() - begin
-    return Figure(events / elapsed * 1e9)
+    return Measurement(events / elapsed * 1e9)
 
 
-def zenoh_latency(events: int) -> Figure:
-    """The median time from the call of `put` to the callback, and all of them."""
+def zenoh_latency(events: int) -> Measurement:
+    """Measure the median time from the call of `put` to the callback, and all times."""
     durations: list[int] = []
     begin = 0
     done = threading.Event()
@@ -171,10 +171,10 @@ def zenoh_latency(events: int) -> Figure:
     return _median(durations)
 
 
-def _median(durations: list[int]) -> Figure:
+def _median(durations: list[int]) -> Measurement:
     kept = durations[WARM_UP:]
-    return Figure(statistics.median(kept) / 1000, kept)
+    return Measurement(statistics.median(kept) / 1000, kept)
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,8 +1,7 @@
-"""What does it cost to know what the bus does: durable publish to delivery with metrics and records on, beside off?
+"""How much do metrics and log records cost: durable publish to delivery with both on, compared with off?
 
-On: latencies are measured, Prometheus scrapes the bus once a second, and every record from DEBUG on, those of events
-among them, is written to a file as JSON lines. Off: `latency_metrics=False`, and the log records that a program sees
-if it configures no logging.
+On: latencies are measured, Prometheus scrapes the bus once a second, and all log records from DEBUG up, including those
+of events, are written to a file as JSON lines. Off: `latency_metrics=False`, and no configured logging.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns
 
-from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, zbus_versions
+from _harness import Measurement, Row, Sizes, alternate, compare, folder, run_one, zbus_versions
 from durable_publish import PUBLISHERS, WARM_UP_EACH, turn
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -26,14 +25,14 @@ SCRAPE_S = 1.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The one question."""
+    """Measure the row."""
     events = PUBLISHERS * sizes.of(200, 16)
     with folder() as where:
         found = alternate(sizes.of(9, 1), _measured(where, events, observed=True), _measured(where, events, False))
     return [
         compare(
             "observed",
-            "durable publish → delivery with metrics and records on, beside off",
+            "durable publish → delivery with metrics and records on vs. off",
             unit="events/s",
             peer_name="off",
             rounds=found,
@@ -44,12 +43,12 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def _measured(where: Path, events: int, observed: bool) -> Callable[[], Figure]:
+def _measured(where: Path, events: int, observed: bool) -> Callable[[], Measurement]:
     return lambda: asyncio.run(measure(where / f"log-{time.time_ns()}.db", events, observed))
 
 
-async def measure(log: Path, events: int, observed: bool) -> Figure:
-    """Events a second until the last one is acknowledged and delivered; the duration of each publish."""
+async def measure(log: Path, events: int, observed: bool) -> Measurement:
+    """Measure events per second until the last one is acknowledged and delivered, and each publish."""
     async with zbus.open(log, latency_metrics=observed) as bus:
         publishers = [await bus.publisher(f"bench/orders/p{number}") for number in range(PUBLISHERS)]
         async with bus.subscribe("bench/**", overflow="spill") as subscription:
@@ -60,10 +59,10 @@ async def measure(log: Path, events: int, observed: bool) -> Figure:
                 return await _timed(publishers, subscription, events)
 
 
-async def _timed(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, events: int) -> Figure:
+async def _timed(publishers: list[zbus.EventPublisher], subscription: zbus.EventSubscriber, events: int) -> Measurement:
     begin = perf_counter_ns()
     durations = await turn(publishers, subscription, events // PUBLISHERS)
-    return Figure(events / (perf_counter_ns() - begin) * 1e9, durations)
+    return Measurement(events / (perf_counter_ns() - begin) * 1e9, durations)
 
 
 @asynccontextmanager
@@ -91,4 +90,4 @@ async def _observed(bus: zbus.Bus, lines: Path) -> AsyncIterator[None]:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,8 +1,8 @@
 """On NATS: how much of bare nats-py's rate, publish → callback, does zbus reach, publish → `async for`?
 
-A process that publishes, a process that receives and a real nats-server, on both sides. The peer is nats-py as its
-documentation has it: `await client.publish` in a loop, then `flush`, and a subscription with a callback. Ours
-awaits each `publish`, without a log. Latencies are of single events on an idle connection.
+Both sides use a publishing process, a receiving process and a real nats-server. The peer uses nats-py like its
+documentation: `await client.publish` in a loop, then `flush`, and a subscription with a callback. zbus awaits each
+`publish`, without a log. Latencies are of single events on an idle connection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 import nats
-from _ends import Plan, Receipt, measure, publish_in_turns, say, told
-from _harness import Row, Sizes, alone, alternate, compare, folder, median_of, zbus_versions
+from _ends import Plan, ReceiveCounter, measure, publish_in_turns, report, wait_for_turn
+from _harness import Row, Sizes, alternate, compare, folder, median_of, run_one, zbus_versions
 from _nats import nats_server, peer_versions
 from nats.aio.msg import Msg
 
@@ -22,7 +22,7 @@ TARGET = 0.6
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The rate, with `publish_many` as a remark."""
+    """Measure the rate, and that of `publish_many` as an extra value."""
     plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where, nats_server(where / "nats", sync_always=False) as url:
         settings = {"settings": {"transport": url}}
@@ -33,7 +33,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "on_nats",
-            "on NATS, two processes: publish → `async for`, beside bare nats-py publish → callback",
+            "on NATS, two processes: publish → `async for` vs. bare nats-py publish → callback",
             unit="events/s",
             peer_name="nats-py",
             rounds=found,
@@ -46,26 +46,26 @@ def rows(sizes: Sizes) -> list[Row]:
 
 
 async def subscriber(url: str, **plan: int) -> None:
-    """Bare nats-py, receiving."""
-    receipt, done = Receipt(Plan(**plan)), asyncio.Event()
+    """Receive with bare nats-py."""
+    counter, done = ReceiveCounter(Plan(**plan)), asyncio.Event()
 
     async def received(message: Msg) -> None:
-        if receipt.take(message.data):
+        if counter.take(message.data):
             done.set()
 
     client = await _connect(url)
     await client.subscribe(SUBJECT, cb=received)
     await client.flush()
-    say(ready=True)
+    report(ready=True)
     await done.wait()
-    await asyncio.to_thread(told)
+    await asyncio.to_thread(wait_for_turn)
     await client.close()
 
 
 async def publisher(url: str, **plan: int) -> None:
-    """Bare nats-py, publishing."""
+    """Publish with bare nats-py."""
     client = await _connect(url)
-    say(ready=True)
+    report(ready=True)
     await publish_in_turns(Plan(**plan), partial(client.publish, SUBJECT), client.flush)
     await client.close()
 
@@ -78,4 +78,4 @@ async def _connect(url: str) -> Any:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,9 +1,8 @@
 """On ZMQ: how much of bare pyzmq's rate, multipart PUB → SUB, does zbus reach, publish → `async for`?
 
-A process that publishes and one that receives, on both sides, over tcp. The peer blocks in `send_multipart` and
-`recv_multipart`, which is its fastest way, and has no high-water mark: it would drop without a word, and zbus
-does not. Ours awaits each `publish`, without a log; the two nodes find each other by themselves. Latencies are of
-single events on an idle connection.
+Both sides use a publishing and a receiving process over tcp. The peer blocks in `send_multipart` and `recv_multipart`,
+its fastest calls, and has no high-water mark, at which it would drop messages silently, unlike zbus. zbus awaits each
+`publish`, without a log; its two nodes discover each other. Latencies are of single events on an idle connection.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import zmq
-from _ends import End, Plan, Receipt, free_port, measure, put_in_turns, say, told
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, median_of, zbus_versions
+from _ends import End, Plan, ReceiveCounter, free_port, measure, put_in_turns, report, wait_for_turn
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, folder, median_of, run_one, zbus_versions
 
 TOPIC = b"bench/orders/created"
 TARGET = 0.6
@@ -24,7 +23,7 @@ NO_LIMIT = 0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The rate, with `publish_many`, and with the peer's two threads in one process, as remarks."""
+    """Measure the rate; `publish_many` and the peer with two threads in one process are extra values."""
     plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where:
         found = alternate(rounds, lambda: _ours(plan, where), lambda: _theirs(plan))
@@ -33,7 +32,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "on_zmq",
-            "on ZMQ, two processes: publish → `async for`, beside bare pyzmq multipart PUB → SUB",
+            "on ZMQ, two processes: publish → `async for` vs. bare pyzmq multipart PUB → SUB",
             unit="events/s",
             peer_name="pyzmq",
             rounds=found,
@@ -46,46 +45,46 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def _ours(plan: Plan, where: Path, many: bool = False) -> Figure:
+def _ours(plan: Plan, where: Path, many: bool = False) -> Measurement:
     settings = {"settings": {"transport": f"zmq://?registry={where}"}}
     sender = ("_zbus_ends", "publisher", settings | {"many": many})
     return measure(plan, ("_zbus_ends", "subscriber", settings), sender)
 
 
-def _theirs(plan: Plan) -> Figure:
+def _theirs(plan: Plan) -> Measurement:
     place = {"endpoint": f"tcp://127.0.0.1:{free_port()}"}
     return measure(plan, ("on_zmq", "subscriber", place), ("on_zmq", "publisher", place))
 
 
-def _theirs_in_threads(plan: Plan) -> Figure:
+def _theirs_in_threads(plan: Plan) -> Measurement:
     with End("on_zmq", "in_threads", asdict(plan)) as end:
-        return Figure(end.hears()["events_s"])
+        return Measurement(end.receive()["events_s"])
 
 
 def subscriber(endpoint: str, **plan: int) -> None:
-    """Bare pyzmq, receiving."""
-    receipt = Receipt(Plan(**plan))
+    """Receive with bare pyzmq."""
+    counter = ReceiveCounter(Plan(**plan))
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.set_hwm(NO_LIMIT)
         socket.subscribe(TOPIC)
         socket.connect(endpoint)
-        say(ready=True)
+        report(ready=True)
         while True:
             _, payload = socket.recv_multipart()
-            if receipt.take(payload):
+            if counter.take(payload):
                 break
-        told()
+        wait_for_turn()
 
 
 def publisher(endpoint: str, **plan: int) -> None:
-    """Bare pyzmq, publishing."""
+    """Publish with bare pyzmq."""
     with zmq.Context() as context, _publishing(context, endpoint) as socket:
-        say(ready=True)
+        report(ready=True)
         put_in_turns(Plan(**plan), lambda payload: socket.send_multipart((TOPIC, payload)))
 
 
 def _publishing(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """A bound socket that somebody subscribes to. XPUB sends as PUB does, and tells of the subscription besides."""
+    """Bind a socket and wait for a subscriber. XPUB sends like PUB, and also receives subscriptions."""
     socket = context.socket(zmq.XPUB)
     socket.set_hwm(NO_LIMIT)
     socket.bind(endpoint)
@@ -94,7 +93,7 @@ def _publishing(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
 
 
 def in_threads(events: int, singles: int) -> None:
-    """Both ends of bare pyzmq as threads of one process, which share its lock."""
+    """Run both ends of bare pyzmq as threads of one process, which share its interpreter lock."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.set_hwm(NO_LIMIT)
@@ -112,8 +111,8 @@ def in_threads(events: int, singles: int) -> None:
             for _ in range(events):
                 sending.send_multipart((TOPIC, PAYLOAD))
             receiving.join()
-            say(events_s=events / (time.monotonic() - begin))
+            report(events_s=events / (time.monotonic() - begin))
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

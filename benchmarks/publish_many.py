@@ -1,8 +1,8 @@
-"""How much of a bare `executemany` does `publish_many` reach, in thousands, into the same schema?
+"""How fast is `publish_many` in batches of 1,000, compared with a bare `executemany` into the same schema?
 
-Ours: one publisher that awaits `publish_many` of 1,000 events, again and again. The peer: one
-transaction of 1,000 rows, again and again, by a driver that does nothing else, with rows made in
-advance. Both sync every commit.
+zbus: one publisher that awaits `publish_many` of 1,000 events in a loop. The peer: transactions
+of 1,000 rows in a loop, by a driver that does nothing else, with rows built in advance. Both sync
+every commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from time import perf_counter_ns
 
 import _sqlite
 import pysqlite3
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, sqlite_versions, zbus_versions
+from _harness import (
+    PAYLOAD,
+    Measurement,
+    Row,
+    Sizes,
+    alternate,
+    compare,
+    folder,
+    run_one,
+    sqlite_versions,
+    zbus_versions,
+)
 
 import zbus
 
@@ -24,7 +35,7 @@ TARGET = 0.5
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The one question."""
+    """Measure the row."""
     batches = sizes.of(100, 10)
     with folder() as where:
         found = alternate(
@@ -36,7 +47,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "publish_many",
-            "`publish_many` in thousands beside a bare `executemany` into the same schema",
+            "`publish_many` in batches of 1,000 vs. a bare `executemany` into the same schema",
             unit="events/s",
             peer_name="pysqlite3",
             rounds=found,
@@ -53,8 +64,8 @@ def _new(where: Path) -> Path:
     return where / f"{time.time_ns()}.db"
 
 
-async def measure_zbus(log: Path, batches: int) -> Figure:
-    """Events a second, each call awaited; the duration of each call."""
+async def measure_zbus(log: Path, batches: int) -> Measurement:
+    """Measure events per second, with each call awaited, and the duration of each call."""
     payloads = [PAYLOAD] * BATCH
     durations = []
     async with zbus.open(log) as bus:
@@ -64,11 +75,11 @@ async def measure_zbus(log: Path, batches: int) -> Figure:
             await publisher.publish_many(payloads)
             if number >= WARM_UP_BATCHES:
                 durations.append(perf_counter_ns() - begin)
-    return Figure(len(durations) * BATCH / sum(durations) * 1e9, durations)
+    return Measurement(len(durations) * BATCH / sum(durations) * 1e9, durations)
 
 
 async def measure_at_once(log: Path, batches: int) -> float:
-    """Events a second when everything is handed over in one call."""
+    """Measure events per second if all events are published in one call."""
     async with zbus.open(log) as bus:
         publisher = await bus.publisher("bench/orders/created")
         await publisher.publish_many([PAYLOAD] * BATCH * WARM_UP_BATCHES)
@@ -77,8 +88,8 @@ async def measure_at_once(log: Path, batches: int) -> float:
         return batches * BATCH / (perf_counter_ns() - begin) * 1e9
 
 
-def measure_bare(path: Path, batches: int) -> Figure:
-    """Rows a second of the bare driver; the duration of each transaction."""
+def measure_bare(path: Path, batches: int) -> Measurement:
+    """Measure rows per second of the bare driver, and the duration of each transaction."""
     made = [_sqlite.bare_rows(1 + number * BATCH, BATCH) for number in range(WARM_UP_BATCHES + batches)]
     durations = []
     with _sqlite.bare_file(path) as connection:
@@ -89,8 +100,8 @@ def measure_bare(path: Path, batches: int) -> Figure:
             connection.execute("COMMIT")
             if number >= WARM_UP_BATCHES:
                 durations.append(perf_counter_ns() - begin)
-    return Figure(len(durations) * BATCH / sum(durations) * 1e9, durations)
+    return Measurement(len(durations) * BATCH / sum(durations) * 1e9, durations)
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

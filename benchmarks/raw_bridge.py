@@ -1,8 +1,8 @@
-"""How much of bare nats-py's receiving rate is left when its messages cross a raw bridge to Zenoh?
+"""How much of bare nats-py's receive rate does a raw bridge to Zenoh reach?
 
-The same plain messages on both sides, published by bare nats-py through a real nats-server. The peer receives
-them with nats-py's callback. Ours: `zbus bridge --raw` makes events of them and sends them over Zenoh to another
-process, which reads them with `async for`. Neither keeps a log. Latencies are of single messages.
+Bare nats-py publishes the same plain messages on both sides through a real nats-server. The peer receives them with
+nats-py's callback. zbus: `zbus bridge --raw` converts them to events and forwards them over Zenoh to another process,
+which reads them with `async for`. Neither side has a log. Latencies are of single messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from _ends import End, Plan, free_port, measure
-from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, median_of, zbus_versions
+from _harness import Measurement, Row, Sizes, alternate, compare, folder, median_of, run_one, zbus_versions
 from _nats import nats_server, peer_versions
 from _zbus_ends import peer_to_peer
 
@@ -21,7 +21,7 @@ TARGET = 0.5
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The rate, with a bridge that has a log as a remark."""
+    """Measure the rate, and that of a bridge with a log as an extra value."""
     plan, rounds = Plan(sizes.of(100_000, 5000), sizes.of(500, 50)), sizes.of(5, 1)
     with folder() as where, nats_server(where / "nats", sync_always=False) as url:
         plain = ("on_nats", "publisher", {"url": url})
@@ -34,7 +34,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "raw_bridge",
-            "raw bridge: plain NATS messages → Zenoh → `async for`, beside bare nats-py receiving them",
+            "raw bridge: plain NATS messages → Zenoh → `async for` vs. bare nats-py receiving them",
             unit="events/s",
             peer_name="nats-py",
             rounds=found,
@@ -46,7 +46,7 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def _ours(plan: Plan, url: str, log: Path | None = None) -> Figure:
+def _ours(plan: Plan, url: str, log: Path | None = None) -> Measurement:
     port = free_port()
     listening, _ = peer_to_peer(port)
     crossing = ["--between", url, "zenoh://", "--mode", "peer", "--connect", f"tcp/127.0.0.1:{port}"]
@@ -58,4 +58,4 @@ def _ours(plan: Plan, url: str, log: Path | None = None) -> Figure:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

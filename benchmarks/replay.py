@@ -1,10 +1,10 @@
-"""How fast does a replay turn stored rows into `Event` objects, beside a bare scan and beside a JetStream pull?
+"""How fast does a replay convert stored rows to `Event` objects, compared with a bare scan and a JetStream pull?
 
 The bare scan fetches the same rows of the same file as tuples and does nothing with them. The pull
 consumer fetches batches of 1,000 through nats-py and acknowledges each batch with one message
 (`AckPolicy.ALL`), which was measured to be faster than batches of 100 and than an acknowledgement
-per message. JetStream's ordered push consumer is several times faster than its pull: its rate is
-stored beside the row, so that nobody takes the pull for all that JetStream can do.
+per message. JetStream's ordered push consumer is several times faster than its pull consumer; its
+rate is stored in the same row.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import _nats
 import pysqlite3
 from _harness import (
     PAYLOAD,
-    Figure,
+    Measurement,
     Row,
     Sizes,
-    alone,
     alternate,
     compare,
     folder,
+    run_one,
     settled,
     sqlite_versions,
     zbus_versions,
@@ -40,21 +40,21 @@ TARGET_SCAN, TARGET_PULL = 0.4, 10.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """Both questions, over logs of the same events."""
+    """Measure both rows, over logs of the same events."""
     events = sizes.of(100_000, 5000)
     with folder() as where:
         log = where / "log.db"
         asyncio.run(fill(log, events))
         return [
-            _beside_scan(log, events, sizes.of(5, 1)),
-            _beside_pull(log, events, sizes.of(3, 1), where / "nats"),
+            _against_scan(log, events, sizes.of(5, 1)),
+            _against_pull(log, events, sizes.of(3, 1), where / "nats"),
         ]
 
 
-def _beside_scan(log: Path, events: int, rounds: int) -> Row:
+def _against_scan(log: Path, events: int, rounds: int) -> Row:
     return compare(
         "replay",
-        "replay to `Event` objects beside a bare sqlite3 scan of the same rows",
+        "replay to `Event` objects vs. a bare sqlite3 scan of the same rows",
         unit="events/s",
         peer_name="pysqlite3",
         rounds=alternate(rounds, _ours(log, events), lambda: scan(log, events)),
@@ -64,7 +64,7 @@ def _beside_scan(log: Path, events: int, rounds: int) -> Row:
     )
 
 
-def _beside_pull(log: Path, events: int, rounds: int, where: Path) -> Row:
+def _against_pull(log: Path, events: int, rounds: int, where: Path) -> Row:
     with _nats.nats_server(where, sync_always=False) as url:
         with asyncio.Runner() as runner:
             stream_ = _nats.fresh_stream(url)
@@ -76,7 +76,7 @@ def _beside_pull(log: Path, events: int, rounds: int, where: Path) -> Row:
             runner.run(stream_.__aexit__(None, None, None))
     return compare(
         "replay",
-        "the same beside a JetStream pull consumer through nats-py",
+        "the same vs. a JetStream pull consumer through nats-py",
         unit="events/s",
         peer_name="JetStream pull",
         rounds=found,
@@ -87,20 +87,20 @@ def _beside_pull(log: Path, events: int, rounds: int, where: Path) -> Row:
     )
 
 
-def _ours(log: Path, events: int) -> Callable[[], Figure]:
+def _ours(log: Path, events: int) -> Callable[[], Measurement]:
     return lambda: asyncio.run(measure_zbus(log, events))
 
 
 async def fill(log: Path, events: int) -> None:
-    """A log of `events` events over some keys."""
+    """Create a log of `events` events over some keys."""
     async with zbus.open(log) as bus:
         for number in range(KEYS):
             publisher = await bus.publisher(f"bench/orders/p{number}")
             await publisher.publish_many([PAYLOAD] * (events // KEYS + (number < events % KEYS)))
 
 
-async def measure_zbus(log: Path, events: int) -> Figure:
-    """Events a second through `bus.replay`."""
+async def measure_zbus(log: Path, events: int) -> Measurement:
+    """Measure events per second through `bus.replay`."""
     async with zbus.open(log) as bus:
         async for _ in bus.replay(until=BATCH):
             pass
@@ -110,11 +110,11 @@ async def measure_zbus(log: Path, events: int) -> Figure:
             seen += 1
         elapsed = perf_counter_ns() - begin
     _expect("zbus", seen, events)
-    return Figure(events / elapsed * 1e9)
+    return Measurement(events / elapsed * 1e9)
 
 
-def scan(log: Path, events: int) -> Figure:
-    """Rows a second through the bare driver."""
+def scan(log: Path, events: int) -> Measurement:
+    """Measure rows per second through the bare driver."""
     connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
     try:
         for _ in connection.execute("SELECT * FROM events LIMIT ?", (BATCH,)):
@@ -127,11 +127,11 @@ def scan(log: Path, events: int) -> Figure:
     finally:
         connection.close()
     _expect("the bare scan", seen, events)
-    return Figure(events / elapsed * 1e9)
+    return Measurement(events / elapsed * 1e9)
 
 
-async def pull(stream: JetStreamContext, events: int) -> Figure:
-    """Messages a second through a pull consumer that fetches and acknowledges in batches."""
+async def pull(stream: JetStreamContext, events: int) -> Measurement:
+    """Measure messages per second through a pull consumer that fetches and acknowledges in batches."""
     config = ConsumerConfig(ack_policy=AckPolicy.ALL, deliver_policy=DeliverPolicy.ALL, max_ack_pending=10 * BATCH)
     consumer = await stream.pull_subscribe("bench.>", stream=_nats.STREAM, config=config)
     seen = 0
@@ -142,15 +142,15 @@ async def pull(stream: JetStreamContext, events: int) -> Figure:
         seen += len(batch)
     elapsed = perf_counter_ns() - begin
     await consumer.unsubscribe()
-    return Figure(events / elapsed * 1e9)
+    return Measurement(events / elapsed * 1e9)
 
 
-async def push(stream: JetStreamContext, events: int) -> Figure:
-    """Messages a second to the callback of an ordered push consumer, which acknowledges nothing."""
+async def push(stream: JetStreamContext, events: int) -> Measurement:
+    """Measure messages per second to the callback of an ordered push consumer, without acknowledgements."""
     begin = perf_counter_ns()
     done = await _nats.delivery(stream, events)
     await asyncio.wait_for(done.wait(), _nats.WAIT_S)
-    return Figure(events / (perf_counter_ns() - begin) * 1e9)
+    return Measurement(events / (perf_counter_ns() - begin) * 1e9)
 
 
 def _expect(who: str, seen: int, events: int) -> None:
@@ -159,4 +159,4 @@ def _expect(who: str, seen: int, events: int) -> None:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,8 +1,8 @@
-"""All benchmarks, each beside its peer: a table for people, and one JSON line per row in `results/`.
+"""All benchmarks, each compared with its peer: a table for people, and one JSON line per row in `results/`.
 
     python benchmarks/run.py [--quick] [--only NAME] [--markdown]
 
-A target that is missed is said so in the table; the exit code is 1 only if a benchmark could not run.
+The table marks missed targets; the exit code is 1 only if a benchmark could not run.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ BENCHMARKS = (
 
 
 def main() -> int:
-    """Measure, then print and store."""
+    """Run the benchmarks, then print and store the rows."""
     asked = _arguments()
-    # Where nobody looks at a terminal, the table is as wide as it needs to be.
+    # Without a terminal, the table is as wide as necessary.
     notes, out = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 200)
     found_machine = machine()
     rows: list[Row] = []
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def store(rows: list[Row], found_machine: dict[str, Any], quick: bool) -> Path:
-    """One JSON line per row."""
+    """Store one JSON line per row."""
     RESULTS.mkdir(exist_ok=True)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     where = RESULTS / f"{stamp}.json"
@@ -91,9 +91,9 @@ def _summary(found: dict[str, Any]) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure zbus beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, proves nothing")
-    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="one benchmark; may be repeated")
+    parser = argparse.ArgumentParser(description="Measure zbus against its peers.")
+    parser.add_argument("--quick", action="store_true", help="use small sizes, only to check that everything runs")
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="run only this benchmark; repeatable")
     parser.add_argument("--markdown", action="store_true", help="print the table as GitHub markdown")
     return parser.parse_args()
 

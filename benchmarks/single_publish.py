@@ -1,7 +1,7 @@
-"""How long does one publisher wait for each durable publish, beside a bare single-row commit with fsync?
+"""How long does one publisher wait for each durable publish, compared with a bare single-row commit with fsync?
 
-Ours goes from the event loop to the writer's thread and back; the peer is a driver that inserts a
-row made in advance, on the thread that asks. Both sync every commit.
+zbus goes from the event loop to the writer thread and back; the peer is a driver that inserts a
+row built in advance, on the calling thread. Both sync every commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from time import perf_counter_ns
 
 import _sqlite
 import pysqlite3
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, sqlite_versions, zbus_versions
+from _harness import (
+    PAYLOAD,
+    Measurement,
+    Row,
+    Sizes,
+    alternate,
+    compare,
+    folder,
+    run_one,
+    sqlite_versions,
+    zbus_versions,
+)
 
 import zbus
 
@@ -23,7 +34,7 @@ TARGET = 2.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """The one question; the ratio is that of the medians."""
+    """Measure the row. Its ratio is that of the medians."""
     events = sizes.of(2000, 200)
     with folder() as where:
         found = alternate(
@@ -34,7 +45,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "single_publish",
-            "one publisher awaiting each, p50, beside a bare single-row commit with fsync",
+            "one publisher awaiting each, p50, vs. a bare single-row commit with fsync",
             unit="µs",
             peer_name="pysqlite3",
             rounds=found,
@@ -50,8 +61,8 @@ def _new(where: Path) -> Path:
     return where / f"{time.time_ns()}.db"
 
 
-async def measure_zbus(log: Path, events: int) -> Figure:
-    """The median duration of a publish in microseconds, and all of them."""
+async def measure_zbus(log: Path, events: int) -> Measurement:
+    """Measure the median duration of a publish in microseconds, and all durations."""
     durations = []
     async with zbus.open(log) as bus:
         publisher = await bus.publisher("bench/orders/created")
@@ -62,8 +73,8 @@ async def measure_zbus(log: Path, events: int) -> Figure:
     return _median(durations)
 
 
-def measure_bare(path: Path, events: int) -> Figure:
-    """The median duration of an INSERT that commits by itself, and all of them."""
+def measure_bare(path: Path, events: int) -> Measurement:
+    """Measure the median duration of an INSERT with its own commit, and all durations."""
     made = _sqlite.bare_rows(1, WARM_UP + events)
     durations = []
     with _sqlite.bare_file(path) as connection:
@@ -74,10 +85,10 @@ def measure_bare(path: Path, events: int) -> Figure:
     return _median(durations)
 
 
-def _median(durations: list[int]) -> Figure:
+def _median(durations: list[int]) -> Measurement:
     kept = durations[WARM_UP:]
-    return Figure(statistics.median(kept) / 1000, kept)
+    return Measurement(statistics.median(kept) / 1000, kept)
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

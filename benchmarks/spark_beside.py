@@ -1,7 +1,7 @@
-"""How long does a publisher wait while Spark scans its log, beside being alone?
+"""How long does a publisher wait while Spark scans its log, compared with no Spark?
 
-One publisher, one event at a time, durable, a hundred a second. Then the same while Spark reads the whole log again and
-again with one task, in a process of its own, as it would on a machine that has a core to spare for it.
+One publisher makes a hundred durable publishes per second, one at a time. Then the same while Spark repeatedly reads
+the whole log with one task in its own process, as on a machine with a spare core.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from time import perf_counter_ns
 
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, percentile_us
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, folder, percentile_us, run_one
 from _spark import fill, spark_versions
 
 import zbus
@@ -33,7 +33,7 @@ while not sys.stdin.closed:
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One question."""
+    """Measure the row."""
     events, publishes, rounds = sizes.of(1_000_000, 20_000), sizes.of(1000, 100), sizes.of(3, 1)
     with folder() as where:
         log = where / "log.db"
@@ -47,7 +47,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "spark_beside",
-            "publisher's p99 while Spark scans its log beside alone",
+            "publisher's p99 while Spark scans its log vs. alone",
             unit="µs",
             peer_name="alone",
             rounds=found,
@@ -59,8 +59,8 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-async def publish(log: Path, publishes: int) -> Figure:
-    """The p99 of single durable publishes at a steady rate."""
+async def publish(log: Path, publishes: int) -> Measurement:
+    """Measure the p99 of single durable publishes at a steady rate."""
     durations: list[int] = []
     async with zbus.open(log) as bus:
         publisher = await bus.publisher("bench/orders/live")
@@ -69,11 +69,11 @@ async def publish(log: Path, publishes: int) -> Figure:
             await publisher.publish(PAYLOAD)
             durations.append(perf_counter_ns() - begin)
             await asyncio.sleep(EVERY_S)
-    return Figure(percentile_us(durations, 99) or 0.0, durations)
+    return Measurement(percentile_us(durations, 99) or 0.0, durations)
 
 
-async def while_scanned(log: Path, publishes: int) -> Figure:
-    """The same beside a Spark that reads."""
+async def while_scanned(log: Path, publishes: int) -> Measurement:
+    """Measure the p99 while Spark reads."""
     scanning = subprocess.Popen(
         [sys.executable, "-c", SCAN, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -91,4 +91,4 @@ async def while_scanned(log: Path, publishes: int) -> Figure:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

@@ -1,6 +1,6 @@
-"""How fast is a replay from the cold tier beside one from the log, and how fast did the events get there?
+"""How fast is a replay from the cold tier, compared with one from the log, and how fast is the offload?
 
-The same events, replayed through `bus.replay` before they were offloaded and after they were trimmed from the log.
+The same events are replayed through `bus.replay` before they were offloaded and after they were trimmed from the log.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from time import perf_counter_ns
 
-from _harness import Figure, Row, Sizes, alone, alternate, compare, folder
+from _harness import Measurement, Row, Sizes, alternate, compare, folder, run_one
 from _spark import fill, spark, spark_versions
 
 import zbus
@@ -20,13 +20,13 @@ TARGET = 0.5
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One question, and a remark: how fast the offload was."""
+    """Measure the row, and the rate of the offload as an extra value."""
     events, rounds = sizes.of(1_000_000, 20_000), sizes.of(5, 1)
     with folder() as where:
         hot, cold = where / "hot.db", where / "cold.db"
         fill(cold, events)
-        for beside in where.glob("cold.db*"):
-            shutil.copy(beside, where / beside.name.replace("cold", "hot"))
+        for file in where.glob("cold.db*"):
+            shutil.copy(file, where / file.name.replace("cold", "hot"))
         begin = perf_counter_ns()
         moved = zbus_spark.offload(spark(), str(cold))
         offload_events_per_s = moved.events / (perf_counter_ns() - begin) * 1e9
@@ -38,7 +38,7 @@ def rows(sizes: Sizes) -> list[Row]:
     return [
         compare(
             "spark_offload",
-            f"replay from the cold tier beside the log's file (offload: {offload_events_per_s:,.0f} events/s)",
+            f"replay from the cold tier vs. the log's file (offload: {offload_events_per_s:,.0f} events/s)",
             unit="events/s",
             peer_name="hot replay",
             rounds=found,
@@ -51,12 +51,12 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def replay(log: Path, events: int) -> Figure:
-    """Events a second through `bus.replay`, from the beginning to the end."""
+def replay(log: Path, events: int) -> Measurement:
+    """Measure events per second through `bus.replay`, from the beginning to the end."""
     return asyncio.run(_replay(log, events))
 
 
-async def _replay(log: Path, events: int) -> Figure:
+async def _replay(log: Path, events: int) -> Measurement:
     async with zbus.open(log, read_only=True) as bus:
         begin = perf_counter_ns()
         seen = 0
@@ -65,8 +65,8 @@ async def _replay(log: Path, events: int) -> Figure:
         took = perf_counter_ns() - begin
     if seen != events:
         raise RuntimeError(f"{seen} of {events} events were replayed")
-    return Figure(events / took * 1e9)
+    return Measurement(events / took * 1e9)
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

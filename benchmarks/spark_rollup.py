@@ -1,7 +1,7 @@
-"""How long does the rollup of a log take, beside the same question in plain SQL on its file?
+"""How long does the rollup of a log take, compared with the same query in plain SQL on its file?
 
-Per key and minute: events, bytes and rate. The SQL has no percentiles to compute (SQLite has none, and no event of this
-log tells its latency); the rollup looks for them all the same. Session start apart; the result is fetched by both.
+Both compute events, bytes and rate per key and minute, and fetch the result. The SQL computes no percentiles (SQLite
+cannot, and no event of this log has a latency); the rollup still looks for them. Starting the session is not measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import pysqlite3
-from _harness import Figure, Row, Sizes, alone, alternate, compare, folder, sqlite_versions
+from _harness import Measurement, Row, Sizes, alternate, compare, folder, run_one, sqlite_versions
 from _spark import fill, spark, spark_versions
 
 import zbus_spark
@@ -24,17 +24,17 @@ FROM events JOIN keys ON keys.id = events.key GROUP BY keys.key, minute
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One question."""
+    """Measure the row."""
     events, rounds = sizes.of(1_000_000, 20_000), sizes.of(5, 1)
     with folder() as where:
         log = where / "log.db"
         fill(log, events)
-        roll_up(log, events)  # the first job of a session pays for more than itself
+        roll_up(log, events)  # warm-up: the first job of a session has additional costs
         found = alternate(rounds, lambda: roll_up(log, events), lambda: in_sql(log, events))
     return [
         compare(
             "spark_rollup",
-            "time of a rollup per key and minute beside the same in plain SQL on SQLite",
+            "time of a rollup per key and minute vs. the same in plain SQL on SQLite",
             unit="s",
             peer_name="pysqlite3",
             rounds=found,
@@ -46,17 +46,17 @@ def rows(sizes: Sizes) -> list[Row]:
     ]
 
 
-def roll_up(log: Path, events: int) -> Figure:
-    """Seconds for the job of `zbus pipeline rollup`."""
+def roll_up(log: Path, events: int) -> Measurement:
+    """Measure the seconds of the job of `zbus pipeline rollup`."""
     begin = perf_counter_ns()
     found = zbus_spark.rollup(zbus_spark.read(spark(), str(log), columns=columns())).collect()
     took = perf_counter_ns() - begin
     _expect(sum(row.events for row in found), events)
-    return Figure(took / 1e9)
+    return Measurement(took / 1e9)
 
 
-def in_sql(log: Path, events: int) -> Figure:
-    """Seconds for the query."""
+def in_sql(log: Path, events: int) -> Measurement:
+    """Measure the seconds of the query."""
     connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
     try:
         begin = perf_counter_ns()
@@ -65,7 +65,7 @@ def in_sql(log: Path, events: int) -> Figure:
     finally:
         connection.close()
     _expect(sum(row[2] for row in found), events)
-    return Figure(took / 1e9)
+    return Measurement(took / 1e9)
 
 
 def _expect(seen: int, events: int) -> None:
@@ -74,4 +74,4 @@ def _expect(seen: int, events: int) -> None:
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

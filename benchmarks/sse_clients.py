@@ -1,8 +1,8 @@
-"""1,000 clients on one server, each with a key of its own: when is an event there, and what memory does it take?
+"""How long do events take to 1,000 SSE clients of one server, each with its own key, and how much memory is used?
 
-2,000 events a second in all, and 5 a second that reach every client, durably published in the server's process; the
-clients are another process. An event that is missed or comes out of order breaks the row. The peer is sse-starlette as
-its documents show it, with a queue in memory for each client, and no log.
+The server process durably publishes 2,000 events per second in total, and 5 per second that reach every client; the
+clients run in another process. A missed event or a wrong order invalidates the row. The peer uses sse-starlette like
+its documentation, with a queue in memory for each client, and without a log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import gc
 from pathlib import Path
 
-from _harness import Figure, Row, Sizes, alone, compare, folder, percentile_us, settled, zbus_versions
+from _harness import Measurement, Row, Sizes, compare, folder, percentile_us, run_one, settled, zbus_versions
 from _web import Child, Reader, allow_files, child, web_versions
 
 OWN_PER_S, ALL_PER_S = 2000, 5
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row for the time, one for the memory."""
+    """Measure one row for the latency and one for the memory."""
     clients, seconds = sizes.of(1000, 40), float(sizes.of(15, 1))
     allow_files(clients * 2 + 200)
     per_s = OWN_PER_S if clients == 1000 else clients * 2
@@ -30,8 +30,8 @@ def rows(sizes: Sizes) -> list[Row]:
             settled_pair("bare-feeds", clients, seconds, per_s, where),
         )
     versions = {"zbus": zbus_versions() | web_versions(), "peer": web_versions()}
-    about = {"clients": clients, "seconds": seconds, **{f"zbus_{name}": value for name, value in zbus.besides.items()}}
-    broken = "events were missed" if zbus.besides["missed"] else ""
+    about = {"clients": clients, "seconds": seconds, **{f"zbus_{name}": value for name, value in zbus.extra.items()}}
+    broken = "events were missed" if zbus.extra["missed"] else ""
     return [
         compare(
             "sse_clients",
@@ -47,7 +47,7 @@ def rows(sizes: Sizes) -> list[Row]:
         ),
         compare(
             "sse_clients",
-            "the same: memory of the server, beside the same server without clients",
+            "the same: memory of the server vs. the same server without clients",
             unit="MB",
             peer_name="idle",
             rounds=[grown],
@@ -62,13 +62,13 @@ def rows(sizes: Sizes) -> list[Row]:
 
 def settled_pair(
     task: str, clients: int, seconds: float, per_s: int, where: Path
-) -> tuple[Figure, tuple[Figure, Figure]]:
-    """The latency of one side, and its memory (with clients, idle)."""
+) -> tuple[Measurement, tuple[Measurement, Measurement]]:
+    """Measure the latency of one side, and its memory with clients and idle."""
     arguments = (task, str(where / "log.db")) if task == "zbus" else (task,)
     with child(*arguments) as server:
-        found: list[Figure] = []
+        found: list[Measurement] = []
 
-        def measured() -> Figure:
+        def measured() -> Measurement:
             found[:] = asyncio.run(measure(server, clients, seconds, per_s))
             return found[0]
 
@@ -76,8 +76,8 @@ def settled_pair(
     return found[0], (found[1], found[2])
 
 
-async def measure(server: Child, clients: int, seconds: float, per_s: int) -> list[Figure]:
-    """The p99 in milliseconds, the memory at its highest, and that of the idle server."""
+async def measure(server: Child, clients: int, seconds: float, per_s: int) -> list[Measurement]:
+    """Measure the p99 in milliseconds, the peak memory, and that of the idle server."""
     loop = asyncio.get_running_loop()
     idle = server.rss_mb()
     latencies: list[int] = []
@@ -92,7 +92,7 @@ async def measure(server: Child, clients: int, seconds: float, per_s: int) -> li
     connected, cpu = server.rss_mb(), server.cpu_s()
     highest = connected
     gc.collect()
-    gc.disable()  # a pause of the clients is no latency of the server
+    gc.disable()  # a pause of the clients must not count as latency of the server
     playing = asyncio.ensure_future(server.play(clients, seconds, per_s, ALL_PER_S))
     while not playing.done():
         await asyncio.wait((playing,), timeout=0.2)
@@ -110,7 +110,7 @@ async def measure(server: Child, clients: int, seconds: float, per_s: int) -> li
         reader.transport.abort()  # type: ignore[attr-defined]
     if wrong:
         raise RuntimeError(f"out of order: {wrong}")
-    besides = {
+    extra = {
         "missed": expected - received,
         "received": received,
         "connected_mb": connected - idle,
@@ -119,8 +119,8 @@ async def measure(server: Child, clients: int, seconds: float, per_s: int) -> li
         "late_ms": sent["late_ms"],
     }
     p99 = (percentile_us(latencies, 99) or 0.0) / 1000
-    return [Figure(p99, latencies, besides), Figure(highest), Figure(idle)]
+    return [Measurement(p99, latencies, extra), Measurement(highest), Measurement(idle)]
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

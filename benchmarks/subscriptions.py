@@ -1,9 +1,9 @@
-"""What does a publish cost, in processor time, with 10,000 other subscriptions, beside 10?
+"""How much processor time does a publish take with 10,000 other subscriptions, compared with 10?
 
-The others do not want the key that is published, and differ from it in every way: literal keys,
-`*`, `**` and `$*`, in the first, the middle and the last segment. One subscription wants it and
-reads. `warm`: keys that were published before, the usual case; `cold`: a key that nobody has ever
-published to, so that its subscriptions have to be looked up; `log`: durable publishes.
+The others do not match the published key and differ from it in every way: literal keys, `*`, `**`
+and `$*`, in the first, the middle and the last segment. One subscription matches and reads.
+`warm`: keys that were published before, the usual case; `cold`: a key without any earlier publish,
+so that its subscriptions have to be looked up; `log`: durable publishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import Literal
 
-from _harness import PAYLOAD, Figure, Row, Sizes, alone, alternate, compare, folder, zbus_versions
+from _harness import PAYLOAD, Measurement, Row, Sizes, alternate, compare, folder, run_one, zbus_versions
 
 import zbus
 
@@ -25,8 +25,8 @@ FEW, MANY = 10, 10_000
 WARM_KEYS = 64
 WARM_UP = 500
 TARGET = 1.5
-QUESTIONS: dict[Way, str] = {
-    "warm": "cost (processor time) of a publish with 10,000 other subscriptions beside 10, no log",
+TITLES: dict[Way, str] = {
+    "warm": "cost (processor time) of a publish with 10,000 other subscriptions vs. 10, no log",
     "cold": "the same, to a key that was never published before",
     "log": "the same, with a log: 64 awaiting publishers",
 }
@@ -44,17 +44,17 @@ OTHERS = (
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row for each way."""
+    """Measure one row for each case."""
     events = {"warm": sizes.of(20_000, 2000), "cold": sizes.of(4000, 1000), "log": 64 * sizes.of(150, 15)}
     with folder() as where:
-        return [_row(way, where, events[way], sizes.of(5, 1)) for way in QUESTIONS]
+        return [_row(way, where, events[way], sizes.of(5, 1)) for way in TITLES]
 
 
 def _row(way: Way, where: Path, events: int, rounds: int) -> Row:
     versions = zbus_versions()
     return compare(
         "subscriptions",
-        QUESTIONS[way],
+        TITLES[way],
         unit="µs",
         peer_name="10 others",
         rounds=alternate(
@@ -69,8 +69,8 @@ def _row(way: Way, where: Path, events: int, rounds: int) -> Row:
     )
 
 
-async def measure(way: Way, where: Path, others: int, events: int) -> Figure:
-    """The processor time of a publish in microseconds, reading included; how long each publish took."""
+async def measure(way: Way, where: Path, others: int, events: int) -> Measurement:
+    """Measure the processor time of a publish in microseconds, including reading, and each duration."""
     log = where / f"{time.time_ns()}.db" if way == "log" else None
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(zbus.open(log))
@@ -85,13 +85,13 @@ async def measure(way: Way, where: Path, others: int, events: int) -> Figure:
         spent = process_time_ns() - begin
         if wanted.dropped or any(each.queued for each in kept):
             raise RuntimeError("an event was dropped, or went to a subscription that does not want it")
-    return Figure(spent / events / 1000, durations)
+    return Measurement(spent / events / 1000, durations)
 
 
 async def _turn(
     way: Way, publishers: list[zbus.EventPublisher], wanted: zbus.EventSubscriber, events: int
 ) -> list[int]:
-    """Publish from one task (without a log) or from one per publisher (with one), and read everything."""
+    """Publish from one task, or with a log from one task per publisher, and read all events."""
     tasks = len(publishers) if way == "log" else 1
     events -= events % tasks
     durations: list[int] = []
@@ -115,4 +115,4 @@ async def _turn(
 
 
 if __name__ == "__main__":
-    alone(rows)
+    run_one(rows)

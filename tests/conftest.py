@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 import time
@@ -12,9 +13,13 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from vocabulary import Coded
 from xdist.scheduler import LoadFileScheduling
 
-SPARK = "zbus_spark"  # the tests in this folder share one Spark session
+SPARK = "zbus_spark"  # the tests in this folder share one Spark session, and so do some of the documents' blocks
+SPARK_TEST = "in_a_document_about_spark"
+# A file with few and long tests that begins last is waited for by all: these folders come before the others.
+LONG = ("faults", "mesh", "browser", "bridge", "cli", "contract", "project", "zbus_web", "zbus_log")
 # A machine that is busy with other tests says nothing about what is tested.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -30,8 +35,12 @@ class Scheduling(LoadFileScheduling):
     """Each file in one process, and all that need Spark in the same one: it takes seconds and half a gigabyte."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return SPARK if Path(file).parent.name == SPARK else file
+        return SPARK if needs_spark(nodeid) else nodeid.partition("::")[0]
+
+
+def needs_spark(nodeid: str) -> bool:
+    file, _, test = nodeid.partition("::")
+    return Path(file).parent.name == SPARK or SPARK_TEST in test
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,8 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
-    items.sort(key=lambda item: item.path.parent.name != SPARK)
+    """What takes longest begins first; the files of a folder, and the tests of a file, stay in their order."""
+    items.sort(key=lambda item: (not needs_spark(item.nodeid), item.path.parent.name not in LONG))
 
 
 @pytest.fixture
@@ -54,6 +63,16 @@ def nothing_left_behind(request: pytest.FixtureRequest, _no_thread_left: None) -
     """Fail a test after which a thread of zbus, or a task on the test's event loop, is still there."""
     if request.node.get_closest_marker("asyncio"):
         request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture(autouse=True)
+def every_reason_has_a_code() -> Iterator[None]:
+    """Fail a test in which a log record has a reason without a code."""
+    coded, logger = Coded(), logging.getLogger("zbus")
+    logger.addFilter(coded)
+    yield
+    logger.removeFilter(coded)
+    assert coded.without == []
 
 
 @pytest.fixture

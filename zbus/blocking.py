@@ -4,9 +4,9 @@
         offset = bus.publisher("shop/orders/created").publish({"id": 1})
         for event in bus.replay("shop/**"): ...
 
-One event loop runs in a background thread; each call hands it a coroutine and waits for the end. Events
-cross over in batches, because a round trip between threads costs more than an event. An event that has
-crossed waits in its stream until it is asked for, so a wait that Ctrl-C or a timeout ends loses nothing.
+One event loop runs in a background thread; each call passes it a coroutine and waits for the result. Events
+are fetched in batches, because a round trip between threads costs more than an event. A fetched event stays
+in its stream until it is read, so no event is lost if Ctrl-C or a timeout ends a wait.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ BATCH_EVENTS_MAX = 512
 CLOSE_GRACE_S = 2.0
 
 
-def _waiting(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The same method with the same arguments, and it waits. So nothing of the async client is written twice."""
+def _blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a blocking version of an async method with the same arguments."""
 
     def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
         waited: T = self._call(f"call {method.__name__}()", method(self._inner, *args, **options))
@@ -62,7 +62,7 @@ def open(  # noqa: A001 - zbus.blocking.open reads best
     session: Any = None,
     **settings: Any,
 ) -> Bus:
-    """A bus to be used as `with zbus.blocking.open("app.db") as bus: …`; arguments as for `zbus.open`."""
+    """Return a bus for `with zbus.blocking.open("app.db") as bus: …`. Arguments as for `zbus.open`."""
     return Bus(_async.open(log, config=config, session=session, **settings))
 
 
@@ -75,11 +75,11 @@ class Bus:
         self._opened: Future[None] = Future()
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
-    put = _waiting(_async.Bus.put)
-    head = _waiting(_async.Bus.head)
-    request = _waiting(_async.Bus.request)
-    switch_transport = _waiting(_async.Bus.switch_transport)
-    receive_on = _waiting(_async.Bus.receive_on)
+    put = _blocking(_async.Bus.put)
+    head = _blocking(_async.Bus.head)
+    request = _blocking(_async.Bus.request)
+    switch_transport = _blocking(_async.Bus.switch_transport)
+    receive_on = _blocking(_async.Bus.receive_on)
 
     def __enter__(self) -> Bus:
         self._opened = Future()
@@ -96,44 +96,44 @@ class Bus:
         self.close()
 
     def close(self) -> None:
-        """Flush and close everything, in `close_timeout_s` and two seconds at most; safe to call twice."""
+        """Flush and close the bus within `close_timeout_s` plus two seconds. Safe to call twice."""
         if self._thread is not None:
             self._thread.stop(self._inner.config.close_timeout_s + CLOSE_GRACE_S)
 
     def publisher(self, key: str) -> Publisher:
-        """A publisher for one concrete key; it has an identity of its own."""
+        """Return a publisher for one concrete key, with its own identity."""
         return Publisher(self, self._call("make a publisher", self._inner.publisher(key)))
 
     def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:
-        """A stream of the events that any expression matches; options as for `zbus.Bus.subscribe`."""
+        """Subscribe to the events that match any of the expressions. Options as for `zbus.Bus.subscribe`."""
         source = self._call("subscribe", self._subscribe(key_exprs, options))
         subscription = Subscription(self, source)
         self._subscriptions.add(subscription)
         return subscription
 
     def replay(self, *key_exprs: str, **options: Any) -> Iterator[Event]:
-        """Stored events, from the log alone; options as for `zbus.Bus.replay`."""
+        """Return stored events, only from the log. Options as for `zbus.Bus.replay`."""
         return _Stream(self, self._inner.replay(*key_exprs, **options))
 
     def session(self, session_id: str) -> Session:
-        """A session: as `zbus.Bus.session`."""
+        """Return a session, like `zbus.Bus.session`."""
         return Session(self, self._inner.session(session_id))
 
     @property
     def schemas(self) -> Schemas:
-        """What the payloads of some keys must look like."""
+        """The schemas of this bus."""
         return Schemas(self, self._inner.schemas)
 
     def span(self, event: Event, operation: str = "process") -> AbstractContextManager[Any]:
-        """A span for what this thread does with an event; as `zbus.Bus.span`."""
+        """Start a span for the work of this thread on an event, like `zbus.Bus.span`."""
         return self._inner.span(event, operation)
 
     def stats(self) -> dict[str, Any]:
-        """What was counted and measured so far, as `zbus.Bus.stats` tells it."""
+        """Return the statistics of the bus, like `zbus.Bus.stats`."""
         return self._inner.stats()
 
     def nodes(self) -> list[NodeInfo]:
-        """The nodes that this one knows of, itself first."""
+        """Return the nodes that this node knows, itself first."""
 
         async def look() -> list[NodeInfo]:
             return self._inner.nodes()
@@ -144,21 +144,21 @@ class Bus:
         return await self._inner.subscribe(*key_exprs, **options).ready()
 
     async def _live(self) -> None:
-        """On the thread, from the opening of the bus to its end."""
+        """Keep the bus open until the thread is stopped. Runs on the background thread."""
         assert self._thread is not None
         try:
             async with self._inner:
                 self._opened.set_result(None)
                 await self._thread.stopping.wait()
             for subscription in tuple(self._subscriptions):
-                await subscription._bring_over()
+                await subscription._fetch_queued()
         except BaseException as error:
             if self._opened.done():
                 raise
             self._opened.set_exception(error)
 
     def _call(self, doing: str, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait; an interrupt of the wait cancels it."""
+        """Run a coroutine on the loop and wait for it. An interrupt of the wait cancels it."""
         if self._thread is None:
             coroutine.close()
             raise BusClosed(doing)
@@ -169,58 +169,58 @@ class Bus:
 
 
 class Publisher:
-    """Publishes to one key, with an identity of its own: a `zbus.EventPublisher` that waits."""
+    """Publishes to one key, with its own identity: a blocking `zbus.EventPublisher`."""
 
     def __init__(self, bus: Bus, publisher: EventPublisher) -> None:
         self._inner, self._call = publisher, bus._call
         self.key, self.publisher_id = publisher.key, publisher.publisher_id
 
-    publish = _waiting(EventPublisher.publish)
+    publish = _blocking(EventPublisher.publish)
 
     def publish_many(self, payloads: Iterable[Any], **options: Any) -> Sequence[int]:
-        """As `EventPublisher.publish_many`; `payloads` is first read to its end in this thread, which may block."""
+        """Publish many events, like `EventPublisher.publish_many`. First reads all `payloads` in this thread."""
         return self._call("publish", self._inner.publish_many(list(payloads), **options))
 
 
 class Session:
-    """One session of a bus: a `zbus.Session` that waits."""
+    """One session of a bus: a blocking `zbus.Session`."""
 
     def __init__(self, bus: Bus, session: _AsyncSession) -> None:
         self._bus, self._inner, self._call = bus, session, bus._call
         self.id, self.key, self.token = session.id, session.key, session.token
 
-    publish = _waiting(_AsyncSession.publish)
+    publish = _blocking(_AsyncSession.publish)
 
     def publish_many(self, key: str, payloads: Iterable[Any], **options: Any) -> Sequence[tuple[int, int]]:
-        """As `zbus.Session.publish_many`; `payloads` is first read to its end in this thread, which may block."""
+        """Publish many payloads, like `zbus.Session.publish_many`. First reads all `payloads` in this thread."""
         return self._call("publish", self._inner.publish_many(key, list(payloads), **options))
 
     def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:
-        """The session's own events, as `zbus.Session.subscribe` tells them."""
+        """Subscribe to the session's own events, like `zbus.Session.subscribe`."""
         return self._bus.subscribe(*self._inner.expressions(*key_exprs), **options)
 
 
 class Schemas:
-    """The schemas of a bus: `zbus.Bus.schemas`, and it waits."""
+    """The schemas of a bus: a blocking `zbus.Bus.schemas`."""
 
     def __init__(self, bus: Bus, schemas: _AsyncSchemas) -> None:
         self._inner, self._call = schemas, bus._call
 
-    register = _waiting(_AsyncSchemas.register)
-    remove = _waiting(_AsyncSchemas.remove)
-    load = _waiting(_AsyncSchemas.load)
+    register = _blocking(_AsyncSchemas.register)
+    remove = _blocking(_AsyncSchemas.remove)
+    load = _blocking(_AsyncSchemas.load)
 
     def list(self) -> Sequence[Schema]:
-        """The schemas in force, by expression."""
+        """Return the active schemas, by expression."""
         return self._inner.list()
 
     def get(self, expression: str) -> Schema | None:
-        """The schema in force for exactly this expression; None where there is none."""
+        """Return the active schema registered for exactly this expression, or None."""
         return self._inner.get(expression)
 
 
 class _Stream(Iterator[Event]):
-    """Events and errors in order, as they crossed over. Batches double, so that the first event is not late."""
+    """Fetched events and errors in order. The size of batches doubles, so that the first event is not delayed."""
 
     def __init__(self, bus: Bus, source: AsyncIterator[Event]) -> None:
         self._call, self._source = bus._call, source
@@ -240,16 +240,16 @@ class _Stream(Iterator[Event]):
 
     async def _fill(self) -> None:
         self._batch_events = min(BATCH_EVENTS_MAX, self._batch_events * 2)
-        while await self._bring_one() and self._has_more():
+        while await self._fetch_one() and self._has_more():
             pass
 
-    async def _bring_one(self) -> bool:
+    async def _fetch_one(self) -> bool:
         try:
             self._ready.append(await anext(self._source))
         except StopAsyncIteration:
             self._ended = True
         except Exception as error:
-            self._ready.append(error)  # raised where it belongs: after the events before it
+            self._ready.append(error)  # raised after the events before it
         else:
             return True
         return False
@@ -259,10 +259,10 @@ class _Stream(Iterator[Event]):
 
 
 class Subscription(_Stream):
-    """A stream of events: `with bus.subscribe("shop/**") as sub: for event in sub: …`. One thread at a time reads it.
+    """A stream of events: `with bus.subscribe("shop/**") as sub: for event in sub: …`, for one thread at a time.
 
-    What was fetched no longer counts as queued, so a slow reader meets its gap up to one batch later. With a durable
-    name nothing is fetched ahead: asking for the next event acknowledges the one before, and nothing else does.
+    Fetched events no longer count as queued, so a slow subscriber sees its gap up to one batch later. A durable
+    subscription fetches no events ahead: only reading the next event acknowledges the one before.
     """
 
     def __init__(self, bus: Bus, subscriber: EventSubscriber) -> None:
@@ -278,34 +278,34 @@ class Subscription(_Stream):
 
     @property
     def dropped(self) -> int:
-        """How many events were dropped because the queue was full."""
+        """The number of events that were dropped because the queue was full."""
         return self._inner.dropped
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """The next event; None when the subscription or the bus was closed. Raises `TimeoutError` after `timeout` s."""
+        """Return the next event, or None if the subscription or the bus was closed. Raises `TimeoutError`."""
         if timeout is not None and not self._ready and not self._ended:
             self._call("read", self._fill_within(timeout))
         return next(self, None)
 
     def ack(self, event: Event) -> None:
-        """Acknowledge an event of this durable subscription, and all before it; returns once that is on disk."""
+        """Acknowledge an event of this durable subscription and all before it. Returns once that is on disk."""
         self._call("acknowledge", event.ack())
 
     def close(self) -> None:
-        """Stop receiving; what is queued can still be read. Stores what a durable name has acknowledged."""
+        """Stop receiving. Queued events can still be read. Stores the cursor of a durable subscription."""
         try:
             self._call("unsubscribe", self._inner.aclose())
         except BusClosed:
-            pass  # closing the bus closed it
+            pass  # closing the bus has closed the subscription
 
     async def _fill_within(self, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await self._fill()
 
-    async def _bring_over(self) -> None:
-        """The loop is about to end: what is still queued crosses now. A closed subscription never waits."""
+    async def _fetch_queued(self) -> None:
+        """Fetch all queued events before the loop ends. A closed subscription never waits."""
         while not self._ended and self._inner.durable is None:
-            await self._bring_one()
+            await self._fetch_one()
 
     def _has_more(self) -> bool:
         return self._inner.durable is None and self._inner.queued > 0 and super()._has_more()

@@ -243,9 +243,9 @@ class Bus:
         if node.requests is None:
             raise NoResponders(key)
         if node.tracing is None:
-            return await node.requests.ask(key, payload, timeout, headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, headers, correlation_id)
         with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
-            return await node.requests.ask(key, payload, timeout, span.headers, correlation_id)
+            return await node.requests.request(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
         """Serve the requests for a key. The handler's result is the reply; its exception goes to the requester.

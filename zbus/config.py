@@ -79,7 +79,7 @@ class BusConfig(BaseSettings):
     options: dict[str, str] = Field({}, repr=False, description="transport-specific options; see docs/transports.md")
     keep: Literal["own"] | Strings = Field(
         "own",
-        description="events that the log stores: 'own', or also those of other nodes that match these expressions",
+        description="events that the log stores: 'own', or own events and those of other nodes on these keys",
     )
     wire: Literal["zbus", "dynamo"] = Field("zbus", description="format of the messages on the transport")
     node: str = Field("", max_length=200, description="name of this node; empty: host name and process id")

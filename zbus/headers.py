@@ -1,4 +1,4 @@
-"""Headers: small text beside the payload. Encoded once, and absent where there are none."""
+"""Headers: short texts beside the payload, encoded once. An event without headers has no encoded headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from .errors import EventInvalid, EventTooLarge
 
-# The headers that zbus itself knows. Names are lower case; others are the user's.
+# The headers that zbus itself uses. Names are lower case; all others belong to users.
 CORRELATION_ID = "correlation-id"
 CONTENT_TYPE = "content-type"
 TRACEPARENT = "traceparent"
@@ -33,7 +33,7 @@ _ENCODED_TYPE = {kind: _encode({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
 def encode_headers(
     headers: Mapping[str, str] | None, correlation_id: str | None, content_type: str | None
 ) -> bytes | None:
-    """Encode the headers of one event, or None where there are none. Headers given win over our own."""
+    """Encode the headers of one event, or return None without headers. Given headers override those of zbus."""
     if headers is not None and not isinstance(headers, Mapping):
         raise EventInvalid(f"headers are names and values, not {type(headers).__name__}; not stored")
     if not headers and correlation_id is None:
@@ -83,7 +83,7 @@ class Headers(Mapping[str, str]):
         return len(self._all())
 
     def __bool__(self) -> bool:
-        return True  # no headers at all are `NO_HEADERS`
+        return True  # an event without headers has `NO_HEADERS`
 
     def __repr__(self) -> str:
         return repr(self._all())
@@ -93,9 +93,9 @@ class Headers(Mapping[str, str]):
 
 
 class SpanHeaders(dict[str, str]):
-    """The headers of what is published inside a span: those given, and the context of the span.
+    """The headers of an event that is published inside a span: the given headers, and the context of the span.
 
-    `sent` is told which event it became: publisher, sequence, and the bytes of its payload.
+    `sent` is set to the event's publisher id, its sequence, and the size of its payload in bytes.
     """
 
     __slots__ = ("sent",)
@@ -103,17 +103,17 @@ class SpanHeaders(dict[str, str]):
     def __init__(self, context: Mapping[str, str], headers: Mapping[str, str] | None) -> None:
         super().__init__(context)
         if headers:
-            self.update(headers)  # headers given win
+            self.update(headers)  # given headers override the context
         self.sent: tuple[int, int, int] | None = None
 
 
 def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
-    """Return encoded headers as a mapping that is decoded when it is read; no headers is the common case."""
+    """Return encoded headers as a mapping that is decoded when it is read."""
     return Headers(encoded) if encoded else NO_HEADERS
 
 
 def raw_headers(headers: Mapping[str, str]) -> bytes | None:
-    """Return the encoded form of an event's headers, or None if it has none."""
+    """Return the encoded form of an event's headers, or None without headers."""
     if type(headers) is Headers:
         return headers.raw
     return _encode(dict(headers)) if headers else None
@@ -124,5 +124,5 @@ def check_encoded(encoded: bytes) -> None:
     try:
         headers = _decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EventInvalid(f"headers that do not decode ({error}); not stored") from error
+        raise EventInvalid(f"headers cannot be decoded ({error}); not stored") from error
     encode_headers(headers, None, None)

@@ -1,7 +1,7 @@
-"""What can be read out of a running bus: its readers, its cursors, the leases of its transports, what passes through.
+"""Introspection of a running bus: subscriptions, cursors, leases of its transports, and a tap on its events.
 
-For programs that show a bus to people (`zbus serve`, `zbus top`). Nothing here changes a bus, and nothing is worked
-out before somebody asks.
+For programs that display a bus (`zbus serve`, `zbus top`). Nothing here changes a bus, and everything is computed when
+it is read.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from .deliver.log_reader import LogReader
 from .deliver.subscriber import EventSubscriber
 from .node import Node
 
-CURSORS_MAX = 100  # the furthest behind first
+CURSORS_MAX = 100  # those with the largest lag first
 
 
 class OpenSubscription(NamedTuple):
-    """A subscription that is open on this bus."""
+    """An open subscription of this bus."""
 
     key_exprs: tuple[str, ...]
     durable: str | None
     overflow: str
-    live: bool  # events come as they are published, rather than from the log
-    queued: int  # events that wait in memory
+    live: bool  # receives events as they are published; otherwise it reads the log
+    queued: int  # events in memory
     dropped: int
-    lag: int  # events before it: those that wait or, where it reads from the log, all that follow its position
+    lag: int  # events that it has not received: those in memory or, if it reads the log, all after its position
 
 
 class CursorPosition(NamedTuple):
-    """A durable name and how far it is."""
+    """The cursor of a durable subscription."""
 
     name: str
     offset: int
     lag: int
     keys: tuple[str, ...]
     updated_at_ns: int
-    owner: str | None  # who holds its lease
+    owner: str | None  # the process that holds its lease
 
 
 class HasNode(Protocol):
-    """A bus: it holds a node."""
+    """A bus, which has a node."""
 
     _node: Node
 
 
 def of(bus: HasNode) -> Introspection:
-    """Return what can be read from a bus.
+    """Return the introspection of a bus.
 
     head = introspection.of(bus).head
     """
@@ -67,21 +67,21 @@ class Introspection:
 
     @property
     def head(self) -> int:
-        """Every stored event up to this offset was delivered here."""
+        """The offset up to which every stored event was delivered here."""
         return self._node.dispatcher.delivered
 
     @property
     def published_keys(self) -> Collection[str]:
-        """The keys that are published to on this node; the first ones, if there are many."""
+        """The keys that this node published on; only the first ones if there are many."""
         return self._node.entry.published_keys
 
     @property
     def reader(self) -> LogReader:
-        """The log, and the threads that read it."""
+        """The log and the threads that read it."""
         return self._node.reader
 
-    def readers(self) -> list[OpenSubscription]:
-        """The open subscriptions, furthest behind first."""
+    def subscriptions(self) -> list[OpenSubscription]:
+        """Return the open subscriptions, those with the largest lag first."""
         found = []
         for each in _subscriptions(self._node):
             acknowledged = each.acknowledged
@@ -94,10 +94,10 @@ class Introspection:
                     each.key_exprs, each.durable, each.overflow, each.is_live, each.queued, each.dropped, lag
                 )
             )
-        return sorted(found, key=lambda reader: (-reader.lag, reader.key_exprs, reader.durable or ""))
+        return sorted(found, key=lambda each: (-each.lag, each.key_exprs, each.durable or ""))
 
     async def positions(self) -> list[CursorPosition]:
-        """Every durable subscription by name, with the newest position of those that are read here."""
+        """Return every cursor, with the newest position for subscriptions that are open here."""
         node = self._node
         if node.log is None:
             return []
@@ -111,7 +111,7 @@ class Introspection:
         return found
 
     async def leases(self) -> list[dict[str, Any]]:
-        """The leases in the discovery registries of the transports; only ZMQ's file registry has some."""
+        """Return the leases in the discovery registries of the transports. Only ZMQ's file registry has leases."""
         found: list[dict[str, Any]] = []
         for link in self._node.network.links if self._node.network is not None else ():
             listing: Callable[[], Sequence[dict[str, Any]]] | None = getattr(link.fabric, "leases", None)
@@ -120,9 +120,10 @@ class Introspection:
         return found
 
     def watch(self, seen: Watcher) -> Callable[[], None]:
-        """Call `seen` with each batch that is stored here, or published without a log. Returns what ends that.
+        """Call `seen` with each batch that is stored or, without a log, published here. Return a function that ends it.
 
-        It gets the rows and the size of their payloads on the loop, before the next event: it must only take note.
+        `seen` gets the rows and the size of their payloads. It runs on the event loop and delays the next event, so it
+        must only take note of them.
         """
         dispatcher = self._node.dispatcher
         dispatcher.watchers = (*dispatcher.watchers, seen)
@@ -134,7 +135,7 @@ class Introspection:
 
 
 def snapshot(node: Node) -> dict[str, Any]:
-    """Return everything that `bus.stats()` contains. Any thread. Reads memory and file sizes, never the log."""
+    """Return the content of `bus.stats()`. Any thread may call it. It reads memory and file sizes, never the log."""
     dispatcher, network, subscriptions = node.dispatcher, node.network, _subscriptions(node)
     queued = [each.queued for each in subscriptions]
     found: dict[str, Any] = {
@@ -176,12 +177,12 @@ def snapshot(node: Node) -> dict[str, Any]:
 
 
 def _subscriptions(node: Node) -> list[EventSubscriber]:
-    """Those that are open now. Any thread."""
+    """Return the open subscriptions. Any thread may call it."""
     return [each.subscriber for each in tuple(node.dispatcher.subscriptions)]
 
 
 def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, int]:
-    """How many events each durable subscription is behind; for those read here, as of now."""
+    """Return the lag of each durable subscription, with the newest position for those that are open here."""
     at = {cursor.name: cursor.offset for cursor in node.cursors_known}
     for each in subscriptions:
         if each.durable is not None and (acknowledged := each.acknowledged) is not None:
@@ -191,5 +192,5 @@ def _cursors(node: Node, subscriptions: Sequence[EventSubscriber]) -> dict[str, 
 
 
 def _events_after(node: Node, offset: int) -> int:
-    """How many events were delivered here after an offset; the most that it can be if the log cannot tell."""
+    """Return the number of events delivered here after an offset, or an upper bound if the log cannot count them."""
     return node.log.count(offset, node.dispatcher.delivered) if node.log is not None else 0

@@ -1,9 +1,9 @@
-"""Keys and key expressions: what is legal, and what matches what.
+"""Keys and key expressions: their validation and matching.
 
-A key says where an event belongs (`shop/orders/created`); an expression says what a subscriber
-wants (`shop/*/created`). The rules are Zenoh's: `*` is one segment, `**` any number of them,
-`$*` any text inside a segment, and no wildcard ever matches a segment that starts with `@`.
-A key that any transport could not carry is refused here, so that all of them accept the same.
+An event has a key (`shop/orders/created`); a subscriber has key expressions (`shop/*/created`). The
+rules are Zenoh's: `*` matches one segment, `**` any number of segments, and `$*` any text inside a
+segment; no wildcard matches a segment that starts with `@`. A key that one of the transports cannot
+carry is rejected here, so that all transports accept the same keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ILLEGAL = re.compile(r"[\s\x00-\x1f\x7f-\x9f#?]")
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is a legal concrete key; raise `KeyInvalid` with the reason if not.
+    """Return `key` if it is a valid concrete key. Raises `KeyInvalid` with the reason.
 
     >>> check_key("shop/orders/created")
     'shop/orders/created'
@@ -39,7 +39,7 @@ def check_key(key: str) -> str:
 
 
 def check_expression(expression: str) -> str:
-    """Return `expression` in canonical form; raise `KeyInvalid` with the reason if it is not legal.
+    """Return `expression` in canonical form. Raises `KeyInvalid` with the reason if it is invalid.
 
     >>> check_expression("shop/**/**/$*")
     'shop/*/**'
@@ -57,7 +57,7 @@ def _canonical_expression(expression: str) -> str:
 
 
 def matches(expression: str, key: str) -> bool:
-    """Whether the concrete `key` is one that `expression` (canonical) asks for.
+    """Return whether the canonical `expression` matches the concrete `key`.
 
     >>> matches("a/**/c", "a/c"), matches("ab$*cd", "abxcd"), matches("**", "@zbus/bus")
     (True, True, False)
@@ -66,7 +66,7 @@ def matches(expression: str, key: str) -> bool:
 
 
 def includes(expression: str, other: str) -> bool:
-    """Whether `expression` asks for every key that `other` asks for; both are canonical, and the rules are Zenoh's.
+    """Return whether `expression` matches every key that `other` matches, by Zenoh's rules. Both must be canonical.
 
     >>> includes("shop/**", "shop/*/created"), includes("shop/*", "shop/**"), includes("**", "shop/@x")
     (True, False, False)
@@ -75,7 +75,7 @@ def includes(expression: str, other: str) -> bool:
 
 
 class KeySet:
-    """Several expressions at once: a key belongs if any of them matches.
+    """A set of key expressions: it contains a key if any of them matches.
 
     >>> "shop/orders/created" in KeySet(["shop/*/created", "audit/**"])
     True
@@ -93,7 +93,7 @@ class KeySet:
 
     @classmethod
     def all(cls) -> KeySet:
-        """Every key of a log, also those with '@' segments, which no wildcard matches."""
+        """Return the set of all keys, including those with '@' segments, which no wildcard matches."""
         keys = cls(["**"])
         keys.unfiltered = True
         return keys
@@ -109,10 +109,10 @@ def _matches_any(expressions: Iterable[str], key: str) -> bool:
 
 
 def segment_pattern(segment: str) -> re.Pattern[str]:
-    """The regular expression of a segment that holds `$*`.
+    """Return the regular expression of a segment with `$*`.
 
-    Each part in the middle is taken at its first place and never reconsidered, which finds a match if there
-    is one; otherwise a segment with many wildcards would take exponential time.
+    Each part in the middle matches at its first position, without backtracking. This finds a match if one exists;
+    with backtracking, a segment with many wildcards would take exponential time.
     """
     first, *middle, last = [re.escape(part) for part in segment.split("$*")]
     return re.compile(first + "".join(f"(?>.*?{part})" for part in middle) + ".*" + last, re.DOTALL)
@@ -132,9 +132,9 @@ def _check_common(key: str) -> None:
         raise KeyInvalid(key, "it has an empty segment")
     found = _ILLEGAL.search(key)
     if found:
-        raise KeyInvalid(key, f"it holds {found.group()!r}, which not every transport can carry")
+        raise KeyInvalid(key, f"it contains {found.group()!r}, which not every transport can carry")
     if any("\ud800" <= character <= "\udfff" for character in key):
-        raise KeyInvalid(key, "it holds half a surrogate pair, which is not UTF-8")
+        raise KeyInvalid(key, "it contains half a surrogate pair, which is not valid UTF-8")
     if key.count("/") >= SEGMENTS_MAX:
         raise KeyInvalid(key, f"it has over {SEGMENTS_MAX} segments")
 
@@ -148,14 +148,14 @@ def _check_segment(expression: str, segment: str) -> str:
     if "$" in rest:
         raise KeyInvalid(expression, "'$' is legal only in '$*'")
     if segment[0] == "@" and rest != segment:
-        raise KeyInvalid(expression, "a segment that starts with '@' is literal and holds no wildcard")
+        raise KeyInvalid(expression, "a segment that starts with '@' is literal and must not contain a wildcard")
     while "$*$*" in segment:
         segment = segment.replace("$*$*", "$*")
     return "*" if segment == "$*" else segment
 
 
 def _canonical(segments: list[str]) -> list[str]:
-    """`**` swallows a neighbouring `**` and comes after a neighbouring `*`: one spelling for each meaning."""
+    """Merge adjacent `**` and put `*` before an adjacent `**`, so that each meaning has one spelling."""
     out: list[str] = []
     for segment in segments:
         if out and out[-1] == "**":
@@ -169,7 +169,7 @@ def _canonical(segments: list[str]) -> list[str]:
 
 
 def _matches(expression: list[str], key: list[str]) -> bool:
-    """Match without recursion: on a mismatch, let the last `**` swallow one more segment."""
+    """Match without recursion: on a mismatch, the last `**` takes one more segment."""
     at_expression = at_key = 0
     retry_expression = retry_key = -1
     while at_key < len(key):
@@ -195,19 +195,19 @@ def _segment_matches(expression: str, segment: str) -> bool:
 
 
 def _includes(expression: list[str], other: list[str]) -> bool:
-    """From the end: whether what is left of the one includes what is left of the other, each pair looked at once."""
-    # For the rest of `expression` from some place on: which rests of `other`, by where they begin, it includes.
+    """Compare from the end: for each pair of suffixes once, whether the first includes the second."""
+    # For the current suffix of `expression`: whether it includes the suffix of `other` that begins at each index.
     rests = [at == len(other) for at in range(len(other) + 1)]
     for segment in reversed(expression):
         following, rests = rests, [False] * (len(other) + 1)
         for at in range(len(other), -1, -1):
             if segment != "**":
                 rests[at] = at < len(other) and _segment_includes(segment, other[at]) and following[at + 1]
-            else:  # it stands for nothing, or for one segment more, as long as that is not a literal '@'
+            else:  # it matches nothing, or one more segment that does not start with '@'
                 rests[at] = following[at] or (at < len(other) and other[at][0] != "@" and rests[at + 1])
     return rests[0]
 
 
 def _segment_includes(segment: str, other: str) -> bool:
-    """The `$*` of `other` are text like any: no part between those of `segment` holds one."""
+    """Return whether a segment includes another. A `$*` of `other` is treated as text: no part of `segment` has one."""
     return other != "**" and not (other == "*" and segment != "*") and _segment_matches(segment, other)

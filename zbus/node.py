@@ -24,7 +24,7 @@ from .errors import BusClosed, ConfigInvalid, LogReadOnly, LogRequired, Transpor
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
-from .observe.burst_records import tell_published
+from .observe.burst_records import record_published
 from .observe.record_feed import RecordFeed
 from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
@@ -202,8 +202,8 @@ class Node:
             await self.link(url)
             new = network.links[len(old) :]
             try:
-                if network.answers.serves:
-                    network.check_answering(new)
+                if network.request_server.serves:
+                    network.check_requests_supported(new)
             except TransportUnsupported:  # the new transport cannot carry the requests that are served here
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)
@@ -432,7 +432,7 @@ class Node:
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
         if wanted(logging.DEBUG):
-            tell_published(rows)
+            record_published(rows)
         dispatcher.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)

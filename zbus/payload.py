@@ -1,7 +1,7 @@
-"""Payloads: what users hand in, as bytes; and bytes, as what users ask for.
+"""Payloads: encoding of users' values to bytes, and decoding of bytes to the requested type.
 
-Bytes travel as they are. Text, JSON-like values, pydantic models, dataclasses and msgspec structs
-are encoded once here and marked with a content type.
+Bytes are not changed. Text, JSON-like values, pydantic models, dataclasses and msgspec structs are
+encoded once here and marked with a content type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .headers import JSON, TEXT
 
 
 def _model_inside(value: Any) -> Any:
-    """A pydantic model somewhere inside a list or dict, or a kind of `int` such as an offset."""
+    """Convert a pydantic model inside a list or dict, or a subclass of `int` such as an offset."""
     if isinstance(value, int):
         return int(value)
     if hasattr(type(value), "model_dump"):
@@ -24,17 +24,20 @@ def _model_inside(value: Any) -> Any:
 
 
 def _model_of(type_: Any, value: Any) -> Any:
-    """The same on the way back."""
+    """Convert a decoded value to a pydantic model inside another type."""
     if hasattr(type_, "model_validate"):
         return type_.model_validate(value)
-    raise TypeError(f"no JSON is a {type_.__name__}")
+    raise TypeError(f"JSON cannot be decoded as {type_.__name__}")
 
 
 _encode_json = msgspec.json.Encoder(enc_hook=_model_inside).encode
 
 
 def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
-    """Return the bytes and their content type (None for plain bytes); over the limit is refused before a copy."""
+    """Return the bytes and their content type (None for plain bytes).
+
+    Raises `EventTooLarge` over the limit, before bytes are copied, and `PayloadInvalid` if a value cannot be encoded.
+    """
     if type(payload) is bytes and len(payload) <= limit_bytes:
         return payload, None  # the hot path
     if isinstance(payload, (bytes, bytearray, memoryview)):
@@ -54,7 +57,7 @@ def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
 
 
 def decode_payload(event: EventLike, type_: Any) -> Any:
-    """Return the payload of `event` as `type_` (None: by its content type); raise `PayloadInvalid`."""
+    """Return the payload of `event` as `type_` (None: by its content type). Raises `PayloadInvalid`."""
     payload = event.payload
     if type_ is None:
         type_ = {JSON: Any, TEXT: str}.get(event.content_type or "", bytes)

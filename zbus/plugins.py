@@ -1,4 +1,4 @@
-"""The one place where a name becomes an implementation: by entry point, so the core imports none of them."""
+"""Lookup of implementations by name through entry points, so that the core imports none of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_log(config: BusConfig) -> Log | None:
-    """Open the log that the configuration names; None where it names none. Blocks: call it off the loop."""
+    """Open the configured log, or return None without one. Blocks: call it off the event loop."""
     if config.log is None:
         return None
     return cast("Log", _load("zbus.logs", log_scheme(config.log), "log")(config))
@@ -34,9 +34,9 @@ def log_scheme(log: str) -> str:
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
-    """Open the fabric that a URL (or a bare name) asks for. Blocks: call it off the loop.
+    """Open the transport of a URL or a bare name. Blocks: call it off the event loop.
 
-    Another wire than our own is another implementation, such as `zmq+dynamo`.
+    A wire format other than that of zbus has its own implementation, such as `zmq+dynamo`.
     """
     scheme = url.partition("://")[0]
     name = scheme if config.wire == "zbus" else f"{scheme}+{config.wire}"
@@ -44,7 +44,7 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
 
 
 def open_tracing(config: BusConfig) -> Tracing | None:
-    """What makes spans; None where nobody asks for them. An application that traces has imported OpenTelemetry."""
+    """Return the source of spans, or None if tracing is off. With `auto`, it is on if OpenTelemetry is imported."""
     if config.tracing == "off" or (config.tracing == "auto" and sys.modules.get("opentelemetry.trace") is None):
         return None
     try:
@@ -58,7 +58,7 @@ def open_tracing(config: BusConfig) -> Tracing | None:
 
 
 def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | None = None) -> Cache:
-    """A cache of that name, to be begun when the bus is open; with `wrapped`, the cache of one function."""
+    """Return a cache, or the cache of one function if `wrapped` is given. Call `begin` when the bus is open."""
     return cast("Cache", _load("zbus.caches", "moka", "cache")(host, name, limits, wrapped))
 
 

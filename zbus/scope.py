@@ -1,4 +1,4 @@
-"""Scopes: a namespace, a component in it, an endpoint of that. Sugar over the first segments of a key."""
+"""Scopes: a namespace, a component in it, and an endpoint of that, as names for the first segments of a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = ("namespace", "component", "endpoint")
 
 
 class Opens(Protocol):
-    """What a scope needs from its bus: opening publishers and subscriptions."""
+    """The bus, as a scope uses it: it opens publishers and subscriptions."""
 
     @property
     def publisher(self) -> Callable[[str], Any]:
@@ -39,27 +39,27 @@ class Scope:
         return _KINDS[len(self.segments) - 1]
 
     def component(self, name: str) -> Scope:
-        """A component of this namespace."""
+        """Return a component of this namespace. Raises `KeyInvalid` if this is not a namespace."""
         return self._inner("namespace", name)
 
     def endpoint(self, name: str) -> Scope:
-        """An endpoint of this component."""
+        """Return an endpoint of this component. Raises `KeyInvalid` if this is not a component."""
         return self._inner("component", name)
 
     def key(self, topic: str, kind: str) -> str:
-        """The key of a topic here, for a caller that expects a scope of this kind."""
+        """Return the key of a topic in this scope. Raises `KeyInvalid` if the scope is not of this kind."""
         if self.kind != kind:
-            raise KeyInvalid("/".join(self.segments), f"this scope is a {self.kind}, and a {kind} is wanted")
+            raise KeyInvalid("/".join(self.segments), f"this scope is a {self.kind}, but must be a {kind}")
         _check_segment(topic)
         return "/".join((*self.segments, topic))
 
     def _inner(self, kind: str, name: str) -> Scope:
         if self.kind != kind:
-            raise KeyInvalid("/".join(self.segments), f"only a {kind} has such a part, and this is a {self.kind}")
+            raise KeyInvalid("/".join(self.segments), f"only a {kind} has such a part, but this is a {self.kind}")
         return Scope(self.bus, *self.segments, name)
 
 
 def _check_segment(segment: str) -> None:
     check_key(segment)
     if "/" in segment:
-        raise KeyInvalid(segment, "a namespace, component, endpoint or topic is one segment, without '/'")
+        raise KeyInvalid(segment, "a namespace, component, endpoint or topic must be one segment, without '/'")

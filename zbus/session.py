@@ -1,11 +1,11 @@
-"""A session: what is published for it goes to everybody's key and to the session's own, together.
+"""A session: its events are published to a global key and to the session's own key together.
 
     session = bus.session("alice-7")
     await session.publish("events/Todo/1", {"done": True})
 
-stores `events/Todo/1` and `sessions/alice-7/events/Todo/1` in one commit, so that after a crash there are both or
-neither. Everybody who handles todos reads the first; the feed of this one session, which its signed token opens, has
-the second. Payload and headers are the same, and a correlation id that both share tells that they belong together.
+stores `events/Todo/1` and `sessions/alice-7/events/Todo/1` in one commit, so that after a crash both or neither exist.
+Subscribers of all todos read the first; the event stream of this session, which its signed token opens, has the
+second. Both have the same payload and headers, and share a correlation id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PUBLISHERS_MAX = 10_000
 
 
 class Sessions(NamedTuple):
-    """What every session of a bus shares. A session object that serves one request starts no new publisher."""
+    """The shared state of all sessions of a bus. A new session object for each request starts no new publisher."""
 
     entry: Entry
     identities: Identities[str]
@@ -38,7 +38,7 @@ class Sessions(NamedTuple):
 
 
 class Session:
-    """One session of a bus, made by `bus.session("alice-7")`. It holds nothing: make one whenever it is handy."""
+    """One session of a bus, created by `bus.session("alice-7")`. It has no state: create one whenever it is needed."""
 
     __slots__ = ("_shared", "id")
 
@@ -47,22 +47,22 @@ class Session:
         self.id = check_session_id(session_id)
 
     def key(self, key: str) -> str:
-        """The session's own key beside a global one.
+        """Return the session's own key for a global key. Raises `KeyInvalid`.
 
         `bus.session("alice-7").key("events/Todo/1")` is `sessions/alice-7/events/Todo/1`.
         """
         check_key(key)
         if key.partition("/")[0] == SESSIONS:
-            raise KeyInvalid(key, f"keys under {SESSIONS!r} are of single sessions: name the key that everybody reads")
+            raise KeyInvalid(key, f"keys under {SESSIONS!r} belong to single sessions: name the global key")
         return check_key(f"{SESSIONS}/{self.id}/{key}")
 
     async def publish(
         self, key: str, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
     ) -> tuple[int, int]:
-        """Publish to `key` and to the session's own key in one commit; returns both offsets once they are on disk.
+        """Publish to `key` and to the session's own key in one commit. Returns both offsets once they are on disk.
 
-        Where no correlation id is given, both get a new one. Errors as of `EventPublisher.publish`, and they are true
-        of both events. Cancelled while it waits, both are stored, or neither.
+        Without a correlation id, both events get the same new one. Raises the errors of `EventPublisher.publish`, which
+        apply to both events. If cancelled while waiting, both events are stored or neither is.
         """
         (offsets,) = await self.publish_many(key, (payload,), headers=headers, correlation_id=correlation_id)
         return offsets
@@ -75,9 +75,10 @@ class Session:
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> Sequence[tuple[int, int]]:
-        """Publish many in order, some hundreds to a commit, which never parts the two events of a payload.
+        """Publish many payloads in order, up to 500 per commit. The two events of a payload are in the same commit.
 
-        On an error, a note on it says how many payloads were stored before. Cancelled, a beginning may be stored.
+        If an error is raised, its note has the number of payloads that were stored. If cancelled, the first payloads
+        may have been stored.
         """
         entry = self._shared.entry
         entry.open_key(key)
@@ -91,7 +92,7 @@ class Session:
         pairs_max = PAIRS_PER_COMMIT if entry.commits is not None else 1  # without a log there is no commit to share
         try:
             for payload in payloads:
-                if stored and not chunk:  # the commit before was awaited: everything may have changed
+                if stored and not chunk:  # the previous commit was awaited: access and transports may have changed
                     entry.open_key(key)
                     entry.open_key(own)
                 body, encoded = entry.encode(key, payload, headers, correlation_id or entry.token_hex(16))
@@ -109,25 +110,25 @@ class Session:
         return stored
 
     def subscribe(self, *key_exprs: str, **options: Any) -> EventSubscriber:
-        """The session's own events that any of the expressions matches, all of them where none is given.
+        """Subscribe to the session's own events that match any of the expressions; the default is all of them.
 
-        Expressions are those of the global keys (`events/Todo/*`); events come with the session's key. Options as for
+        Expressions refer to the global keys (`events/Todo/*`); events have the session's key. Options as for
         `bus.subscribe`.
         """
         return self._shared.subscribe(*self.expressions(*key_exprs), **options)
 
     def expressions(self, *key_exprs: str) -> list[str]:
-        """Key expressions of the session's own events, beside those of the global keys."""
+        """Return key expressions of the session's own events for expressions of global keys."""
         return [f"{SESSIONS}/{self.id}/{each}" for each in key_exprs or ("**",)]
 
     def token(self, ttl_s: float = 3600) -> str:
-        """A signed token that opens this session's events, and nothing else, for `ttl_s` seconds.
+        """Return a signed token that grants access only to this session's events, for `ttl_s` seconds.
 
-        Raises `ConfigInvalid` where the bus was opened without `session_secret`.
+        Raises `ConfigInvalid` if the bus was opened without `session_secret`.
         """
         secret = self._shared.secret
         if secret is None:
-            raise ConfigInvalid("session_secret", "tokens are signed with it: open the bus with one, or name a file")
+            raise ConfigInvalid("session_secret", "it signs the tokens: open the bus with a secret, or name a file")
         return sign_session_token(secret, self.id, ttl_s, time_ns=self._shared.entry.time_ns)
 
     async def _store(self, key: str, own: str, chunk: Sequence[tuple[bytes, bytes | None]]) -> list[tuple[int, int]]:

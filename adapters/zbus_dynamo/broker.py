@@ -121,7 +121,7 @@ class Brokered:
             try:
                 frame = self._accept(message)
             except EventInvalid as error:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), _source(message), detail=str(error)[:500])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), _source(message), detail=str(error)[:500])
                 continue
             if frame is not None and self._receive is not None:
                 self._receive(frame, None)
@@ -133,7 +133,7 @@ class Brokered:
         try:
             place = place_of_subject(subject.decode())
         except UnicodeDecodeError as error:
-            raise NotDynamo("subject", "a subject that is not UTF-8") from error
+            raise NotDynamo("invalid_subject", "a subject that is not UTF-8") from error
         frame = incoming(envelope, place, self._wanted, self._payload_bytes_max)
         if frame is None or self._seen is None:
             return frame

@@ -34,7 +34,7 @@ RETRY_S = 1.0  # after a socket could not be made
 LANES_MAX = 256
 PUBLISHERS_MAX = 1000
 FILE_NAME_MAX = 255
-RETIRED = "FABRIC_PUBLISHER_RETIRED"
+RETIRED = "TRANSPORT_PUBLISHER_RETIRED"
 _LONGEST_ID = "f" * 16
 
 
@@ -48,9 +48,11 @@ class Direct:
         self._options: ZmqOptions = settings.socket_options(payload_bytes_max)
         self._sources = PublisherSources(io, counts, self._options, payload_bytes_max)
         self.lanes: list[Lane] = []
-        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the one that has been silent longest first
+        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the longest idle one first
         self._waiting: set[LanePublisher] = set()
-        self._refused: tuple[float, TransportError] | None = None  # no new socket until then, and why
+        self._refused: tuple[float, TransportError] | None = (
+            None  # open no new socket before this time, because of this error
+        )
         self._closing = False
         self._registry = DynamoRegistry(FileStore(settings.store), counts, self._found)
 
@@ -102,8 +104,8 @@ class Direct:
             known = event.place, event.publisher_id
             try:
                 publisher = self.publishers.pop(known, None) or self._join(*known)
-            except TransportError as error:  # such as too many open files
-                self._counts.tell(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
+            except TransportError as error:  # for example, too many open files
+                self._counts.report(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
                 self._capacity.release(1, len(packed))
                 continue
             self.publishers[known] = publisher
@@ -163,18 +165,18 @@ class Direct:
         return self.lanes[-1]
 
     def _retire(self, known: tuple[Scoped, int]) -> None:
-        """Forget the publisher that has been silent longest. It registers again with its next event."""
+        """Remove the publisher that was idle longest. It registers again with its next event."""
         publisher = self.publishers.pop(known)
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)
-        self._counts.tell(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
+        self._counts.report(RETIRED, "publishers_retired", known[0].key, detail="too many publishers in this process")
 
     def _fits(self, event: DynamoOutgoing) -> bool:
         if _record_fits(event.place):
             return True
         reason = str(KeyInvalid(event.place.key, "its discovery record would have a file name over 255 bytes"))
-        self._counts.tell(EVENT_DROPPED, "refused_key", event.place.key, detail=reason[:500])
+        self._counts.report(EVENT_DROPPED, "key_rejected", event.place.key, detail=reason[:500])
         return False
 
 

@@ -1,7 +1,7 @@
 """Dynamo's envelope: a msgpack map of five keys in a fixed order, with the time in milliseconds.
 
-Keys that a later version adds are ignored; anything else that is not such a map is refused with the
-reason. Numbers that no event of zbus can hold (over 63 bits) are refused as well.
+Keys that a later version adds are ignored; any other malformed input is rejected with the
+reason. Numbers that an event of zbus cannot represent (over 63 bits) are rejected as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DynamoEnvelope(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
     def event(self, key: str) -> Event:
-        """The event that this is, for the key that its scope and topic make."""
+        """Return the envelope as an event on `key`."""
         return Event(self.publisher_id, self.sequence, self.published_at * NS_PER_MS, key, self.payload)
 
 
@@ -36,7 +36,7 @@ _decode = msgspec.msgpack.Decoder(DynamoEnvelope).decode
 
 
 def encode(publisher_id: int, sequence: int, published_at_ns: int, topic: str, payload: bytes) -> bytes:
-    """The bytes of one envelope.
+    """Return the bytes of one envelope.
 
     >>> encode(1, 0, 5_000_000, "t", b"x")[:14]
     b'\\x85\\xacpublisher_id'
@@ -53,11 +53,11 @@ def decode(data: bytes | memoryview) -> DynamoEnvelope:
     try:
         envelope = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise NotDynamo("envelope", f"not a dynamo envelope: {error}") from error
+        raise NotDynamo("invalid_envelope", f"not a dynamo envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
-        raise NotDynamo("number", "not a dynamo envelope: a negative number")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a negative number")
     if max(envelope.publisher_id, envelope.sequence) >= NUMBER_END:
-        raise NotDynamo("number", "not a dynamo envelope: a number over 63 bits")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a number over 63 bits")
     if envelope.published_at > TIME_MS_MAX:
-        raise NotDynamo("number", "not a dynamo envelope: a time after the year 2262")
+        raise NotDynamo("invalid_number", "not a dynamo envelope: a time after the year 2262")
     return envelope

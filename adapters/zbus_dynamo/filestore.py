@@ -30,13 +30,13 @@ LOCK_WAIT_S = 1.0
 
 
 def default_root() -> Path:
-    """Where Dynamo keeps its files: `DYN_FILE_KV`, or a directory among the temporary ones."""
+    """Return the directory of Dynamo's files: `DYN_FILE_KV`, or one in the temporary directory."""
     given = os.environ.get("DYN_FILE_KV")
     return Path(given) if given else Path(tempfile.gettempdir()) / "dynamo_store_kv"
 
 
 class FileStore:
-    """The event channels of one store. Each call may block for a moment; none keeps a file open. One thread."""
+    """The event channels of one store. A call may block briefly, and no call keeps a file open. For one thread."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / BUCKET
@@ -58,14 +58,14 @@ class FileStore:
         self._owned[name] = value
 
     def delete(self, key: str) -> None:
-        """Take a record back; one that is gone already is no error."""
+        """Remove a record. A record that no longer exists is not an error."""
         name = file_name(key)
         self._owned.pop(name, None)
         with _file_errors("delete a record", self.directory), self._locked(), suppress(FileNotFoundError):
             (self.directory / name).unlink()
 
     def touch(self) -> list[str]:
-        """Keep our records alive; those that were removed behind our back are written again, and returned."""
+        """Keep our records alive. Write those that another process removed again, and return them."""
         lost = []
         for name in self._owned:
             try:
@@ -95,7 +95,7 @@ class FileStore:
         return removed
 
     def files(self) -> dict[str, int]:
-        """The names of the records there are, and the inode of each: it changes when a record is replaced."""
+        """Return the names of all records with their inodes. The inode changes when a record is replaced."""
         with _file_errors("list records", self.directory):
             try:
                 with os.scandir(self.directory) as found:
@@ -125,7 +125,7 @@ class FileStore:
         return None
 
     def close(self) -> None:
-        """Delete what is ours. Safe to call twice."""
+        """Delete our records. Safe to call twice."""
         if not self._owned:
             return
         names, self._owned = list(self._owned), {}
@@ -138,7 +138,7 @@ class FileStore:
         temporary.write_bytes(value)
         try:
             os.link(temporary, self.directory / name)
-        except FileExistsError:  # the id of a publisher is its own: this is an earlier word of ours
+        except FileExistsError:  # publisher ids are unique, so this is an earlier record of ours
             temporary.replace(self.directory / name)
         finally:
             temporary.unlink(missing_ok=True)

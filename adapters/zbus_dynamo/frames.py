@@ -1,7 +1,7 @@
 """The four ZMQ frames of one event: topic, publisher id, sequence, and the envelope behind a header of five bytes.
 
-The ids are on the wire twice, and both places must agree: a message whose frames and envelope name
-different events belongs to neither.
+The ids are on the wire twice, and both places must agree. A message whose frames and envelope name
+different events is rejected.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ def split(topic: bytes, packed: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def unpack(frames: Sequence[bytes]) -> tuple[bytes, DynamoEnvelope]:
-    """The topic frame and the envelope of a message; `NotDynamo` with the reason if it is not one."""
+    """Return the topic frame and the envelope of a message. Raises `NotDynamo` with the reason if it is malformed."""
     if len(frames) != 4:
-        raise NotDynamo("frame_count", f"not a dynamo message: {len(frames)} frames, not 4")
+        raise NotDynamo("invalid_frame_count", f"not a dynamo message: {len(frames)} frames, not 4")
     topic, publisher_id, sequence, body = frames
     if len(publisher_id) != ID_BYTES or len(sequence) != ID_BYTES:
-        raise NotDynamo("id_length", "not a dynamo message: an id is not 8 bytes long")
+        raise NotDynamo("invalid_id_length", "not a dynamo message: an id is not 8 bytes long")
     if len(body) < HEADER_BYTES:
-        raise NotDynamo("header", f"not a dynamo message: a last frame of {len(body)} bytes has no header")
+        raise NotDynamo("invalid_header", f"not a dynamo message: a last frame of {len(body)} bytes has no header")
     if body[0] != VERSION:
-        raise NotDynamo("version", f"not a dynamo message: version {body[0]}, not {VERSION}")
+        raise NotDynamo("invalid_version", f"not a dynamo message: version {body[0]}, not {VERSION}")
     announced = int.from_bytes(body[1:HEADER_BYTES])
     if announced != len(body) - HEADER_BYTES:
         there = len(body) - HEADER_BYTES
-        raise NotDynamo("length", f"not a dynamo message: {announced} bytes announced and {there} there")
+        raise NotDynamo("invalid_length", f"not a dynamo message: {announced} bytes announced, {there} received")
     found = envelope.decode(memoryview(body)[HEADER_BYTES:])
     if (found.publisher_id, found.sequence) != (int.from_bytes(publisher_id), int.from_bytes(sequence)):
         raise NotDynamo("identity_mismatch", "not a dynamo message: its frames and its envelope name different events")

@@ -61,7 +61,7 @@ class LanePublisher:
     def __init__(self, channel: Channel, lane: Lane) -> None:
         self.channel, self.lane = channel, lane
         self.registered_at: float | None = None
-        self.held: list[tuple[str, bytes]] | None = []  # None once its events need not wait any more
+        self.held: list[tuple[str, bytes]] | None = []  # None once its events no longer wait
 
     def is_found(self, now: float, hurry: bool) -> bool:
         """Return whether the subscribers of this publisher have had enough time to connect."""

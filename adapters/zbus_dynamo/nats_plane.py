@@ -1,11 +1,11 @@
 """Dynamo's event plane over NATS core as a `Fabric`: a message is a bare envelope, and its subject the scope and topic.
 
-Connecting, logging in and staying connected is the NATS adapter's; here is only what Dynamo's wire is.
+The NATS adapter connects, authenticates and reconnects; this module implements only Dynamo's wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
@@ -23,15 +23,15 @@ from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 NAME = "nats with the dynamo wire"
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
-    """Connect to the server that the URL, or else `NATS_SERVER`, names."""
+    """Connect to the server in the URL or, if the URL is bare, in `NATS_SERVER`."""
     if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+        raise ConfigInvalid("session", "only zenoh accepts a session; NATS opens its own connection")
     connection = NatsConnection(load_options(config, url), DynamoNats.name).open()
     return DynamoNats(connection, config.payload_bytes_max)
 
@@ -43,7 +43,7 @@ class DynamoNats:
     networked = True
     events_only = True
     dense = True
-    trust = "none"  # those that it speaks to know nothing of nodes
+    trust = "none"  # its peers are not zbus nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, connection: NatsConnection, payload_bytes_max: int) -> None:
@@ -52,7 +52,7 @@ class DynamoNats:
         self._sids: dict[str, int] = {}  # by subject
         self._wanted: KeySet | None = None
         self._receive: Receive | None = None
-        self._seen: Window[Identity] | None = None  # while one set of subscriptions takes over from another
+        self._seen: Window[Identity] | None = None  # while new subscriptions replace the old ones
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Hand over events. Events that this wire cannot carry are left out, counted and reported."""
@@ -62,13 +62,16 @@ class DynamoNats:
             body = event.body
             if limit and len(body) > limit:
                 reason = f"{len(body):,} bytes are over the {limit:,} that the server takes, and the wire has no parts"
-                self._counts.tell(EVENT_DROPPED, "too_large", event.place.key, detail=reason[:500])
+                self._counts.report(EVENT_DROPPED, "too_large", event.place.key, detail=reason[:500])
                 continue
             commands.append(b"PUB %b %d\r\n%b\r\n" % (event.place.subject.encode(), len(body), body))
         self._connection.send(commands)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive what these match. Those that match nothing on this wire are named, the others are in force."""
+        """Receive the events that these expressions match.
+
+        Raises `TransportUnsupported` if one of them can match nothing here. The other expressions are active even then.
+        """
         needed = subjects(expressions)
         wanted = KeySet(expressions) if expressions else None
         gone = [subject for subject in self._sids if subject not in needed]
@@ -89,21 +92,21 @@ class DynamoNats:
         """Return whether a server is connected. NATS does not report subscriptions."""
         return self._connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Not on this wire."""
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
-            raise TransportUnsupported(NAME, "answering questions on the dynamo wire")
+            raise TransportUnsupported(NAME, "serving requests on the dynamo wire")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Not on this wire."""
-        raise TransportUnsupported(NAME, "asking questions on the dynamo wire")
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Raise `TransportUnsupported`: this wire has no requests."""
+        raise TransportUnsupported(NAME, "sending requests on the dynamo wire")
 
     def check(self, key: str) -> None:
-        """Scope and topic: two to four segments."""
+        """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""
         place_of_key(key)
 
     def diagnostics(self) -> dict[str, Any]:
-        """The connection, and what went wrong."""
+        """Return the state of the connection, the subjects and the counters."""
         found = self._connection.diagnostics()
         counts = found.pop("counts") | self._counts.snapshot()
         return {"fabric": self.name, "networked": True, "subjects": sorted(self._sids), **found, "counts": counts}
@@ -122,7 +125,7 @@ class DynamoNats:
             frame = incoming(found, place, wanted, self._payload_bytes_max)
         except EventInvalid as error:
             source = subject.decode(errors="replace")
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source, detail=str(error)[:500])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), source, detail=str(error)[:500])
             return
         seen = self._seen
         if frame is not None and (seen is None or not seen.seen(identity_of(found, place))):

@@ -30,12 +30,12 @@ class Channel(NamedTuple):
 
 
 def record_key(channel: Channel) -> str:
-    """The key of a record in its bucket."""
+    """Return the key of a record in its bucket."""
     return f"{channel.place.path}/{channel.publisher_id:x}"
 
 
 def file_name(key: str) -> str:
-    """A key as the name of a file: every byte but letters and digits is percent-encoded.
+    """Return a key as the name of a file: every byte but letters and digits is percent-encoded.
 
     >>> file_name("namespace/ns/topic/kv-events/1f")
     'namespace%2Fns%2Ftopic%2Fkv%2Devents%2F1f'
@@ -44,7 +44,7 @@ def file_name(key: str) -> str:
 
 
 def write(channel: Channel) -> bytes:
-    """The JSON of a record for a ZMQ publisher."""
+    """Return the JSON of a record for a ZMQ publisher."""
     return msgspec.json.encode(
         {
             "type": "EventChannel",
@@ -57,7 +57,7 @@ def write(channel: Channel) -> bytes:
 
 
 def read(value: bytes) -> Channel:
-    """The channel that a record of either generation describes; `EventInvalid` for anything else."""
+    """Return the channel in a record of either generation. Raises `EventInvalid` if it is malformed."""
     try:
         found: Any = msgspec.json.decode(value)
         if found["type"] != "EventChannel":
@@ -69,7 +69,7 @@ def read(value: bytes) -> Channel:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise EventInvalid(f"not a discovery record: {type(error).__name__}: {error}") from error
     if type(publisher_id) is not int or not 0 <= publisher_id < 1 << 64:
-        raise EventInvalid("not a discovery record: instance_id is no id")
+        raise EventInvalid("not a discovery record: instance_id is not an id")
     if kind not in ("Zmq", "Nats", "ZmqBroker"):
         raise EventInvalid("not a discovery record: an unknown transport")
     if endpoint is not None:
@@ -108,12 +108,12 @@ def _scope_names(found: Any) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is wanted, not {type(value).__name__}")
+        raise TypeError(f"expected text, not {type(value).__name__}")
     return value
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Only what can be a publisher's address is ever handed to ZMQ."""
+    """Raise `EventInvalid` unless the endpoint can be the address of a publisher, because it is passed to ZMQ."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not 0 < int(found.group(2)) < 1 << 16:
         raise EventInvalid("not a discovery record: an endpoint is written like tcp://127.0.0.1:5555")

@@ -1,4 +1,4 @@
-"""Why a message is not a message of Dynamo: a sentence for the report, and a code for the counter."""
+"""Error for messages that are not valid Dynamo messages: a sentence for log records, and a code for counters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from zbus.errors import EventInvalid, KeyInvalid
 
 
 class NotDynamo(EventInvalid):
-    """A message that is not one of Dynamo's. It was refused whole; what follows it is not touched.
+    """Raised when a message is not a valid Dynamo message. The whole message is rejected; later ones are not affected.
 
-    >>> NotDynamo("version", "version 9, not 1").code
-    'version'
+    >>> NotDynamo("invalid_version", "version 9, not 1").code
+    'invalid_version'
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -21,7 +21,7 @@ class NotDynamo(EventInvalid):
 
 
 def code_of(error: Exception) -> str:
-    """Return the counter of a refused message."""
+    """Return the code of a rejected message, which is also the name of its counter."""
     if isinstance(error, NotDynamo):
         return error.code
-    return "key" if isinstance(error, KeyInvalid) else "invalid"
+    return "invalid_key" if isinstance(error, KeyInvalid) else "invalid_message"

@@ -26,7 +26,7 @@ Changed = Callable[[dict[str, Channel]], None]
 
 
 class DynamoRegistry:
-    """Calls `changed` with every channel of other processes, by file name, whenever there is a new one or one less."""
+    """Calls `changed` with all channels of other processes, by file name, whenever one is added or removed."""
 
     def __init__(self, store: FileStore, counts: Counters, changed: Changed) -> None:
         self._store, self._counts, self._changed = store, counts, changed
@@ -40,26 +40,26 @@ class DynamoRegistry:
         self._thread.start()
 
     def register(self, channel: Channel, done: Callable[[], None]) -> None:
-        """Publish a record, soon; `done` is called on the registry's thread once it is written."""
+        """Queue a record to be published. `done` is called on the registry's thread once it is written."""
         self._order(channel, done)
 
     def unregister(self, channel: Channel) -> None:
-        """Take a record back, soon."""
+        """Queue the removal of a record."""
         self._order(channel, None)
 
     def close(self) -> None:
-        """End the thread, and delete every record of ours."""
+        """Stop the thread and delete our records."""
         with self._wake:
             self._ended = True
             self._wake.notify()
         self._thread.join(5.0)
         try:
             self._store.close()
-        except TransportError as error:  # they die by themselves, of age
-            self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
+        except TransportError as error:  # the records expire later
+            self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "close", detail=str(error)[:500])
 
     def diagnostics(self) -> dict[str, int]:
-        """How much there is in the store."""
+        """Return the number of records in the store, and of our own."""
         return {
             "records_seen": len(self._channels),
             "records_own": len(self._store.owned),
@@ -83,7 +83,7 @@ class DynamoRegistry:
                     self._keep_alive()
                 backoff.reset()
             except Exception as error:  # no content of the store may end the watch
-                self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
+                self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_failed", "store", detail=str(error)[:500])
                 retry_s = backoff.next()
             with self._wake:
                 if not self._ended and (retry_s is not None or not self._orders):
@@ -101,7 +101,7 @@ class DynamoRegistry:
 
     def _keep_alive(self) -> None:
         for name in self._store.touch():
-            self._counts.tell(
+            self._counts.report(
                 TRANSPORT_DISCOVERY_FAILED, "record_written_again", name, detail="another process removed it"
             )
         self._store.reap()
@@ -111,7 +111,7 @@ class DynamoRegistry:
         if found == self._files:
             return
         if len(found) >= ENTRIES_MAX:
-            self._counts.tell(
+            self._counts.report(
                 TRANSPORT_DISCOVERY_FAILED,
                 "records_over_limit",
                 "store",
@@ -134,10 +134,10 @@ class DynamoRegistry:
         value = self._store.read(name)
         if value is None:
             if self._store.unreadable != unreadable:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail="not a readable file")
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail="not a readable file")
             return None
         try:
             return read(value)
         except EventInvalid as error:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail=str(error)[:500])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "record_invalid", name, detail=str(error)[:500])
             return None

@@ -1,8 +1,8 @@
-"""Keys and the places of Dynamo: a topic in a namespace, in a component, or at an endpoint.
+"""Mapping between keys and Dynamo's places: a topic in a namespace, a component or an endpoint.
 
 `ns/topic`, `ns/component/topic` and `ns/component/endpoint/topic` are the keys that
 `EventPublisher.for_namespace`, `for_component` and `for_endpoint` make, and the only ones that this wire
-can carry. The mapping to subjects and back loses nothing; subjects that do not make a legal key are refused.
+can carry. The mapping to subjects and back loses nothing; subjects that do not map to a valid key are rejected.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ENCODED = [chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in range(256
 
 
 class Scoped(NamedTuple):
-    """Where an event belongs: the names of its scope (one to three of them), and the topic."""
+    """The place of an event: the names of its scope (one to three), and the topic."""
 
     scope: tuple[str, ...]
     topic: str
 
     @property
     def kind(self) -> str:
-        """`namespace`, `component` or `endpoint`: how deep the scope is."""
+        """The kind of the scope: `namespace`, `component` or `endpoint`."""
         return KINDS[len(self.scope) - 1]
 
     @property
@@ -46,7 +46,7 @@ class Scoped(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """The NATS subject, and the topic frame where a ZMQ broker is between.
+        """The NATS subject, which is also the topic frame in broker mode.
 
         >>> Scoped(("ns", "comp"), "kv.events").subject
         'namespace.ns.component.comp.kv%2Eevents'
@@ -66,7 +66,7 @@ def encode_segment(name: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def place_of_key(key: str) -> Scoped:
-    """The place of a concrete key; `KeyInvalid` for one that this wire cannot carry."""
+    """Return the place of a concrete key. Raises `KeyInvalid` if this wire cannot carry it."""
     segments = key.split("/")
     if len(segments) not in DEPTHS:
         raise KeyInvalid(key, "the dynamo wire carries keys of 2 to 4 segments: namespace[/component[/endpoint]]/topic")
@@ -75,26 +75,26 @@ def place_of_key(key: str) -> Scoped:
 
 @lru_cache(maxsize=16_384)
 def place_of_subject(subject: str) -> Scoped:
-    """The place that a subject names; `EventInvalid` for one that is not Dynamo's, or no legal key."""
+    """Return the place of a subject. Raises `EventInvalid` if it is not Dynamo's, or its key is not valid."""
     *scope, topic = subject.split(".")
     if len(scope) not in (2, 4, 6) or tuple(scope[0::2]) != KINDS[: len(scope) // 2]:
-        raise NotDynamo("subject", f"the subject {subject[:200]!r} names no topic of a dynamo scope")
+        raise NotDynamo("invalid_subject", f"the subject {subject[:200]!r} does not name a topic in a dynamo scope")
     place = Scoped(tuple(_decode_segment(name) for name in scope[1::2]), _decode_segment(topic))
     check_place(place)
     if place.subject != subject:
-        raise NotDynamo("subject", f"the subject {subject[:200]!r} is not written the one way there is")
+        raise NotDynamo("invalid_subject", f"the subject {subject[:200]!r} is not in canonical form")
     return place
 
 
 def check_place(place: Scoped) -> None:
-    """Raise `EventInvalid` for a place that makes no legal key of zbus."""
+    """Raise `EventInvalid` if the place does not map to a valid key."""
     if any("/" in name for name in (*place.scope, place.topic)):
-        raise KeyInvalid(place.key, "a name in it holds '/', which separates the segments of a key")
+        raise KeyInvalid(place.key, "a name in it contains '/', which separates the segments of a key")
     check_key(place.key)
 
 
 def patterns(expression: str) -> Iterator[tuple[str, ...]]:
-    """The shapes, of 2 to 4 segments each, of the keys that a canonical expression can match.
+    """Return the shapes, of 2 to 4 segments each, of the keys that a canonical expression can match.
 
     >>> sorted(patterns("ns/**/t"))
     [('ns', '*', '*', 't'), ('ns', '*', 't'), ('ns', 't')]
@@ -105,9 +105,9 @@ def patterns(expression: str) -> Iterator[tuple[str, ...]]:
 
 
 def subjects(expressions: Iterable[str]) -> list[str]:
-    """The NATS subjects, with wildcards, under which everything that the expressions match arrives, and arrives once.
+    """Return NATS subjects with wildcards that cover everything that the expressions match, without overlap.
 
-    No two of them overlap: those that would are made one that is wider. The exact filter must follow.
+    Subjects that would overlap are merged into a wider one. The receiver must apply the exact filter.
 
     >>> subjects(["ns/*/t"]), subjects(["a/*/c", "*/b/c"]), subjects(["a/b/c/d/e"])
     (['namespace.ns.component.*.t'], ['namespace.*.component.*.c'], [])
@@ -124,7 +124,7 @@ def subjects(expressions: Iterable[str]) -> list[str]:
 
 
 def check_expressions(transport: str, expressions: Iterable[str]) -> None:
-    """Raise `TransportUnsupported` for expressions that no key of this wire can match."""
+    """Raise `TransportUnsupported` if no key of this wire can match one of the expressions."""
     hopeless = [each for each in expressions if not subjects([each])]
     if hopeless:
         what = f"keys of other than 2 to 4 segments on the dynamo wire, as {', '.join(hopeless)} asks for"
@@ -132,7 +132,7 @@ def check_expressions(transport: str, expressions: Iterable[str]) -> None:
 
 
 def prefixes(expressions: Iterable[str]) -> list[bytes]:
-    """The same as prefixes of the topic frame, for subscriptions at a ZMQ broker."""
+    """Return prefixes of the topic frame that cover the expressions, for subscriptions at a ZMQ broker."""
     found = {subject.partition("*")[0].encode() for subject in subjects(expressions)}
     return sorted(each for each in found if not any(each != other and each.startswith(other) for other in found))
 
@@ -142,7 +142,7 @@ def _coded(names: Iterable[str]) -> list[str]:
 
 
 def _paired(names: Iterable[str]) -> Iterator[str]:
-    """`namespace`, its name, `component`, its name, …"""
+    """Yield `namespace`, its name, `component`, its name, …"""
     for kind, name in zip(KINDS, names, strict=False):
         yield kind
         yield name
@@ -152,11 +152,11 @@ def _decode_segment(text: str) -> str:
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError as error:
-        raise NotDynamo("subject", f"the name {text[:200]!r} is not UTF-8") from error
+        raise NotDynamo("invalid_subject", f"the name {text[:200]!r} is not UTF-8") from error
 
 
 def _expand(segments: tuple[str, ...], depth: int) -> Iterator[tuple[str, ...]]:
-    """Every way to make exactly `depth` segments of an expression."""
+    """Return every expansion of an expression to exactly `depth` segments."""
     if not segments or depth == 0:
         if depth == 0 and all(segment == "**" for segment in segments):
             yield ()

@@ -21,16 +21,16 @@ from zbus_zmq.address.options import BROKER_VARIABLE, ZmqOptions, from_url, read
 from .filestore import default_root
 
 LOOPBACK = "127.0.0.1"
-_EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104  recognised in order to refuse it without an address to tell
+_EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104  recognized so that `advertise` can be required
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]|\*")
 _BROKER = re.compile(r"(tcp|ipc)://\S+")
 _KNOWN = ("advertise", "store", "xsub", "xpub")
-HIGH_WATER = 100_000  # as Dynamo has it
+HIGH_WATER = 100_000  # the value of Dynamo
 MESSAGE_SLACK_BYTES = 64 * 1024
 
 
 class ZmqSettings(NamedTuple):
-    """How this process takes part. With brokers it listens nowhere and needs no discovery."""
+    """Settings of this process. With brokers it does not listen and needs no discovery."""
 
     host: str
     advertise: str
@@ -53,7 +53,9 @@ def zmq_settings(url: str, options: Mapping[str, str]) -> ZmqSettings:
     host = urlsplit(url if "://" in url else "").netloc
     named = from_url(url)
     for name in named.keys() - set(_KNOWN):
-        raise ConfigInvalid("transport", f"there is no {name!r} for zmq on the dynamo wire: {', '.join(_KNOWN)}")
+        raise ConfigInvalid(
+            "transport", f"unknown option {name!r} for zmq on the dynamo wire; use one of {', '.join(_KNOWN)}"
+        )
     given = {name: value for name, value in options.items() if name in _KNOWN} | named
     store = Path(given["store"]) if given.get("store") else default_root()
     xsub, xpub = _split(given.get("xsub", "")), _split(given.get("xpub", ""))

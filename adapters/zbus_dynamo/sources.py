@@ -93,7 +93,7 @@ class PublisherSources:
         self.by_endpoint: dict[str, PublisherSource] = {}
 
     def found(self, channels: Mapping[str, Channel]) -> None:
-        """Take over the records that exist now."""
+        """Replace the known records with these."""
         gone = self._channels.keys() - channels.keys() - self._gone.keys()
         if gone:
             self._gone.update(dict.fromkeys(gone, time.monotonic() + DRAIN_S))
@@ -142,11 +142,11 @@ class PublisherSources:
         for endpoint, topics in needed.items():
             try:
                 source = self.by_endpoint.get(endpoint) or self._open(endpoint)
-            except zmq.ZMQError as error:  # such as too many open files
+            except zmq.ZMQError as error:  # for example, too many open files
                 if not self._retrying:
                     self._retrying = True
                     self._io.later(RETRY_S, self._retry)
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error)[:500])
                 continue
             source.subscribe(topics)
 
@@ -167,7 +167,7 @@ class PublisherSources:
                     continue
                 frame = incoming(envelope, place, wanted, self._payload_bytes_max)
             except EventInvalid as error:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
+                self._counts.report(TRANSPORT_INPUT_REJECTED, code_of(error), source.endpoint, detail=str(error)[:500])
                 continue
             if frame is not None:
                 receive(frame, None)

@@ -36,18 +36,20 @@ class DynamoOutgoing(NamedTuple):
 
 
 def outgoing(frames: Sequence[tuple[str, bytes]], counts: Counters) -> Iterator[DynamoOutgoing]:
-    """The events of these frames, in order, as Dynamo writes them."""
+    """Return the events of these frames, in order, as Dynamo writes them."""
     for key, frame in frames:
         try:
             place = place_of_key(key)
             events = codec.open_frame(frame)
         except EventInvalid as error:
-            counts.tell(EVENT_DROPPED, "refused_key", key, detail=str(error)[:500])
+            counts.report(EVENT_DROPPED, "key_rejected", key, detail=str(error)[:500])
             continue
         for each in events:
             event = each.event()
             if event.headers and any(name != CONTENT_TYPE for name in event.headers):
-                counts.tell(EVENT_CHANGED, "headers_dropped", key, detail="the dynamo wire carries none; sent without")
+                counts.report(
+                    EVENT_CHANGED, "headers_dropped", key, detail="the dynamo wire carries none; sent without"
+                )
             body = envelope.encode(event.publisher_id, event.sequence, event.published_at, place.topic, event.payload)
             yield DynamoOutgoing(place, event.publisher_id, event.sequence, body)
 
@@ -61,7 +63,7 @@ def identity_of(found: DynamoEnvelope, place: Scoped) -> Identity:
 
 
 def incoming(found: DynamoEnvelope, place: Scoped, wanted: KeySet, payload_bytes_max: int) -> bytes | None:
-    """Return the frame of an event from the wire, or None if its key is not wanted.
+    """Return the frame of an event from the wire, or None if no subscription matches its key.
 
     Raises `EventInvalid` if the message is malformed.
     """
@@ -70,6 +72,6 @@ def incoming(found: DynamoEnvelope, place: Scoped, wanted: KeySet, payload_bytes
         raise NotDynamo("topic_mismatch", text)
     if len(found.payload) > payload_bytes_max:
         text = f"a payload of {len(found.payload):,} bytes is over the limit of {payload_bytes_max:,}"
-        raise NotDynamo("payload_size", text)
+        raise NotDynamo("payload_too_large", text)
     key = place.key
     return codec.encode(found.event(key)) if key in wanted else None

@@ -7,7 +7,7 @@ their connections and the queues are those of the ZMQ adapter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -27,7 +27,7 @@ from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made
@@ -48,7 +48,7 @@ class DynamoZmq:
     networked = True
     events_only = True
     dense = True
-    trust = "none"  # its peers know nothing of nodes
+    trust = "none"  # its peers are not zbus nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
@@ -87,16 +87,16 @@ class DynamoZmq:
         try:
             return self._side.wanted(place_of_key(key))
         except EventInvalid:
-            return True  # waiting would not help: it is refused when it is sent
+            return True  # waiting would not help: the key is rejected when it is sent
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: this wire has no requests."""
         if keys:
-            raise TransportUnsupported(NAME, "answering questions on the dynamo wire")
+            raise TransportUnsupported(NAME, "serving requests on the dynamo wire")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: this wire has no requests."""
-        raise TransportUnsupported(NAME, "asking questions on the dynamo wire")
+        raise TransportUnsupported(NAME, "sending requests on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""
@@ -114,7 +114,7 @@ class DynamoZmq:
             self._closed = True
             self._io.post(self._side.hurry)
             if not self._capacity.wait_empty(FLUSH_S):
-                self._counts.tell(EVENT_DROPPED, "closed_before_sent", self.name, self._capacity.messages)
+                self._counts.report(EVENT_DROPPED, "closed_before_sent", self.name, self._capacity.messages)
         self._io.close(CLOSE_S)
         self._side.closed()
 

@@ -1,9 +1,9 @@
-"""nats-py's client with a short way in: a message goes from the socket to its sink with no queue and no task.
+"""nats-py's client with direct dispatch: a message goes from the socket to its sink, without a queue or a task.
 
-nats-py puts every message into an asyncio queue that a task of the subscription empties, which costs
-more than everything else together and drops messages when the queue is full. Here a subscription has
-a *sink*, a plain function that is called while the bytes are parsed; nothing is queued, so nothing
-can be dropped. This file is the only one that knows nats-py's insides; a test fails when they change.
+nats-py puts every message into an asyncio queue that a task of the subscription empties. That costs more than all other
+work together, and drops messages when the queue is full. Here a subscription has a *sink*: a function that is called
+while the bytes are parsed. Nothing is queued, so nothing can be dropped. Only this file uses nats-py's internals, and a
+test fails when they change.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from zbus.errors import TransportError
 
-# Called with subject, reply subject, payload, and the raw header block (or none). It must not raise.
+# Called with the subject, the reply subject, the payload, and the raw header block or None. Must not raise.
 Sink = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 DISPOSE_S = 0.5
-NO_TLS = "the server offers no TLS, and TLS was asked for"
-SIDS_FROM = 1 << 32  # ours stay clear of those that nats-py gives out itself
+NO_TLS = "the server does not offer TLS, which is required"
+SIDS_FROM = 1 << 32  # clear of the ids that nats-py assigns
 
 _MSG = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
 _HMSG = re.compile(rb"HMSG (\S+) (\d+) (?:(\S+) )?(\d+) (\d+)\r\n")
@@ -34,30 +34,30 @@ _NEEDED = ("_subs", "_ps", "_transport", "_reading_task", "_server_info", "_pend
 
 
 class DirectParser(Parser):
-    """Hands messages with a sink straight to it; everything else goes nats-py's way, in the same order."""
+    """Passes messages with a sink directly to it, and everything else to nats-py, in the same order."""
 
     def __init__(self, nc: Any, sinks: dict[bytes, Sink]) -> None:
         super().__init__(nc)
         self._sinks = sinks
-        self._wanted = 0  # so many bytes must be there before the message at the start is whole
+        self._needed_bytes = 0  # bytes that the buffer needs before its first message is complete
 
     def reset(self) -> None:
         """Forget a half-read message."""
         super().reset()
-        self._wanted = 0
+        self._needed_bytes = 0
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take bytes from the socket."""
+        """Parse bytes from the socket."""
         if self.state == AWAITING_CONTROL_LINE:
             if self.buf:
                 self.buf.extend(data)
-                if len(self.buf) < self._wanted:
+                if len(self.buf) < self._needed_bytes:
                     return
                 data = bytes(self.buf)
                 self.buf.clear()
-            self._wanted = 0
+            self._needed_bytes = 0
             taken = self._direct(data)
-            if self._wanted:  # a message of ours has not come to its end
+            if self._needed_bytes:  # a message with a sink is incomplete
                 self.buf.extend(memoryview(data)[taken:])
                 return
             data = data[taken:]
@@ -66,7 +66,7 @@ class DirectParser(Parser):
         await super().parse(data)
 
     def _direct(self, data: bytes) -> int:
-        """Hand over every whole message at the start; return how many bytes that was."""
+        """Pass every complete message at the start to its sink. Return how many bytes these messages have."""
         sinks, size, at = self._sinks, len(data), 0
         while at < size:
             found = _MSG.match(data, at)
@@ -84,7 +84,7 @@ class DirectParser(Parser):
             start = found.end()
             end = start + int(length)
             if end + 2 > size:
-                self._wanted = end + 2 - at
+                self._needed_bytes = end + 2 - at
                 break
             if headers_length is None:
                 sink(subject, reply or b"", data[start:end], None)
@@ -96,7 +96,7 @@ class DirectParser(Parser):
 
 
 class DirectClient(Client):
-    """One connection to one server. It never reconnects by itself: whoever owns it makes a new one."""
+    """One connection to one server. It never reconnects: its owner creates a new client."""
 
     def __init__(self, *, needs_tls: bool) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class DirectClient(Client):
             sink(bytes(subject), bytes(reply), data, headers or None)
 
     async def _process_pong(self) -> None:
-        # nats-py settles the oldest ping even if whoever waited for it has given up, and its reading ends with that.
+        # nats-py completes the oldest ping even if it was cancelled, which raises and ends its reading task.
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pings_outstanding = 0
@@ -121,66 +121,66 @@ class DirectClient(Client):
             await super()._process_pong()
 
     def _connect_command(self) -> bytes:
-        # The login follows. Without this check it would go out in clear to whoever answers without TLS.
+        # The login follows. Without this check it would be sent unencrypted to a server without TLS.
         if self._needs_tls and self._socket_info("ssl_object") is None:
             raise nats.errors.Error(f"nats: {NO_TLS}")
         command: bytes = super()._connect_command()
         return command
 
     def take(self, sid: int, subject: str, queue: str, sink: Sink) -> bytes:
-        """Deliver what comes for `sid` to the sink; return the command that asks the server for it."""
+        """Pass messages for `sid` to the sink. Return the command that subscribes."""
         self._subs[sid] = Subscription(self, sid, subject, queue)
         self._sinks[b"%d" % sid] = sink
         return f"SUB {subject} {queue} {sid}\r\n".encode()
 
     def drop(self, sid: int) -> bytes:
-        """Return the command that ends a subscription; its sink stays until `forget`."""
+        """Return the command that unsubscribes. The sink stays until `forget`."""
         return b"UNSUB %d\r\n" % sid
 
     def forget(self, sid: int) -> None:
-        """Let go of a sink."""
+        """Remove a sink."""
         self._subs.pop(sid, None)
         self._sinks.pop(b"%d" % sid, None)
 
     def write(self, commands: list[bytes]) -> None:
-        """Put whole commands on the socket, in order with what nats-py itself sends."""
+        """Write complete commands to the socket, in order with those of nats-py."""
         if not self.is_connected or self._transport is None:
             raise nats.errors.ConnectionClosedError
         self._transport.writelines(commands)
 
     @property
     def unsent_bytes(self) -> int:
-        """What the socket has not taken yet."""
+        """The number of bytes that the socket has not accepted yet."""
         writer = getattr(self._transport, "_io_writer", None)
         return 0 if writer is None else int(writer.transport.get_write_buffer_size())
 
     async def drained(self) -> None:
-        """Return when the socket takes more; raise OSError when it is gone."""
+        """Wait until the socket accepts more. Raises `OSError` if it is closed."""
         if self._transport is not None:
             await self._transport.drain()  # type: ignore[no-untyped-call]
 
     async def gone(self) -> None:
-        """Return when nothing will be read any more, whatever the reason."""
+        """Wait until the connection has ended, for any reason."""
         task = self._reading_task
         if task is not None:
             await asyncio.wait([task])
 
     @property
     def why(self) -> BaseException | None:
-        """What nats-py last said went wrong."""
+        """The last error that nats-py reported."""
         return self._err
 
     async def dispose(self) -> None:
-        """Close at once, and drop what the socket has not taken: a frozen server would never take it."""
-        for name in ("_io_writer", "_bare_io_writer"):  # another one below, where TLS is on top
+        """Close immediately, and drop unsent bytes: a frozen server would never accept them."""
+        for name in ("_io_writer", "_bare_io_writer"):  # with TLS there is a second one below
             writer = getattr(self._transport, name, None)
             if writer is not None:
                 writer.transport.abort()
         try:
-            # After a failed TLS handshake the stream never says that it is closed.
+            # After a failed TLS handshake the stream never reports that it is closed.
             await asyncio.wait_for(self.close(), DISPOSE_S)
         except (OSError, nats.errors.Error, AssertionError):
-            pass  # it is gone, which is all that was asked
+            pass  # the connection is closed
 
     def _socket_info(self, name: str) -> Any:
         writer = getattr(self._transport, "_io_writer", None)
@@ -188,9 +188,9 @@ class DirectClient(Client):
 
 
 def check_nats_py(client: Client) -> None:
-    """Raise `TransportError` where this nats-py is not built the way this file relies on."""
+    """Raise `TransportError` if this version of nats-py has other internals than this file needs."""
     arguments = list(inspect.signature(Client._process_msg).parameters)
     if arguments[1:] != ["sid", "subject", "reply", "data", "headers"] or not all(
         hasattr(client, name) for name in _NEEDED
     ):
-        raise TransportError("this version of nats-py is not one that zbus knows: pip install 'nats-py>=2.16,<2.17'")
+        raise TransportError("this version of nats-py is not supported: pip install 'nats-py>=2.16,<2.17'")

@@ -1,8 +1,7 @@
-"""One connection to NATS on a thread of its own, usable from any thread.
+"""A connection to NATS on its own thread, usable from any thread.
 
-The thread `zbus-nats` runs an event loop with one client at a time. While there is no connection, sending
-raises instead of filling a buffer: the caller has a log to send from again. Subscriptions outlive
-connections.
+The thread `zbus-nats` runs an event loop with one client at a time. While disconnected, sending raises instead of
+filling a buffer, because the caller can send again from its log. Subscriptions survive reconnections.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 
 class NatsConnection:
-    """Open it, then use it from any thread. `on_lost` and `on_found` are called on its own thread."""
+    """Any thread may use it after `open`. `on_lost` and `on_connected` are called on its own thread."""
 
     def __init__(self, options: NatsOptions, fabric: str) -> None:
         self.options, self.fabric = options, fabric
@@ -44,45 +43,45 @@ class NatsConnection:
         self._thread = LoopThread("zbus-nats", self._live)
         self.loop = self._thread.loop
         self._outgoing = OutgoingMessages(self.loop, options)
-        self._upkeep = Reconnect(options, fabric, self.counts, self._outgoing, self._thread.stopping)
-        self.on_lost, self.on_found = self._upkeep.on_lost, self._upkeep.on_found
+        self._reconnect = Reconnect(options, fabric, self.counts, self._outgoing, self._thread.stopping)
+        self.on_lost, self.on_connected = self._reconnect.on_lost, self._reconnect.on_connected
         self._closed = False
 
     @property
     def connected(self) -> bool:
-        """Whether a server answers now."""
+        """Whether a server is connected."""
         return self._outgoing.connected
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed from here."""
+        """Whether `close` was called."""
         return self._closed
 
     @property
     def max_payload(self) -> int:
-        """The largest message that the server takes; 0 before the first connection."""
+        """The largest message that the server accepts, or 0 before the first connection."""
         return self._outgoing.max_payload
 
     @property
     def client(self) -> DirectClient | None:
-        """The client of now. On the connection's own thread only."""
-        return self._upkeep.client
+        """The current client, or None. Only for the connection's own thread."""
+        return self._reconnect.client
 
     def open(self) -> NatsConnection:
-        """Connect, or raise `TransportError` after `connect_timeout_s`."""
+        """Connect. Raises `TransportError` if that fails within `connect_timeout_s`."""
         try:
             self.options.check_files()
             self._thread.start()
-            self._upkeep.opened.result(self.options.connect_timeout_s + CLOSE_S)
+            self._reconnect.opened.result(self.options.connect_timeout_s + CLOSE_S)
         except BaseException as error:
             self.close()
             if isinstance(error, TimeoutError):
-                raise TransportError("nats could not connect: no answer in time") from None
+                raise TransportError("nats could not connect: the server did not reply in time") from None
             raise
         return self
 
     def send(self, commands: Sequence[bytes]) -> None:
-        """Hand over whole commands, in order. Waits while the network is slow; raises while there is none."""
+        """Send complete commands. Blocks while the network is slow. Raises `TransportError` if not connected."""
         if self._thread.is_current:
             self._outgoing.post(commands)
         else:
@@ -91,15 +90,15 @@ class NatsConnection:
     def change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None] | None = None
     ) -> list[int]:
-        """Subscribe and unsubscribe, and wait until the server has done it; return the new ids.
+        """Subscribe and unsubscribe, and wait until the server has done it. Return the new ids.
 
-        New subscriptions are made before old ones end, so that no message falls between them; `phase` is called
-        on the connection's thread, for whoever must know which of two copies to take.
+        New subscriptions begin before old ones end, so that no message is lost in between. `phase` is called on the
+        connection's thread, so that the caller knows which of two copies to use.
         """
         return self.run(self._change(add, remove, phase or (lambda now: None)), 4 * FLUSH_S + CLOSE_S)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine on the connection's thread and wait for it."""
+        """Return the result of a coroutine on the connection's thread. Raises `TransportError` after `timeout_s`."""
         if self._closed:
             work.close()
             raise TransportError(f"{self.fabric} is closed")
@@ -108,40 +107,40 @@ class NatsConnection:
         except LoopEnded:
             raise TransportError(f"{self.fabric} is closed") from None
         except TimeoutError:
-            raise TransportError(f"{self.fabric}: no answer within {timeout_s:g} s") from None
+            raise TransportError(f"{self.fabric}: the server did not reply within {timeout_s:g} s") from None
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Call something on the connection's thread; nothing happens once it is closed."""
+        """Call a function on the connection's thread soon. After `close`, nothing happens."""
         self._thread.post(call)
 
     def later(self, delay_s: float, call: Callable[[], object]) -> asyncio.TimerHandle:
-        """Call something later. On the connection's own thread only."""
+        """Call a function later. Only for the connection's own thread."""
         return self.loop.call_later(delay_s, call)
 
     def diagnostics(self) -> dict[str, Any]:
-        """The state of the connection; no secret is in it."""
-        upkeep, lost_at = self._upkeep, self._upkeep.lost_at
+        """Return the state of the connection, without secrets."""
+        reconnect, lost_at = self._reconnect, self._reconnect.lost_at
         return {
             "connected": self.connected,
-            "server": upkeep.server,
-            "servers": list(upkeep.servers),
+            "server": reconnect.server,
+            "servers": list(reconnect.servers),
             "tls": self.options.wants_tls,
-            "reconnects": upkeep.reconnects,
+            "reconnects": reconnect.reconnects,
             "disconnected_s": 0.0 if lost_at is None else round(time.monotonic() - lost_at, 3),
-            "last_error": upkeep.last_error,
+            "last_error": reconnect.last_error,
             "max_payload": self.max_payload,
             "pending_bytes": self._outgoing.pending_bytes,
-            "subscriptions": len(upkeep.table),
+            "subscriptions": len(reconnect.table),
             "counts": self.counts.snapshot(),
         }
 
     def close(self) -> None:
-        """Send what was handed over, as far as the server takes it within a second, and end the thread."""
+        """Send the queued commands for at most a second, and stop the thread."""
         if self.connected and not self._closed:
             try:
                 self.run(self._finish(), CLOSE_FLUSH_S + 0.5)
             except TransportError:
-                pass  # it does not answer: what it has not taken stays in the sender's log
+                pass  # the server does not respond; unsent events stay in the sender's log
         self._closed = True
         self._thread.stop(CLOSE_S)
 
@@ -149,19 +148,19 @@ class NatsConnection:
 
     async def _live(self) -> None:
         try:
-            await self._upkeep.run()
-        except Exception as error:  # nothing is expected here; whoever waits must not wait for nothing
+            await self._reconnect.run()
+        except Exception as error:  # a bug: callers that wait must not wait forever
             self._outgoing.stop()
-            if not self._upkeep.opened.done():
-                self._upkeep.opened.set_exception(error)
+            if not self._reconnect.opened.done():
+                self._reconnect.opened.set_exception(error)
             else:
-                self.counts.tell(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
+                self.counts.report(TRANSPORT_DISCONNECTED, "connection_failed", self.fabric, error=repr(error)[:200])
 
     async def _change(
         self, add: Sequence[Subscribed], remove: Sequence[int], phase: Callable[[HandoverPhase], None]
     ) -> list[int]:
-        client, table = self.client, self._upkeep.table
-        added = {next(self._upkeep.sids): each for each in add}
+        client, table = self.client, self._reconnect.table
+        added = {next(self._reconnect.sids): each for each in add}
         phase(HandoverPhase.BOTH_BEGIN)
         table.update(added)
         try:
@@ -169,8 +168,8 @@ class NatsConnection:
                 client.write([client.take(sid, *each) for sid, each in added.items()])
                 await unless_gone(client, client.flush(FLUSH_S))
             if client is not None and added and remove:
-                # The server may still be at messages that it began to deal out before, and has no word for when they
-                # are through; when the old subscription ends too soon, they go nowhere.
+                # The server may still be delivering messages that it received before, and does not report when it is
+                # done. They would be lost if the old subscription ended too soon.
                 await asyncio.sleep(GRACE_S)
                 phase(HandoverPhase.BOTH)
                 await unless_gone(client, client.flush(FLUSH_S))
@@ -181,11 +180,11 @@ class NatsConnection:
                 client.write([client.drop(sid) for sid in remove])
                 await unless_gone(client, client.flush(FLUSH_S))
         except VENDOR_ERRORS as error:
-            # A connection that is gone is replaced, and the next one begins with the table.
-            self.counts.tell(
+            # The next connection begins with all subscriptions in the table.
+            self.counts.report(
                 TRANSPORT_INPUT_REJECTED,
                 "subscribe_unconfirmed",
-                self._upkeep.server,
+                self._reconnect.server,
                 error=describe(error, self.options),
             )
         finally:
@@ -196,10 +195,10 @@ class NatsConnection:
     def _remove(self, sids: Sequence[int]) -> None:
         client = self.client
         for sid in sids:
-            self._upkeep.table.pop(sid, None)
+            self._reconnect.table.pop(sid, None)
             if client is not None:
                 client.forget(sid)
-        if client is not None and client.is_connected:  # perhaps another one than at the start
+        if client is not None and client.is_connected:  # may be another client than before
             client.write([client.drop(sid) for sid in sids])
 
     async def _finish(self) -> None:
@@ -211,7 +210,7 @@ class NatsConnection:
 
 
 async def unless_gone(client: DirectClient, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for an answer of the server, but not once the connection is gone: it would never come."""
+    """Wait for a reply of the server. Raises `ConnectionClosedError` if the connection ends before."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(client.gone())
     try:
         await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,10 @@
-"""A durable pull consumer of a JetStream stream that is looked after, and keeps the order of the stream.
+"""A durable pull consumer of a JetStream stream that recovers from failures and keeps the order of the stream.
 
-Messages go straight to a sink, as everywhere here, and are acknowledged when whoever took them says so. Pull
-consumers have been seen to stop: after a reconnection, when somebody deletes them, when a server hands
-over. So a consumer that says it is gone, or is silent although asked, is set up again. JetStream would hand
-out again what was not acknowledged among what is newer; here the consumer is then made anew, right after
-what is stored, so that sequences always rise. A durable name has one reader.
-Everything runs on the connection's thread, except `Delivery.done`.
+Messages go directly to a sink and are acknowledged when the log has stored them. Pull consumers are known to stop:
+after a reconnection, when they are deleted, or when another server takes over. A consumer that reports an error, or
+sends nothing although messages were requested, is therefore set up again. JetStream would redeliver unacknowledged
+messages between newer ones. To keep sequences rising, the consumer is recreated right after the last stored message
+instead. A durable consumer has one reader. Everything runs on the connection's thread, except `Delivery.done`.
 """
 
 from __future__ import annotations
@@ -45,34 +44,34 @@ _PENDING = re.compile(rb"\r\nNats-Pending-Messages: (\d{1,9})\r\n")
 
 
 class Consumer:
-    """Hands over the messages of one stream, each at least once."""
+    """Delivers the messages of one stream at least once, in order."""
 
     def __init__(self, connection: NatsConnection, stream: str, durable: str, take: Callable[[Delivery], None]) -> None:
         self._connection, self._options, self._counts = connection, connection.options, connection.counts
         self.stream, self.durable, self._take = stream, durable, take
-        self.created = ""  # when the stream was made: another one of the same name is another stream
+        self.created = ""  # when the stream was created: a new stream of the same name has another time
         self.recreated = 0
         self.healthy = False
-        self.wanted = False  # somebody listens
+        self.listening = False
         self._inbox = f"{INBOX_PREFIX}{secrets.token_hex(11)}"
-        self._epoch = 0  # answers to requests of an earlier one no longer count
-        self._left = 0  # messages asked for and not yet come
-        self._heard_at = 0.0
-        self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> where to acknowledge
-        self._handed = 0  # the last stream sequence handed over
-        self._next = 0  # the number that the consumer gives to its next delivery
+        self._epoch = 0  # replies to requests of an earlier epoch are ignored
+        self._left = 0  # messages that were requested and have not arrived
+        self._last_received_at = 0.0
+        self._unacknowledged: dict[int, bytes] = {}  # stream sequence -> the subject for the acknowledgement
+        self._handed = 0  # the stream sequence of the last delivered message
+        self._next = 0  # the consumer sequence of the next delivery
         self._stored = Mailbox[tuple[str, int]](connection.loop, self._send_acks)
-        self._troubled = asyncio.Event()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- any thread ------------------------------------------------------------------------------------------
 
     def acknowledge(self, created: str, sequence: int) -> None:
-        """Acknowledge one message soon, together with others."""
+        """Acknowledge a message soon, in a batch with others. May be called on any thread."""
         self._stored.post((created, sequence))
 
     def diagnostics(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the state and the position of the consumer."""
         return {
             "stream": self.stream,
             "durable": self.durable,
@@ -84,16 +83,16 @@ class Consumer:
 
     # -- the connection's thread -----------------------------------------------------------------------------
 
-    async def look(self, client: DirectClient) -> None:
-        """Learn which stream this is; raise `TransportError` where there is none."""
+    async def find_stream(self, client: DirectClient) -> None:
+        """Look up the stream. Raises `TransportError` if it does not exist."""
         try:
-            answer = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
-            found = json.loads(answer.data)
+            reply = await unless_gone(client, client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=API_S))
+            found = json.loads(reply.data)
             if "error" in found:
                 raise TransportError(f"stream {self.stream!r}: {str(found['error'].get('description'))[:200]}")
             created = str(found["created"])
         except nats.errors.NoRespondersError:
-            raise TransportError("the server has no JetStream, or none for this login") from None
+            raise TransportError("the server does not offer JetStream to this login") from None
         except (KeyError, TypeError, AttributeError, RecursionError, *VENDOR_ERRORS) as error:
             raise TransportError(f"stream {self.stream!r}: {describe(error, self._options)}") from None
         if created != self.created:
@@ -101,27 +100,27 @@ class Consumer:
             self._unacknowledged.clear()
 
     def start(self) -> None:
-        """Begin to pull, or go on with it."""
-        self.wanted = True
-        self._troubled.set()
+        """Start or resume pulling messages."""
+        self.listening = True
+        self._changed.set()
         if self._task is None:
-            self._connection.on_lost.append(lambda: self._trouble("the connection is gone"))
-            self._connection.on_found.append(self._troubled.set)
+            self._connection.on_lost.append(lambda: self._lose("the connection was lost"))
+            self._connection.on_connected.append(self._changed.set)
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
-        """Nobody listens now."""
-        if self.wanted:
-            self.wanted = False
-            self._trouble("nobody listens")
+        """Stop pulling messages."""
+        if self.listening:
+            self.listening = False
+            self._lose("the listener has stopped")
 
     def again(self) -> None:
-        """What was handed over last was not taken: begin again after what is stored."""
-        self._trouble("a message was not taken")
+        """Deliver the last message again, because the receiver failed: start after the last stored message."""
+        self._lose("the receiver failed")
 
     @property
     def subscription(self) -> Subscribed:
-        """Where messages and the server's answers arrive."""
+        """The subscription for messages and for replies of the server."""
         return Subscribed(f"{self._inbox}.*", "", self._message)
 
     async def _run(self) -> None:
@@ -132,17 +131,17 @@ class Consumer:
                 pauses.reset()
                 await self._watch()
             except (TransportError, *VENDOR_ERRORS) as error:
-                self._counts.tell(
+                self._counts.report(
                     TRANSPORT_INPUT_REJECTED, "consumer_setup_failed", self.stream, error=describe(error, self._options)
                 )
             await asyncio.sleep(pauses.next())
 
     async def _set_up(self) -> None:
-        while self._connection.client is None or not self.wanted:
-            self._troubled.clear()
-            await self._troubled.wait()
+        while self._connection.client is None or not self.listening:
+            self._changed.clear()
+            await self._changed.wait()
         client = self._connection.client
-        await self.look(client)
+        await self.find_stream(client)
         context = client.jetstream(timeout=API_S)
         stored = min(self._unacknowledged, default=self._handed + 1) - 1
         try:
@@ -171,45 +170,45 @@ class Consumer:
         return await unless_gone(client, context.add_consumer(self.stream, config))
 
     def _begin(self, stored: int, delivered: int) -> None:
-        self._unacknowledged.clear()  # whatever of it is not stored comes again
+        self._unacknowledged.clear()  # messages that are not stored are delivered again
         self._handed = stored
         self._next = delivered + 1
         self._epoch += 1
         self._left = 0
-        self._troubled.clear()
-        self._heard_at = asyncio.get_running_loop().time()
+        self._changed.clear()
+        self._last_received_at = asyncio.get_running_loop().time()
         self.healthy = True
         record(JETSTREAM_CONSUMER_READY, stream=self.stream, durable=self.durable, recreated=self.recreated)
         self._pull()
 
     async def _watch(self) -> None:
-        """Return when the consumer must be set up again."""
+        """Wait until the consumer must be set up again."""
         loop, patience_s = asyncio.get_running_loop(), self._options.idle_timeout_s
         while self.healthy:
             try:
                 async with asyncio.timeout(patience_s / 2):  # `wait_for` may lose a cancellation before Python 3.12
-                    await self._troubled.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 self._pull()
-                if self._left and loop.time() - self._heard_at > patience_s:
-                    self._trouble("asked, and silent")
+                if self._left and loop.time() - self._last_received_at > patience_s:
+                    self._lose("no message or heartbeat arrived")
             else:
-                self._troubled.clear()
+                self._changed.clear()
 
-    def _trouble(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         healthy, self.healthy = self.healthy, False
         if healthy and not self._connection.closed:
             fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable, "reason": reason}
             record(JETSTREAM_CONSUMER_LOST, logging.WARNING, **fields)
-            self._counts.note("consumer_lost")
-        self._troubled.set()
+            self._counts.add("consumer_lost")
+        self._changed.set()
 
     def _pull(self) -> None:
-        """Ask for more while little is on its way and there is room for it."""
+        """Request more messages if few are in flight and there is capacity for them."""
         options = self._options
-        room = options.unacknowledged_max - len(self._unacknowledged) - self._left
-        batch = min(options.batch, room)
-        if not (self.healthy and self.wanted) or batch <= 0 or self._left > options.batch // 2:
+        capacity = options.unacknowledged_max - len(self._unacknowledged) - self._left
+        batch = min(options.batch, capacity)
+        if not (self.healthy and self.listening) or batch <= 0 or self._left > options.batch // 2:
             return
         expires_ns = int(options.idle_timeout_s / 2 * 1e9)
         request = {"batch": batch, "expires": expires_ns, "idle_heartbeat": expires_ns // 3}
@@ -221,24 +220,24 @@ class Consumer:
         )
 
     def _message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        # A message comes under the subject it was stored with; only the server's own words come under the inbox.
+        # Messages have the subject that they were stored with. Only status messages of the server have the inbox.
         if not reply.startswith(b"$JS.ACK."):
             if subject.endswith(b".%d" % self._epoch):
-                self._heard_at = asyncio.get_running_loop().time()
+                self._last_received_at = asyncio.get_running_loop().time()
                 self._status(headers or b"")
             return
         place = read_place(reply)
         if place is None:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", self.stream)
             return
         if not self.healthy:
-            return  # it comes again, in its place
+            return  # it will be delivered again, in order
         sequence, number, published_at, times = place
-        self._heard_at = asyncio.get_running_loop().time()
+        self._last_received_at = asyncio.get_running_loop().time()
         self._left = max(0, self._left - 1)
         if number != self._next or times > 1 or sequence <= self._handed:
-            self._counts.note("delivered_out_of_order")
-            self._trouble("a delivery out of order")
+            self._counts.add("delivered_out_of_order")
+            self._lose("a message was delivered out of order")
             return
         self._next += 1
         self._handed = sequence
@@ -249,7 +248,7 @@ class Consumer:
     def _status(self, headers: bytes) -> None:
         found = _STATUS.match(headers)
         code = found[1] if found else b""
-        if code == b"100":  # a heartbeat: nothing new
+        if code == b"100":  # a heartbeat
             return
         if code in (b"404", b"408"):
             pending = _PENDING.search(headers)
@@ -257,7 +256,7 @@ class Consumer:
             self._pull()
             return
         text = (found[2] or b"").decode(errors="replace") if found else ""
-        self._trouble(f"{code.decode()} {text}".strip() or "an answer that is none")
+        self._lose(f"{code.decode()} {text}".strip() or "a malformed status")
 
     def _send_acks(self, stored: list[tuple[str, int]]) -> None:
         commands = []
@@ -269,11 +268,11 @@ class Consumer:
             if commands:
                 self._connection.send(commands)
         except TransportError:
-            self._counts.note("acknowledgement_unsent")  # it comes again, and is acknowledged then
+            self._counts.add("acknowledgement_unsent")  # it is delivered and acknowledged again
         self._pull()
 
     def _publish(self, subject: bytes, data: bytes, reply: bytes) -> None:
         try:
             self._connection.send([b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)])
         except TransportError:
-            self._trouble("the connection is gone")
+            self._lose("the connection was lost")

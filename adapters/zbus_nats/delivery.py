@@ -1,4 +1,4 @@
-"""One message of a stream: what it is, where it stands, and how to acknowledge it."""
+"""A message of a JetStream stream, its position, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Delivery:
-    """A message that a consumer handed over."""
+    """A message that a consumer delivered."""
 
     __slots__ = ("_acknowledge", "_created", "data", "headers", "published_at", "sequence", "subject")
 
@@ -25,14 +25,14 @@ class Delivery:
         self.sequence, self.published_at = sequence, published_at
 
     def done(self) -> None:
-        """It is stored: acknowledge it. Any thread, without waiting; a second call does nothing."""
+        """Acknowledge the message, because it is stored. Any thread may call it; a second call has no effect."""
         self._acknowledge(self._created, self.sequence)
 
 
 def read_place(reply: bytes) -> tuple[int, int, int, int] | None:
-    """From where a message is acknowledged, in both forms of that subject.
+    """Parse the subject for the acknowledgement of a message, in both of its forms. Return None if it is malformed.
 
-    Stream sequence, number of the delivery, time (ns), and how many times it was delivered.
+    The result is the stream sequence, the consumer sequence, the time (ns), and how often the message was delivered.
     """
     tokens = reply.split(b".")
     if len(tokens) >= 11:

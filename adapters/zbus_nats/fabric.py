@@ -1,13 +1,13 @@
-"""NATS as the fabric: frames on subjects, questions by request and inbox."""
+"""The NATS transport: frames on subjects, and requests with reply inboxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, TransportError
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 
 from .connection import NatsConnection
 from .listener import NatsListener
@@ -17,16 +17,16 @@ from .requests import NatsRequests
 from .subjects import encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
-    """Connect to NATS as the URL, `options` and the environment say. Blocks: call it off the loop."""
+    """Connect to NATS with the settings of the URL, `options` and the environment. Blocks: call it off the loop."""
     if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
     options = load_options(config, url)
     if options.stream or options.durable:
-        raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")
+        raise ConfigInvalid("transport", "to read a stream, use nats+js://host/STREAM?durable=name")
     return NatsFabric(options)
 
 
@@ -37,27 +37,27 @@ class NatsFabric:
     networked = True
     events_only = False
     dense = True
-    endpoints: Sequence[str] = ()  # it is reached through the server
+    endpoints: Sequence[str] = ()  # nodes connect through the server
 
     def __init__(self, options: NatsOptions) -> None:
         self.trust = options.trust
         self.connection = NatsConnection(options, self.name)
-        self._asks = NatsRequests(self.connection, options.assembly_bytes_max)
+        self._requests = NatsRequests(self.connection, options.assembly_bytes_max)
         self._listener = NatsListener(self.connection, options.assembly_bytes_max)
         self.connection.open()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Hand over frames: one hop to the connection's thread for all of them."""
+        """Send frames, with one hop to the connection's thread for all of them."""
         max_payload = self.connection.max_payload
         if not max_payload:
-            raise TransportError("there is no connection to a NATS server now")
+            raise TransportError("not connected to a NATS server")
         commands: list[bytes] = []
         for key, frame in frames:
             size = len(frame)
             if size <= max_payload:
                 commands.append(b"PUB %b %d\r\n%b\r\n" % (encode_key(key).encode(), size, frame))
             else:
-                # Large ones go by themselves, so that what waits stays near its bound.
+                # Large frames are queued one by one, so that the queue stays near its limit.
                 self.connection.send(commands)
                 self.connection.send(publish(encode_key(key).encode(), frame, max_payload))
                 commands = []
@@ -65,30 +65,30 @@ class NatsFabric:
             self.connection.send(commands)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Subscribe to what covers the expressions, and filter exactly here."""
+        """Subscribe to subjects that cover the expressions, and filter exactly here."""
         self._listener.listen(expressions, receive)
 
     def ready(self, key: str) -> bool:
-        """Whether there is a connection: NATS does not tell who listens."""
+        """Return whether a server is connected. NATS does not reveal subscribers."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Answer questions for these keys, one of all nodes that do."""
-        self._asks.answer(keys, asked)
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Serve requests for these keys, in one queue group with the other nodes."""
+        self._requests.serve(keys, on_request)
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Ask one of those who answer for `key`; `timeout_s` is for all of its replies together."""
-        return self._asks.ask(key, payload, heard, timeout_s)
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Send a request to one of the nodes that serve `key`. `timeout_s` applies to all replies together."""
+        return self._requests.request(key, payload, on_reply, timeout_s)
 
     def check(self, key: str) -> None:
-        """Every legal key can be carried."""
+        """Accept every valid key."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """The connection, and how much is subscribed."""
-        return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._asks.diagnostics()}
+        """Return the state of the connection and of the requests."""
+        return {"fabric": self.name, "networked": True, **self.connection.diagnostics(), **self._requests.diagnostics()}
 
     def close(self) -> None:
-        """Close the connection, in bounded time."""
+        """Close the connection within bounded time."""
         self.connection.close()
 
 

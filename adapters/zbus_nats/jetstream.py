@@ -1,15 +1,14 @@
-"""A JetStream stream as a fabric, for bridges: `nats+js://host:4222/STREAM?durable=name`.
+"""A JetStream stream as a transport for bridges: `nats+js://host:4222/STREAM?durable=name`.
 
-What the stream holds becomes events, acknowledged to the server only when the log of this node has them. An
-event's identity is its place in the stream, so that one delivered again is the same event: one publisher
-for each stream, with the stream's own sequence and time. What is sent goes into JetStream under the
-event's identity, which the server uses to store it once.
+Messages of the stream become events, and are acknowledged when the log of this node has stored them. The identity of an
+event is its position in the stream, so a redelivered message is the same event: each stream is one publisher, with the
+stream's sequence and time. Sent events carry their identity as the message id, so the server stores each of them once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
@@ -17,7 +16,7 @@ from zbus.errors import ConfigInvalid, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
@@ -31,30 +30,30 @@ from .raw import plain_events, publisher_id
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
-    """Connect to NATS and find the stream. Blocks: call it off the loop."""
+    """Connect to NATS and look up the stream. Blocks: call it off the loop."""
     if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
     options = load_options(config, url)
     if not options.stream or not options.durable:
-        raise ConfigInvalid("transport", "name the stream and the consumer: nats+js://host/STREAM?durable=name")
+        raise ConfigInvalid("transport", "must name the stream and the consumer: nats+js://host/STREAM?durable=name")
     return JetStreamFabric(options, options.stream, options.durable)
 
 
 class JetStreamFabric:
-    """A stream and a durable consumer of it as a `Fabric`."""
+    """A stream and its durable consumer as a `Fabric`."""
 
     name = "nats+js"
     networked = True
     events_only = True
-    dense = False  # subjects that nobody asks for, and messages deleted from the stream, leave holes
-    trust = "none"  # those that it speaks to know nothing of nodes
+    dense = False  # other subjects and deleted messages leave gaps
+    trust = "none"  # the other programs are not nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions, stream: str, durable: str) -> None:
@@ -63,27 +62,27 @@ class JetStreamFabric:
         self._publishing = NatsPublishing(self.connection)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
-        self._received = Memo[tuple[int, int], None](RECEIVED_KEPT)  # events of zbus that came out of the stream
+        self._received = Memo[tuple[int, int], None](RECEIVED_KEPT)  # events of zbus that were received from the stream
         self._lock = threading.Lock()
         self.connection.open()
         try:
-            self.connection.run(self._look(), SETUP_S)
+            self.connection.run(self._find_stream(), SETUP_S)
             self.connection.change([self._consumer.subscription, self._publishing.subscription], [])
         except TransportError:
             self.close()
             raise
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Store the events of the frames in JetStream; returns when the server has acknowledged them."""
+        """Store the events of the frames in JetStream. Returns when the server has acknowledged them."""
         counts, max_payload = self.connection.counts, self.connection.max_payload
         messages = []
         for event, subject in plain_events(frames, counts):
             if event.publisher_id == self._publisher or event.identity in self._received:
-                counts.note("echo_suppressed")
+                counts.add("echo_suppressed")
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
             if len(headers) + len(event.payload) > max_payload:
-                counts.tell(
+                counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "too_large",
                     event.key,
@@ -95,30 +94,30 @@ class JetStreamFabric:
         self._publishing.send(messages)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Take the stream's messages from where the consumer is. Those that no expression matches are let go."""
+        """Receive messages from the position of the consumer on. Messages that match no expression are acknowledged."""
         with self._lock:
             self._receive = receive
             self._keys = KeySet(expressions) if expressions else None
-            self.connection.run(self._wanted(bool(expressions)), SETUP_S)
+            self.connection.run(self._set_listening(bool(expressions)), SETUP_S)
 
     def ready(self, key: str) -> bool:
-        """Whether there is a connection."""
+        """Return whether a server is connected."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """A stream answers no questions."""
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Raise `TransportUnsupported`: a stream carries no requests."""
         if keys:
-            raise TransportUnsupported(self.name, "answer questions")
+            raise TransportUnsupported(self.name, "serving requests")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """A stream answers no questions."""
-        raise TransportUnsupported(self.name, "ask questions")
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Raise `TransportUnsupported`: a stream carries no requests."""
+        raise TransportUnsupported(self.name, "sending requests")
 
     def check(self, key: str) -> None:
-        """Every legal key can be carried."""
+        """Accept every valid key."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """The connection and the consumer."""
+        """Return the state of the connection and of the consumer."""
         return {
             "fabric": self.name,
             "networked": True,
@@ -127,7 +126,7 @@ class JetStreamFabric:
         }
 
     def close(self) -> None:
-        """Close the connection, in bounded time; the consumer stays where it is."""
+        """Close the connection within bounded time. The consumer keeps its position."""
         self.connection.close()
 
     @property
@@ -136,13 +135,13 @@ class JetStreamFabric:
 
     # -- the connection's thread -----------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _find_stream(self) -> None:
         if self.connection.client is None:
-            raise TransportError("there is no connection to a NATS server now")
-        await self._consumer.look(self.connection.client)
+            raise TransportError("not connected to a NATS server")
+        await self._consumer.find_stream(self.connection.client)
 
-    async def _wanted(self, wanted: bool) -> None:
-        if wanted:
+    async def _set_listening(self, listening: bool) -> None:
+        if listening:
             self._consumer.start()
         else:
             self._consumer.stop()
@@ -155,20 +154,20 @@ class JetStreamFabric:
                 raise SubjectInvalid("not a key")
             key = PLAIN.decode(delivery.subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
+            counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", source)
             delivery.done()
             return
         if keys is None or receive is None:
             self._consumer.stop()
-            return  # nobody listens now: it comes again
+            return  # there is no listener now: the message is delivered again
         if key not in keys:
-            counts.note("filtered")
+            counts.add("filtered")
             delivery.done()
             return
         try:
             receive(self._frame(delivery, key), delivery.done)
-        except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
+        except Exception as error:  # a bug in the receiver must not stop the reading of the socket
+            counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", source, error=repr(error)[:200])
             self._consumer.again()
 
     def _frame(self, delivery: Delivery, key: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Frames from subjects to `receive`: filtered exactly, put together from parts, each of them once.
+"""The subscriptions of a NATS fabric: frames are filtered exactly, reassembled from parts, and delivered once.
 
-While `listen` changes, new subscriptions take over from old ones, and for a moment both deliver.
+When `listen` changes, new subscriptions take over from old ones, and for a short time both deliver.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .subscription_handover import HandoverPhase, SubscriptionHandover
 
 SUBJECTS_KNOWN_MAX = 20_000
 
-# Makes a frame of what another program sent: subject, payload, raw header block.
+# Makes a frame of a plain message: subject, payload, raw header block. Returns None to skip the message.
 Convert = Callable[[bytes, bytes, bytes | None], bytes | None]
 
 
-class _Tap:
+class _Subscription:
     """One subscription."""
 
     def __init__(self) -> None:
         self.sid = 0
-        self.old: bool | None = None  # only while it takes over from others, or others take over from it
+        self.old: bool | None = None  # set only during a handover: whether this one ends
 
 
 class _Filter:
-    """What one `listen` asked for. The next one replaces it, with its memory of subjects."""
+    """The arguments of one `listen`, and which subjects match them."""
 
     def __init__(self, keys: KeySet | None, receive: Receive) -> None:
         self.keys, self.receive = keys, receive
@@ -55,41 +55,44 @@ class NatsListener:
         self._spelling, self._convert = spelling, convert
         self._assembler = Assembler(assembly_bytes_max, connection.counts)
         self._filter = _Filter(None, lambda frame, done: None)
-        self._taps: dict[str, _Tap] = {}
-        self._turn = SubscriptionHandover()
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._handover = SubscriptionHandover()
         self._lock = threading.Lock()
         connection.on_lost.append(self._assembler.clear)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive exactly what the expressions match, from now on."""
+        """Receive exactly the keys that match, in place of the earlier expressions."""
         subjects = self._spelling.cover(expressions)
         chosen = _Filter(KeySet(expressions) if expressions else None, receive)
         with self._lock:
-            coming = {subject: _Tap() for subject in subjects - self._taps.keys()}
-            leaving = {subject: tap for subject, tap in self._taps.items() if subject not in subjects}
+            coming = {subject: _Subscription() for subject in subjects - self._subscriptions.keys()}
+            leaving = {subject: each for subject, each in self._subscriptions.items() if subject not in subjects}
 
             def enter(phase: HandoverPhase) -> None:
-                self._turn.enter(phase)
+                self._handover.enter(phase)
                 if phase is HandoverPhase.BOTH_BEGIN:
                     self._filter = chosen
                     _assign(coming, leaving)
                 elif phase is HandoverPhase.DONE:
                     _assign(coming, {})
 
-            added = [Subscribed(subject, "", self._sink(tap)) for subject, tap in coming.items()]
-            sids = self._connection.change(added, [tap.sid for tap in leaving.values()], enter)
-            for tap, sid in zip(coming.values(), sids, strict=True):
-                tap.sid = sid
-            self._taps = {subject: tap for subject, tap in (self._taps | coming).items() if subject in subjects}
+            added = [Subscribed(subject, "", self._sink(subscription)) for subject, subscription in coming.items()]
+            sids = self._connection.change(added, [each.sid for each in leaving.values()], enter)
+            for subscription, sid in zip(coming.values(), sids, strict=True):
+                subscription.sid = sid
+            both = self._subscriptions | coming
+            self._subscriptions = {subject: both[subject] for subject in both if subject in subjects}
 
-    def _sink(self, tap: _Tap) -> Sink:
+    def _sink(self, subscription: _Subscription) -> Sink:
         convert = self._convert
 
         def sink(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             chosen = self._filter
             known = chosen.known
-            wanted = known[subject] if subject in known else self._judge(chosen, subject)
-            if not wanted or (tap.old is not None and not self._turn.takes(tap.old, subject, data, headers)):
+            matched = known[subject] if subject in known else self._matches(chosen, subject)
+            if not matched:
+                return
+            if subscription.old is not None and not self._handover.takes(subscription.old, subject, data, headers):
                 return
             frame: bytes | None = data
             if convert is not None:
@@ -100,8 +103,8 @@ class NatsListener:
                 return
             try:
                 chosen.receive(frame, None)
-            except Exception as error:  # a bug of the receiver must not end the reading of the socket
-                self._counts.tell(
+            except Exception as error:  # a bug in the receiver must not stop the reading of the socket
+                self._counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "receiver_failed",
                     subject.decode(errors="replace"),
@@ -110,23 +113,23 @@ class NatsListener:
 
         return sink
 
-    def _judge(self, chosen: _Filter, subject: bytes) -> bool:
+    def _matches(self, chosen: _Filter, subject: bytes) -> bool:
         if subject.startswith(FOREIGN):
-            self._counts.note("subject_unmapped")  # inboxes and the like: each is another one, none is remembered
+            self._counts.add("subject_unmapped")  # such as inboxes, which do not repeat, so they are not remembered
             return False
         try:
             key = self._spelling.decode(subject.decode())
         except (SubjectInvalid, UnicodeDecodeError):
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "subject_malformed", subject.decode(errors="replace"))
             return False
-        wanted = chosen.keys is not None and key in chosen.keys
-        chosen.known[subject] = wanted
-        return wanted
+        matched = chosen.keys is not None and key in chosen.keys
+        chosen.known[subject] = matched
+        return matched
 
 
-def _assign(coming: dict[str, _Tap], leaving: dict[str, _Tap]) -> None:
-    """With none on one side there is nothing to take over: what comes is taken."""
-    for tap in coming.values():
-        tap.old = False if leaving else None
-    for tap in leaving.values():
-        tap.old = True if coming else None
+def _assign(coming: dict[str, _Subscription], leaving: dict[str, _Subscription]) -> None:
+    """Mark the subscriptions for a handover, which needs subscriptions on both sides."""
+    for subscription in coming.values():
+        subscription.old = False if leaving else None
+    for subscription in leaving.values():
+        subscription.old = True if coming else None

@@ -20,7 +20,7 @@ async def login(
     tls: ssl.SSLContext | None,
     error_cb: Callable[[Exception], Awaitable[None]],
 ) -> None:
-    """Connect, or raise what nats-py raises. What it calls back with is the true cause of `NoServersError`."""
+    """Connect, or raise an error of nats-py. `error_cb` gets the actual cause of a `NoServersError`."""
     seed, creds = options.login_files()
     await client.connect(
         f"nats://{server}",
@@ -29,7 +29,7 @@ async def login(
         allow_reconnect=False,
         max_reconnect_attempts=1,
         reconnect_time_wait=0,
-        connect_timeout=options.connect_timeout_s,  # type: ignore[arg-type]  # any number will do
+        connect_timeout=options.connect_timeout_s,  # type: ignore[arg-type]  # nats-py accepts any number
         ping_interval=options.ping_interval_s,  # type: ignore[arg-type]
         max_outstanding_pings=2,
         error_cb=error_cb,
@@ -41,8 +41,8 @@ async def login(
         nkeys_seed_str=seed,
         user_credentials=None if creds is None else RawCredentials(creds),
     )
-    if not client.is_connected:  # nats-py takes any line but an error for a greeting
-        raise nats.errors.Error("nats: the server did not answer the login")
+    if not client.is_connected:  # nats-py accepts any line that is not an error as a greeting
+        raise nats.errors.Error("nats: the server did not reply to the login")
 
 
 def _plain(secret: SecretStr | None) -> str | None:

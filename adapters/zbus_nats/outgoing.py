@@ -1,8 +1,7 @@
-"""The way out: commands from any thread to the socket, one hop to the loop for a whole burst.
+"""The queue of outgoing commands: from any thread to the socket, with one hop to the loop for a whole burst.
 
-What waits is bounded. `send` blocks while it is full and raises when the connection is gone, so a slow
-network slows the sender and a missing one is known at once; nothing is kept for later, since what
-was not sent is in the sender's log.
+The queue is bounded. `send` blocks while it is full, and raises if the connection is lost, so a slow network slows the
+sender down, and a lost one is reported immediately. Unsent commands are dropped, because the sender has a log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .options import NatsOptions
 from .vendor import VENDOR_ERRORS
 
 WRITE_BYTES = 2 * 1024 * 1024
-SOCKET_BYTES_HIGH = 1024 * 1024  # unsent in the socket's own buffer before more is held back
+SOCKET_BYTES_HIGH = 1024 * 1024  # unsent bytes in the socket's buffer above which writing pauses
 
 
 class OutgoingMessages:
@@ -33,49 +32,49 @@ class OutgoingMessages:
         self.pending_bytes = 0
         self._loop, self._options = loop, options
         self._client: DirectClient | None = None
-        # With their bytes. Not everything is written at once: the loop has other work than one huge burst.
+        # Commands and their size. A large burst is written in several turns, so that the loop can do other work.
         self._queue = Mailbox[tuple[Sequence[bytes], int]](loop, self._write, size=itemgetter(1), turn_size=WRITE_BYTES)
         self._draining: asyncio.Task[None] | None = None
         self._changed = threading.Condition()
         self._empty = asyncio.Event()
 
     def send(self, commands: Sequence[bytes]) -> None:
-        """Queue commands, after waiting for room. Any thread but the loop's."""
+        """Queue commands. Blocks while the queue is full. Not for the loop's thread."""
         with self._changed:
             if self.pending_bytes >= self._options.pending_bytes_max:
-                self._wait_for_room()
+                self._wait_for_capacity()
             self._put(commands)
 
     def post(self, commands: Sequence[bytes]) -> None:
-        """Queue commands without waiting, for the loop's own thread."""
+        """Queue commands without blocking, for the loop's thread."""
         with self._changed:
             self._put(commands)
 
     def _put(self, commands: Sequence[bytes]) -> None:
         if not self.connected:
-            raise TransportError("there is no connection to a NATS server now")
+            raise TransportError("not connected to a NATS server")
         size = sum(map(len, commands))
         self.pending_bytes += size
         self._queue.post((commands, size))
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_capacity(self) -> None:
         deadline = time.monotonic() + self._options.send_timeout_s
         while self.connected and self.pending_bytes >= self._options.pending_bytes_max:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TransportError(f"the NATS server took nothing for {self._options.send_timeout_s:g} s")
+                raise TransportError(f"the NATS server accepted no data for {self._options.send_timeout_s:g} s")
             self._changed.wait(left)
 
     # -- the loop's thread -----------------------------------------------------------------------------------
 
     def start(self, client: DirectClient) -> None:
-        """A connection is there."""
+        """Use a new connection."""
         with self._changed:
             self._client, self.connected = client, True
             self.max_payload = client.max_payload
 
     def stop(self) -> int:
-        """The connection is gone; return how many bytes were never given to it, or not taken."""
+        """Drop the connection and the queue. Return the number of bytes that were not sent."""
         with self._changed:
             self.connected, self._client = False, None
             unsent, self.pending_bytes = self.pending_bytes, 0
@@ -89,7 +88,7 @@ class OutgoingMessages:
         return unsent
 
     async def emptied(self) -> None:
-        """Return when the socket has everything that was queued before."""
+        """Wait until the socket has accepted everything that was queued."""
         while self.pending_bytes:
             self._empty.clear()
             await self._empty.wait()
@@ -102,9 +101,9 @@ class OutgoingMessages:
         try:
             client.write([command for commands, _ in batch for command in commands])
         except VENDOR_ERRORS:
-            return  # the connection ended: whoever watches it calls stop()
+            return  # the connection ended, and `Reconnect` will call stop()
         if client.unsent_bytes > SOCKET_BYTES_HIGH:
-            self._queue.pause()  # senders queue, up to their bound, until the socket is free
+            self._queue.pause()  # commands stay queued until the socket accepts more
             self._draining = self._loop.create_task(self._drain(client, size))
         else:
             self._written(size)

@@ -1,7 +1,7 @@
-"""Messages larger than the server takes: cut into parts here, put together again at the far end.
+"""Messages larger than the server's limit: split into parts by the sender, and reassembled by the receiver.
 
-The parts of one message follow each other on one connection, so they arrive in order or not at all. What
-is held of unfinished messages is bounded, and one that never comes to its end is counted.
+The parts of a message are sent in order over one connection, so they arrive in order or not at all. The memory for
+incomplete messages is bounded, and a message that is never completed is counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PART_HEADER = b"Zbus-Part"
 PARTS_MAX = 100_000
 UNFINISHED_MAX = 1_000
 UNFINISHED_S = 30.0
-HEADERS_ROOM = 128  # the header block of a part is shorter than this
+PART_HEADERS_BYTES_MAX = 128  # the header block of a part is shorter than this
 
 _PART = re.compile(rb"\r\nZbus-Part: ([0-9a-f]{16}) (\d{1,6}) (\d{1,6}) (\d{1,12})\r\n")
 
 
 def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -> list[bytes]:
-    """The commands that publish `data`, in as many parts as the server needs."""
+    """Return the commands that publish `data`, in as many parts as necessary."""
     size = len(data)
     if size <= max_payload:
         if reply:
@@ -32,23 +32,23 @@ def publish(subject: bytes, data: bytes, max_payload: int, reply: bytes = b"") -
         return [b"PUB %b %d\r\n%b\r\n" % (subject, size, data)]
     return [
         publish_headers(subject, headers, part, reply)
-        for headers, part in _cut(data, max(1, max_payload - HEADERS_ROOM))
+        for headers, part in _cut(data, max(1, max_payload - PART_HEADERS_BYTES_MAX))
     ]
 
 
 def publish_headers(subject: bytes, headers: bytes, data: bytes | memoryview = b"", reply: bytes = b"") -> bytes:
-    """The command that publishes a message with a raw header block."""
+    """Return the command that publishes a message with a raw header block."""
     total = len(headers) + len(data)
     start = b"HPUB %b %b %d %d\r\n%b" % (subject, reply, len(headers), total, headers)
     return b"".join((start, data, b"\r\n"))
 
 
-def _cut(data: bytes, room: int) -> Iterator[tuple[bytes, memoryview]]:
+def _cut(data: bytes, part_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
     view, name = memoryview(data), secrets.token_hex(8).encode()
-    count = -(-len(data) // room)
+    count = -(-len(data) // part_bytes)
     for index in range(count):
         headers = b"NATS/1.0\r\n%b: %b %d %d %d\r\n\r\n" % (PART_HEADER, name, index, count, len(data))
-        yield headers, view[index * room : (index + 1) * room]
+        yield headers, view[index * part_bytes : (index + 1) * part_bytes]
 
 
 class _Unfinished:
@@ -61,15 +61,15 @@ class _Unfinished:
 
 
 class Assembler:
-    """Puts parts together. Used by one thread."""
+    """Reassembles messages. Not thread-safe."""
 
     def __init__(self, bytes_max: int, counts: Counters) -> None:
         self._bytes_max, self._counts = bytes_max, counts
-        self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently moved first
+        self._unfinished: dict[tuple[bytes, bytes], _Unfinished] = {}  # the least recently extended one comes first
         self.held_bytes = 0
 
     def take(self, subject: bytes, headers: bytes, data: bytes) -> bytes | None:
-        """A message without parts as it is; a part: None until the last one gives the whole."""
+        """Return a message without parts unchanged. For a part, return None, or the whole message for the last part."""
         found = _PART.search(headers)
         if found is None:
             if PART_HEADER in headers:
@@ -78,24 +78,24 @@ class Assembler:
             return data
         name, index, count, total = found[1], int(found[2]), int(found[3]), int(found[4])
         if not 0 <= index < count <= PARTS_MAX or total > self._bytes_max:
-            self._refuse("part_refused", subject)
+            self._refuse("part_rejected", subject)
             return None
         place = (subject, name)
         if index == 0:
             self._drop(place)
-            self._make_room(len(data))
+            self._evict(len(data))
             self._unfinished[place] = _Unfinished(count, total)
         return self._append(place, index, count, total, data)
 
     def clear(self) -> None:
-        """Forget what is unfinished: the connection that the rest would come over is gone."""
+        """Drop incomplete messages, because the connection that would bring the rest is lost."""
         for place in list(self._unfinished):
             self._drop(place)
 
     def _append(self, place: tuple[bytes, bytes], index: int, count: int, total: int, data: bytes) -> bytes | None:
         unfinished = self._unfinished.pop(place, None)
         if unfinished is None:
-            if index == count - 1:  # one report for a message whose start never came, not one for each part
+            if index == count - 1:  # a message without its first part is reported once, not for each part
                 self._refuse("frame_incomplete", place[0])
             return None
         self._unfinished[place] = unfinished
@@ -108,7 +108,7 @@ class Assembler:
         unfinished.moved_at = time.monotonic()
         self.held_bytes += len(data)
         if index < count - 1:
-            self._make_room(0)
+            self._evict(0)
             return None
         if unfinished.size != total:
             self._drop(place)
@@ -117,8 +117,8 @@ class Assembler:
         self.held_bytes -= unfinished.size
         return b"".join(unfinished.chunks)
 
-    def _make_room(self, more: int) -> None:
-        """Let go of what stopped coming, and of the oldest while there is too much."""
+    def _evict(self, more: int) -> None:
+        """Drop stale messages, and the oldest ones while the limits are exceeded."""
         limit = time.monotonic() - UNFINISHED_S
         while self._unfinished:
             place = next(iter(self._unfinished))
@@ -134,4 +134,4 @@ class Assembler:
             self._refuse("frame_incomplete", place[0])
 
     def _refuse(self, reason: str, subject: bytes) -> None:
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, reason, subject.decode(errors="replace"))

@@ -1,8 +1,8 @@
-"""Messages of programs that know nothing of zbus, as events; and events as plain messages.
+"""Plain messages: NATS messages without the zbus envelope, as events, and events as such messages.
 
-The payload is the payload, NATS headers are the event's headers with their names in lower case. A message
-that zbus sends carries one header more, `Zbus-Event`, with the event's identity: read back anywhere, it is
-the same event, which is how bridges cannot run in a circle. What cannot be carried is counted.
+The payload is unchanged. NATS headers become the event's headers, with names in lower case. A message that zbus sends
+has an additional header `Zbus-Event` with the event's identity. Every reader recognizes it as the same event, so
+bridges cannot create a loop. Headers that cannot be carried are dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Identity = tuple[int, int, int]  # publisher_id, sequence, published_at
 
 
 def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple[Mapping[str, str], Identity | None]:
-    """The headers of a message, and the identity of the event that it is, where zbus sent it."""
+    """Return the headers of a message, and the identity of its event, or None if it was not sent by zbus."""
     if block is None:
         return NO_HEADERS, None
     headers: dict[str, str] = {}
     identity = None
-    room = HEADERS_BYTES_MAX
+    capacity = HEADERS_BYTES_MAX
     for line in block.split(b"\r\n")[1:]:
         if not line:
             continue
@@ -39,20 +39,20 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
         if name == MARK:
             identity = _read_identity(value)
             if identity is None:
-                counts.tell(TRANSPORT_INPUT_REJECTED, "identity_malformed", subject.decode(errors="replace"))
+                counts.report(TRANSPORT_INPUT_REJECTED, "identity_malformed", subject.decode(errors="replace"))
             continue
-        room -= len(line) + 8
-        if not _NAME.fullmatch(name) or _CONTROL.search(value) or room < 0:
-            counts.tell(TRANSPORT_INPUT_REJECTED, "header_refused", subject.decode(errors="replace"))
+        capacity -= len(line) + 8
+        if not _NAME.fullmatch(name) or _CONTROL.search(value) or capacity < 0:
+            counts.report(TRANSPORT_INPUT_REJECTED, "header_rejected", subject.decode(errors="replace"))
         else:
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    if identity is not None:  # an event of ours, with the headers that it had
+    if identity is not None:  # an event of zbus, with its original headers
         headers = {name: value for name, value in headers.items() if not name.startswith("nats-")}
     return headers, identity
 
 
 def _read_line(line: bytes) -> tuple[str, str]:
-    """Name and value; a name that is empty, and so is refused, for a line that is neither."""
+    """Return the name and the value of a header line. The name is empty, and so rejected, if the line is malformed."""
     name, colon, value = line.partition(b":")
     try:
         return (name.decode("ascii").lower() if colon else ""), value.strip(b" \t").decode()
@@ -71,13 +71,13 @@ def _read_identity(value: str) -> Identity | None:
 
 
 def write_headers(event: Event, counts: Counters, more: str = "") -> bytes:
-    """The header block of an event. Headers with a meaning to NATS itself are never taken from an event."""
+    """Return the header block of an event. Headers that are reserved by NATS are left out."""
     lines = [f"NATS/1.0\r\nZbus-Event: {event.publisher_id} {event.sequence} {event.published_at}\r\n{more}"]
     for name, value in event.headers.items():
         if name == MARK or name.startswith("nats-"):
-            counts.note("header_reserved")
+            counts.add("header_reserved")
         elif not _NAME.fullmatch(name) or _CONTROL.search(value):
-            counts.tell(TRANSPORT_INPUT_REJECTED, "header_refused", event.key)
+            counts.report(TRANSPORT_INPUT_REJECTED, "header_rejected", event.key)
         else:
             lines.append(f"{name}: {value}\r\n")
     return ("".join(lines) + "\r\n").encode()

@@ -1,4 +1,4 @@
-"""Publishing into JetStream: a batch is handed over when the server has acknowledged every message of it."""
+"""Publishing to JetStream: a batch is complete when the server has acknowledged each of its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .connection import NatsConnection, Subscribed
 from .parts import publish_headers
 from .subjects import INBOX_PREFIX
 
-UNDER_WAY_MAX = 500
+BATCH_MESSAGES_MAX = 500
 
 
 class _Batch:
@@ -30,7 +30,7 @@ class _Batch:
 
 
 class NatsPublishing:
-    """Sends messages and waits until they are stored."""
+    """Publishes messages and waits until they are stored."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self._connection = connection
@@ -41,13 +41,13 @@ class NatsPublishing:
 
     @property
     def subscription(self) -> Subscribed:
-        """Where the server's acknowledgements arrive."""
-        return Subscribed(f"{self._prefix}*", "", self._answered)
+        """The subscription for acknowledgements of the server."""
+        return Subscribed(f"{self._prefix}*", "", self._acknowledged)
 
     def send(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
-        """Publish (subject, header block, payload) in order; raise `TransportError` unless all are stored."""
-        for at in range(0, len(messages), UNDER_WAY_MAX):
-            self._send_some(messages[at : at + UNDER_WAY_MAX])
+        """Publish (subject, header block, payload) in order. Raises `TransportError` unless all are stored."""
+        for at in range(0, len(messages), BATCH_MESSAGES_MAX):
+            self._send_some(messages[at : at + BATCH_MESSAGES_MAX])
 
     def _send_some(self, messages: Sequence[tuple[bytes, bytes, bytes]]) -> None:
         inbox = f"{self._prefix}{next(self._numbers)}".encode()
@@ -60,32 +60,32 @@ class NatsPublishing:
         finally:
             del self._batches[inbox]
         if batch.error is not None:
-            raise TransportError(f"JetStream did not store it: {batch.error}")
+            raise TransportError(f"JetStream did not store the messages: {batch.error}")
 
-    def _answered(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def _acknowledged(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         batch = self._batches.get(subject)
         if batch is None:
             return
         if headers is not None and headers.startswith(b"NATS/1.0 503"):
-            batch.fail("no stream takes the subject")
+            batch.fail("no stream stores the subject")
             return
         try:
-            answer = json.loads(data)
+            reply_json = json.loads(data)
         except (ValueError, RecursionError):
-            answer = None
-        if isinstance(answer, dict) and "error" in answer:
-            error = answer["error"]
+            reply_json = None
+        if isinstance(reply_json, dict) and "error" in reply_json:
+            error = reply_json["error"]
             batch.fail(str(error.get("description") if isinstance(error, dict) else error)[:200])
-        elif isinstance(answer, dict) and "seq" in answer:
+        elif isinstance(reply_json, dict) and "seq" in reply_json:
             batch.left -= 1
             if batch.left == 0:
                 batch.settled.set()
         else:
-            self._connection.counts.tell(
+            self._connection.counts.report(
                 TRANSPORT_INPUT_REJECTED, "acknowledgement_malformed", subject.decode(errors="replace")
             )
-            batch.fail("an answer that is none")
+            batch.fail("malformed acknowledgement")
 
     def _lost(self) -> None:
         for batch in list(self._batches.values()):
-            batch.fail("the connection is gone")
+            batch.fail("the connection was lost")

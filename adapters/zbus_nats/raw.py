@@ -1,8 +1,8 @@
-"""Plain NATS as a fabric: any program's messages are events here, and events are plain messages there.
+"""Plain NATS as a transport: messages of any program become events, and events become plain messages.
 
-A message has no identity of its own, so it gets one when it arrives: a publisher for each subject and
-run of this process, and a sequence from 0. Inboxes are left alone: a message to `_INBOX.…` is never an
-event, and one that asks for a reply is an event whose inbox nobody answers from here.
+A plain message has no identity, so it gets one when it arrives: a publisher for each subject and run of this process,
+and a sequence from 0. A message to an inbox (`_INBOX.…`) is never an event. A request is an event, but this transport
+does not reply to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -31,46 +31,46 @@ from .plain import read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking, Fabric
+    from zbus.ports.fabric import Fabric, RequestHandle
 
 PUBLISHERS_MAX = 100_000
 RUNS_KEPT = 100
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
-    """Connect to NATS, for plain messages. Blocks: call it off the loop."""
+    """Connect to NATS for plain messages. Blocks: call it off the loop."""
     if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; a session is Zenoh's")
+        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
     options = load_options(config, url)
     if options.stream or options.durable:
-        raise ConfigInvalid("transport", "a stream is read with nats+js://host/STREAM?durable=name")
+        raise ConfigInvalid("transport", "to read a stream, use nats+js://host/STREAM?durable=name")
     return RawNatsFabric(options)
 
 
 @lru_cache(maxsize=16_384)
 def publisher_id(*parts: str) -> int:
-    """53 bits, which every language's numbers can hold."""
+    """Return a publisher id of 53 bits, which JSON numbers of every language can hold."""
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 11
 
 
 class RawIdentities:
-    """Who published what comes without an identity. Used by one thread, asked by others."""
+    """Assigns identities to plain messages. One thread calls `next`; any thread may call `made`."""
 
     def __init__(self) -> None:
         self._runs = [secrets.token_hex(16)]
-        # By subject: the run, the key, the publisher and the next sequence.
+        # Per subject: the run, the key, the publisher and the next sequence.
         self._publishers = Memo[bytes, list[Any]](PUBLISHERS_MAX, self._new, self._forgotten)
 
     def next(self, subject: bytes) -> tuple[str, int, int]:
-        """The key, publisher and sequence of one more message on a subject that is a key's."""
+        """Return the key, publisher id and sequence of the next message on a subject, which must map to a key."""
         entry = self._publishers[subject]
         _, key, publisher, sequence = entry
         entry[3] = sequence + 1
         return key, publisher, sequence
 
     def made(self, event: Event, subject: str) -> bool:
-        """Whether the identity of an event was given here."""
+        """Return whether the identity of an event was assigned here."""
         return any(publisher_id(run, subject) == event.publisher_id for run in self._runs)
 
     def _new(self, subject: bytes) -> list[Any]:
@@ -78,18 +78,18 @@ class RawIdentities:
         return [run, PLAIN.decode(text), publisher_id(run, text), 0]
 
     def _forgotten(self, subject: bytes, entry: list[Any]) -> None:
-        if entry[0] == self._runs[0]:  # its sequences must not begin again: it gets a new publisher
+        if entry[0] == self._runs[0]:  # a new run gives it a new publisher, so that no sequence is used twice
             self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
 
 
 class RawNatsFabric:
-    """Plain messages as a `Fabric`."""
+    """Plain NATS messages as a `Fabric`."""
 
     name = "nats+raw"
     networked = True
     events_only = True
-    dense = False  # of a publisher elsewhere, a subject here sees some of the events
-    trust = "none"  # those that it speaks to know nothing of nodes
+    dense = False  # a subject may carry only some of a publisher's events
+    trust = "none"  # the other programs are not nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions) -> None:
@@ -99,16 +99,16 @@ class RawNatsFabric:
         self.connection.open()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Publish the events of the frames as plain messages, except those that came from here."""
+        """Publish the events of the frames as plain messages, except those that were received here."""
         counts, max_payload = self.connection.counts, self.connection.max_payload
         commands: list[bytes] = []
         for event, subject in plain_events(frames, counts):
             if self._identities.made(event, subject):
-                counts.note("echo_suppressed")
+                counts.add("echo_suppressed")
                 continue
             command_headers = write_headers(event, counts)
             if len(command_headers) + len(event.payload) > max_payload:
-                counts.tell(
+                counts.report(
                     TRANSPORT_INPUT_REJECTED,
                     "too_large",
                     event.key,
@@ -121,31 +121,31 @@ class RawNatsFabric:
             self.connection.send(commands)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive other programs' messages whose keys match."""
+        """Receive plain messages whose keys match."""
         self._listener.listen(expressions, receive)
 
     def ready(self, key: str) -> bool:
-        """Whether there is a connection: NATS does not tell who listens."""
+        """Return whether a server is connected. NATS does not reveal subscribers."""
         return self.connection.connected
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Plain programs ask in their own ways: not through here."""
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Raise `TransportUnsupported`: plain programs have their own request formats."""
         if keys:
-            raise TransportUnsupported(self.name, "answer questions")
+            raise TransportUnsupported(self.name, "serving requests")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Plain programs answer in their own ways: not through here."""
-        raise TransportUnsupported(self.name, "ask questions")
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Raise `TransportUnsupported`: plain programs have their own request formats."""
+        raise TransportUnsupported(self.name, "sending requests")
 
     def check(self, key: str) -> None:
-        """Every legal key can be carried."""
+        """Accept every valid key."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """The connection, and how much is subscribed."""
+        """Return the state of the connection."""
         return {"fabric": self.name, "networked": True, **self.connection.diagnostics()}
 
     def close(self) -> None:
-        """Close the connection, in bounded time."""
+        """Close the connection within bounded time."""
         self.connection.close()
 
     def _frame(self, subject: bytes, data: bytes, block: bytes | None) -> bytes:
@@ -158,18 +158,18 @@ class RawNatsFabric:
 
 @lru_cache(maxsize=16_384)
 def plain_subject(key: str) -> str:
-    """The subject that plain programs know a key by."""
+    """Return the plain subject of a key."""
     return PLAIN.encode(key)
 
 
 def plain_events(frames: Sequence[tuple[str, bytes]], counts: Counters) -> list[tuple[Event, str]]:
-    """The events of frames with their subjects; what is none is counted and left out."""
+    """Return the events of frames with their subjects. Malformed frames are counted and left out."""
     found = []
     for key, frame in frames:
         try:
             found += [(event, plain_subject(event.key)) for event in unpack(frame)]
         except EventInvalid as error:
-            counts.tell(TRANSPORT_INPUT_REJECTED, "frame_refused", key, error=str(error)[:200])
+            counts.report(TRANSPORT_INPUT_REJECTED, "frame_rejected", key, error=str(error)[:200])
     return found
 
 

@@ -1,7 +1,7 @@
-"""A connection kept up for ever: to the next server, after a growing and jittered pause, without end.
+"""Reconnection: connects to one server after another, with exponential backoff and jitter, until it is closed.
 
-Everything here runs on the connection's thread. A client of nats-py is used for one connection and
-thrown away: what it was subscribed to is in a table of ours, and the next one begins with it.
+Everything here runs on the connection's thread. A client of nats-py is used for one connection only. The subscriptions
+are kept in a table here, and the next client begins with them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .outgoing import OutgoingMessages
 from .vendor import describe, hopeless
 
 RETRY_S = (0.05, 2.0)
-STEADY_S = 5.0  # a connection that lasted so long was a good one: the next pause starts small again
+STEADY_S = 5.0  # after a connection of at least this duration, the pauses start small again
 SERVERS_MAX = 32
 
 
 class Subscribed(NamedTuple):
-    """What the server is asked for, and where it goes."""
+    """A subscription: its subject, its queue group, and the sink for its messages."""
 
     subject: str
     queue: str
@@ -50,19 +50,19 @@ class Subscribed(NamedTuple):
 
 
 class Reconnect:
-    """Makes one connection after another, and tells of each."""
+    """Opens one connection after another, and notifies its listeners."""
 
     def __init__(
         self, options: NatsOptions, fabric: str, counts: Counters, outgoing: OutgoingMessages, closing: asyncio.Event
     ) -> None:
         self.options, self.fabric = options, fabric
         self.client: DirectClient | None = None
-        self.opened: Future[None] = Future()  # of the first connection
+        self.opened: Future[None] = Future()  # completes with the first connection
         self.closing = closing
         self.table: dict[int, Subscribed] = {}
         self.sids = itertools.count(SIDS_FROM)
         self.on_lost: list[Callable[[], None]] = []
-        self.on_found: list[Callable[[], None]] = []
+        self.on_connected: list[Callable[[], None]] = []
         self.servers = list(options.servers)
         self.server = ""
         self.reconnects = 0
@@ -73,7 +73,7 @@ class Reconnect:
         self._cause: BaseException | None = None
 
     async def run(self) -> None:
-        """Until `closing` is set, or the first connection could not be made in time."""
+        """Keep connecting until `closing` is set, or until the first connection failed."""
         deadline = time.monotonic() + self.options.connect_timeout_s
         attempts, pauses = 0, Backoff(*RETRY_S)
         while not self.closing.is_set():
@@ -96,25 +96,25 @@ class Reconnect:
             await self._closing_within(pauses.next())
 
     async def on_error(self, error: Exception) -> None:
-        """What nats-py tells besides: the cause of a failed attempt, or that something is not permitted."""
+        """Handle an error that nats-py reports: the cause of a failed attempt, or a permission violation."""
         self._cause = error
         if "permissions violation" in str(error).lower():
-            self._counts.tell(TRANSPORT_PERMISSION_DENIED, "denied", describe(error, self.options))
+            self._counts.report(TRANSPORT_PERMISSION_DENIED, "permission_denied", describe(error, self.options))
 
     async def _one(self, client: DirectClient, patience_s: float) -> BaseException | None:
-        """One connection, from its start to its end; why it could not be made, if so."""
+        """Run one connection to its end. Return None, or the error if it could not be opened."""
         server = self.servers[0]
-        self.servers.append(self.servers.pop(0))  # whatever happens, the next attempt goes to the next
+        self.servers.append(self.servers.pop(0))  # the next attempt always uses the next server
         timeout_s = self.options.connect_timeout_s if self.opened.done() else patience_s
         self._cause = None
         try:
             await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
-            self._found(client, server)
-        except Exception as error:  # a bug of the library must not end the attempts
+            self._connected(client, server)
+        except Exception as error:  # a bug in the library must not stop the attempts
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error
             self.last_error = describe(cause, self.options)
             if self.opened.done():
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", server, error=self.last_error)
             return cause or error
         closing, gone = asyncio.ensure_future(self.closing.wait()), asyncio.ensure_future(client.gone())
         try:
@@ -125,7 +125,7 @@ class Reconnect:
             self._lost(client)
         return None
 
-    def _found(self, client: DirectClient, server: str) -> None:
+    def _connected(self, client: DirectClient, server: str) -> None:
         client.write([client.take(sid, *each) for sid, each in self.table.items()])
         self.client, self.server = client, server
         for found in client.discovered_servers:
@@ -141,7 +141,7 @@ class Reconnect:
             away_s = round(time.monotonic() - (self.lost_at or time.monotonic()), 3)
             record(TRANSPORT_RECONNECTED, logging.WARNING, transport=self.fabric, server=server, outage_s=away_s)
         self.lost_at = None
-        self._tell(self.on_found)
+        self._notify(self.on_connected)
 
     def _lost(self, client: DirectClient) -> None:
         self.client = None
@@ -152,15 +152,15 @@ class Reconnect:
             fields: dict[str, Any] = {"server": self.server, "error": self.last_error, "unsent_bytes": unsent}
             record(TRANSPORT_DISCONNECTED, logging.WARNING, transport=self.fabric, **fields)
         if unsent:
-            self._counts.note("unsent_at_disconnect")
-        self._tell(self.on_lost)
+            self._counts.add("unsent_at_disconnect")
+        self._notify(self.on_lost)
 
-    def _tell(self, listeners: list[Callable[[], None]]) -> None:
-        for tell in listeners:
+    def _notify(self, listeners: list[Callable[[], None]]) -> None:
+        for notify in listeners:
             try:
-                tell()
-            except Exception as error:  # a bug of a listener must not end the attempts
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
+                notify()
+            except Exception as error:  # a bug in a listener must not stop the attempts
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "connection", error=repr(error)[:200])
 
     async def _closing_within(self, pause_s: float) -> None:
         with suppress(TimeoutError):

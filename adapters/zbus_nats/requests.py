@@ -1,9 +1,9 @@
-"""Questions and their replies over NATS: a request to a queue group, and an inbox for what comes back.
+"""Request/reply over NATS: requests go to a queue group, and replies to an inbox.
 
-A question goes to `@ask.<subject>`, where one of those who answer for the key gets it. Replies come to an
-inbox in order; a last message says how many there were. Where nobody answers, the server says so at once. A
-question that is too large for one message is announced first, and its parts go to the one who took it:
-a queue group would deal them out.
+A request goes to `@ask.<subject>`, where one of the nodes that serve the key receives it. Replies arrive in order, and
+a last message has their number. If no node serves the key, the NATS server replies immediately. A request that is too
+large for one message is announced first, and its parts go directly to the node that accepted it, because a queue group
+would distribute them among its members.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import re
 import secrets
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zbus.errors import TransportError
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import Heard, IncomingRequest
+from zbus.ports.fabric import IncomingRequest, OnReply, OnRequest
 
 from .connection import NatsConnection, Subscribed
 from .parts import PART_HEADER, Assembler, publish, publish_headers
-from .subjects import ASK_PREFIX, INBOX_PREFIX, SubjectInvalid, decode_subject, encode_key
+from .subjects import INBOX_PREFIX, REQUEST_PREFIX, SubjectInvalid, decode_subject, encode_key
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Asking
+    from zbus.ports.fabric import RequestHandle
 
 QUEUE = "zbus"
 UPLOADS_MAX = 1_000
 UPLOAD_S = 30.0
 
-_NOBODY = b"NATS/1.0 503"
+_NO_RESPONDERS = b"NATS/1.0 503"
 _INBOX = re.compile(rb"_INBOX\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _END = re.compile(rb"\r\nZbus-End: (\d{1,18})\r\n")
 _LARGE = re.compile(rb"\r\nZbus-Large: (\d{1,12})\r\n")
@@ -39,25 +39,25 @@ _UPLOAD = re.compile(rb"\r\nZbus-Upload: (\S{1,256})\r\n")
 
 
 class NatsPendingRequest:
-    """A question of ours that is under way."""
+    """A request that this node has sent."""
 
-    def __init__(self, asks: NatsRequests, inbox: bytes, payload: bytes, heard: Heard) -> None:
-        self._asks, self.inbox, self.payload, self.heard = asks, inbox, payload, heard
+    def __init__(self, requests: NatsRequests, inbox: bytes, payload: bytes, on_reply: OnReply) -> None:
+        self._requests, self.inbox, self.payload, self.on_reply = requests, inbox, payload, on_reply
         self.replies = 0
         self.timer: TimerHandle | None = None
 
     def close(self) -> None:
-        """Listen no longer."""
-        self._asks.forget(self)
+        """Ignore further replies."""
+        self._requests.forget(self)
 
     def stop_timer(self) -> None:
-        """It came to its end before its time was over. On the connection's thread."""
+        """Cancel the timeout. Only for the connection's thread."""
         if self.timer is not None:
             self.timer.cancel()
 
 
 class NatsIncomingRequest:
-    """A question that another node asked."""
+    """A request from another node."""
 
     def __init__(self, connection: NatsConnection, key: str, payload: bytes, inbox: bytes) -> None:
         self.key, self.payload = key, payload
@@ -70,12 +70,12 @@ class NatsIncomingRequest:
         """Send one reply."""
         with self._lock:
             if self._closed:
-                raise TransportError("the question was closed: no more replies")
+                raise TransportError("the request is closed: it takes no more replies")
             self._connection.send(publish(self._inbox, data, self._connection.max_payload))
             self._replies += 1
 
     def close(self) -> None:
-        """Say that this was all, and how many."""
+        """Send the end of the replies, with their number."""
         with self._lock:
             if self._closed:
                 return
@@ -84,36 +84,36 @@ class NatsIncomingRequest:
             try:
                 self._connection.send([command])
             except TransportError:
-                # Whoever asked over this server is told by its own connection, or by its timeout.
-                self._connection.counts.tell(TRANSPORT_INPUT_REJECTED, "end_unsent", self.key)
+                # The requester notices it by its own connection, or by its timeout.
+                self._connection.counts.report(TRANSPORT_INPUT_REJECTED, "end_unsent", self.key)
 
 
 class NatsRequests:
-    """Both ends of asking on one connection."""
+    """Sends and serves requests on one connection."""
 
     def __init__(self, connection: NatsConnection, assembly_bytes_max: int) -> None:
         self._connection, self._counts = connection, connection.counts
         self._prefix = f"{INBOX_PREFIX}{secrets.token_hex(11)}."
         self._tokens = itertools.count(1)
-        self._under_way: dict[bytes, NatsPendingRequest] = {}
-        self._uploads: dict[bytes, tuple[str, bytes]] = {}  # inbox -> key, and where replies go
+        self._pending: dict[bytes, NatsPendingRequest] = {}
+        self._uploads: dict[bytes, tuple[str, bytes]] = {}  # inbox -> key, and the inbox for replies
         self._assembler = Assembler(assembly_bytes_max, self._counts)
         self._bytes_max = assembly_bytes_max
-        self._answering: dict[str, int] = {}
-        self._asked: Callable[[IncomingRequest], None] | None = None
+        self._served: dict[str, int] = {}
+        self._on_request: OnRequest | None = None
         self._lock = threading.Lock()
         self._inbox_ready = False
         connection.on_lost.append(self._lost)
 
     # -- any thread ------------------------------------------------------------------------------------------
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Ask; `heard` is called on the connection's thread."""
-        subject = (ASK_PREFIX + encode_key(key)).encode()
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Send a request. `on_reply` is called on the connection's thread."""
+        subject = (REQUEST_PREFIX + encode_key(key)).encode()
         self._listen_for_replies()
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
-        asked = self._under_way[inbox] = NatsPendingRequest(self, inbox, payload, heard)
-        self._connection.soon(lambda: self._start_timer(asked, timeout_s))
+        pending = self._pending[inbox] = NatsPendingRequest(self, inbox, payload, on_reply)
+        self._connection.soon(lambda: self._start_timer(pending, timeout_s))
         try:
             if len(payload) <= self._connection.max_payload:
                 self._connection.send(publish(subject, payload, self._connection.max_payload, inbox))
@@ -122,31 +122,31 @@ class NatsRequests:
                 command = publish_headers(subject, headers, reply=inbox)
                 self._connection.send([command])
         except TransportError:
-            asked.close()
+            pending.close()
             raise
-        return asked
+        return pending
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Answer for exactly these keys from now on."""
-        subjects = {ASK_PREFIX + encode_key(key) for key in keys}
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Serve exactly these keys, in place of the earlier ones."""
+        subjects = {REQUEST_PREFIX + encode_key(key) for key in keys}
         self._listen_for_replies()
         with self._lock:
-            self._asked = asked
-            new = sorted(subjects - self._answering.keys())
-            old = [self._answering.pop(subject) for subject in self._answering.keys() - subjects]
-            sids = self._connection.change([Subscribed(subject, QUEUE, self._question) for subject in new], old)
-            self._answering.update(zip(new, sids, strict=True))
+            self._on_request = on_request
+            new = sorted(subjects - self._served.keys())
+            old = [self._served.pop(subject) for subject in self._served.keys() - subjects]
+            sids = self._connection.change([Subscribed(subject, QUEUE, self._request_received) for subject in new], old)
+            self._served.update(zip(new, sids, strict=True))
 
-    def forget(self, asked: NatsPendingRequest) -> bool:
-        """Listen no longer for replies; False where that was so already."""
-        known = self._under_way.pop(asked.inbox, None) is not None
+    def forget(self, pending: NatsPendingRequest) -> bool:
+        """Ignore further replies. Return False if that was done already."""
+        known = self._pending.pop(pending.inbox, None) is not None
         if known:
-            self._connection.soon(asked.stop_timer)
+            self._connection.soon(pending.stop_timer)
         return known
 
     def diagnostics(self) -> dict[str, int]:
-        """How much is under way."""
-        return {"asking": len(self._under_way), "answering": len(self._answering)}
+        """Return the number of requests in flight and of served keys."""
+        return {"asking": len(self._pending), "answering": len(self._served)}
 
     def _listen_for_replies(self) -> None:
         with self._lock:
@@ -157,62 +157,62 @@ class NatsRequests:
     # -- the connection's thread -----------------------------------------------------------------------------
 
     def _reply(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        asked = self._under_way.get(subject)
-        if asked is None:
+        pending = self._pending.get(subject)
+        if pending is None:
             if subject in self._uploads:
                 self._uploaded(subject, data, headers)
             else:
-                self._counts.note("reply_late")
+                self._counts.add("reply_late")
             return
         if headers is not None:
             end = _END.search(headers)
-            if end or headers.startswith(_NOBODY):
-                if end and int(end[1]) != asked.replies:
-                    self._counts.tell(TRANSPORT_INPUT_REJECTED, "replies_missing", subject.decode(errors="replace"))
-                self._finish(asked)
+            if end or headers.startswith(_NO_RESPONDERS):
+                if end and int(end[1]) != pending.replies:
+                    self._counts.report(TRANSPORT_INPUT_REJECTED, "replies_missing", subject.decode(errors="replace"))
+                self._finish(pending)
                 return
             upload = _UPLOAD.search(headers)
             if upload:
-                self._upload(asked, upload[1])
+                self._upload(pending, upload[1])
                 return
             whole = self._assembler.take(subject, headers, data)
             if whole is None:
                 return
             data = whole
-        asked.replies += 1
-        self._tell(asked, data)
+        pending.replies += 1
+        self._notify(pending, data)
 
-    def _upload(self, asked: NatsPendingRequest, inbox: bytes) -> None:
+    def _upload(self, pending: NatsPendingRequest, inbox: bytes) -> None:
         if not _INBOX.fullmatch(inbox):
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "upload_refused", inbox.decode(errors="replace"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "upload_rejected", inbox.decode(errors="replace"))
             return
         try:
-            self._connection.send(publish(inbox, asked.payload, self._connection.max_payload))
+            self._connection.send(publish(inbox, pending.payload, self._connection.max_payload))
         except TransportError:
-            self._finish(asked)
+            self._finish(pending)
 
-    def _question(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def _request_received(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         source = subject.decode(errors="replace")
         try:
-            key = decode_subject(source.removeprefix(ASK_PREFIX))
+            key = decode_subject(source.removeprefix(REQUEST_PREFIX))
         except SubjectInvalid:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_malformed", source)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_malformed", source)
             return
-        if not _INBOX.fullmatch(reply):  # replies must not be a way to publish with our rights
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_without_inbox", source)
+        if not _INBOX.fullmatch(reply):  # a requester must not make this node publish to other subjects
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_without_inbox", source)
             return
         large = None if headers is None else _LARGE.search(headers)
         if large:
-            self._announced(key, reply, int(large[1]))
+            self._large_request_received(key, reply, int(large[1]))
         elif headers is not None and PART_HEADER in headers:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_in_parts", source)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_in_parts", source)
         else:
             self._hand_over(NatsIncomingRequest(self._connection, key, data, reply))
 
-    def _announced(self, key: str, reply: bytes, size: int) -> None:
+    def _large_request_received(self, key: str, reply: bytes, size: int) -> None:
         if size > self._bytes_max or len(self._uploads) >= UPLOADS_MAX:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_too_large", key, size_bytes=size)
-            self._hand_over_nothing(reply)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_too_large", key, size_bytes=size)
+            self._reject(reply)
             return
         inbox = f"{self._prefix}{next(self._tokens)}".encode()
         self._uploads[inbox] = (key, reply)
@@ -220,9 +220,9 @@ class NatsRequests:
         command = publish_headers(reply, b"NATS/1.0\r\nZbus-Upload: %b\r\n\r\n" % inbox)
         try:
             self._connection.send([command])
-        except TransportError:  # whoever asked hears of it from its own connection
+        except TransportError:  # the requester notices it by its own connection
             del self._uploads[inbox]
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "upload_unsent", key)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "upload_unsent", key)
 
     def _uploaded(self, inbox: bytes, data: bytes, headers: bytes | None) -> None:
         whole = data if headers is None else self._assembler.take(inbox, headers, data)
@@ -232,40 +232,40 @@ class NatsRequests:
 
     def _expire(self, inbox: bytes) -> None:
         if self._uploads.pop(inbox, None) is not None:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_incomplete", inbox.decode())
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_incomplete", inbox.decode())
 
-    def _hand_over(self, question: NatsIncomingRequest) -> None:
-        asked = self._asked
+    def _hand_over(self, request: NatsIncomingRequest) -> None:
+        on_request = self._on_request
         try:
-            if asked is not None:
-                asked(question)
-        except Exception as error:  # a bug of the receiver must not end the reading of the socket
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", question.key, error=repr(error)[:200])
+            if on_request is not None:
+                on_request(request)
+        except Exception as error:  # a bug in the receiver must not stop the reading of the socket
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", request.key, error=repr(error)[:200])
 
-    def _hand_over_nothing(self, reply: bytes) -> None:
+    def _reject(self, reply: bytes) -> None:
         NatsIncomingRequest(self._connection, "", b"", reply).close()
 
-    def _start_timer(self, asked: NatsPendingRequest, timeout_s: float) -> None:
-        if asked.inbox in self._under_way:
-            asked.timer = self._connection.later(timeout_s, lambda: self._finish(asked))
+    def _start_timer(self, pending: NatsPendingRequest, timeout_s: float) -> None:
+        if pending.inbox in self._pending:
+            pending.timer = self._connection.later(timeout_s, lambda: self._finish(pending))
 
-    def _finish(self, asked: NatsPendingRequest) -> None:
-        if self.forget(asked):
-            self._tell(asked, None)
+    def _finish(self, pending: NatsPendingRequest) -> None:
+        if self.forget(pending):
+            self._notify(pending, None)
 
-    def _tell(self, asked: NatsPendingRequest, data: bytes | None) -> None:
+    def _notify(self, pending: NatsPendingRequest, data: bytes | None) -> None:
         try:
-            asked.heard(data)
+            pending.on_reply(data)
         except Exception as error:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "receiver_failed", "heard", error=repr(error)[:200])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "heard", error=repr(error)[:200])
 
     def _lost(self) -> None:
         self._assembler.clear()
         self._uploads.clear()
-        for asked in list(self._under_way.values()):
-            self._finish(asked)
+        for pending in list(self._pending.values()):
+            self._finish(pending)
 
 
 if TYPE_CHECKING:
     _port: type[IncomingRequest] = NatsIncomingRequest
-    _asking: type[Asking] = NatsPendingRequest
+    _handle: type[RequestHandle] = NatsPendingRequest

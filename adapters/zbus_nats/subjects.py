@@ -1,11 +1,11 @@
-"""Keys as NATS subjects, and key expressions as what to ask the server for.
+"""The mapping of keys to NATS subjects, and of key expressions to subscriptions.
 
-Each segment is percent-encoded by itself, so that two keys never share a subject and no key can hold
-anything that means something to NATS (`.`, `*`, `>`, a space, a line break). Decoding is strict: a
-subject is a key's only where encoding that key gives the subject back.
+Each segment is percent-encoded separately, so that two keys never share a subject, and no key can contain characters
+with a meaning in NATS (`.`, `*`, `>`, a space, a line break). Decoding is strict: a subject maps to a key only if
+encoding that key returns the same subject.
 
-The server filters as well as NATS can say it; what NATS cannot say is asked for more widely and
-filtered here, with zbus's own rules. The subjects of a cover never overlap: a frame arrives once.
+The server filters as precisely as NATS wildcards allow. A wider subscription covers the rest, and zbus filters exactly.
+The subjects of a cover never overlap, so a frame arrives once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import lru_cache
 from zbus.errors import KeyInvalid
 from zbus.keys import check_expression
 
-ASK_PREFIX = "@ask."  # no encoded key has a bare '@'
-INBOX_PREFIX = "_INBOX."  # where NATS programs await replies; a key's first segment is never written so
-FOREIGN = (b"_INBOX.", b"@", b"$")  # inboxes, questions, and the server's own subjects
+REQUEST_PREFIX = "@ask."  # no encoded key has a bare '@'
+INBOX_PREFIX = "_INBOX."  # inboxes for replies; the first segment of a key is never encoded like this
+FOREIGN = (b"_INBOX.", b"@", b"$")  # inboxes, requests, and the server's own subjects
 
 _BYTE = re.compile(rb"%([0-9A-F]{2})")
 
@@ -27,33 +27,33 @@ Tokens = tuple[str, ...]
 
 
 class SubjectInvalid(ValueError):
-    """A subject that no key is written as."""
+    """Raised for a subject that does not map to a key."""
 
 
 class Spelling:
-    """How keys are written as subjects. `escaped` matches every character that is not written as itself."""
+    """A way to encode keys as subjects. `escaped` matches every character that is percent-encoded."""
 
     def __init__(self, escaped: str) -> None:
         self._escaped = re.compile(escaped)
 
     def encode(self, key: str) -> str:
-        """The subject of a concrete key; raise `KeyInvalid` for what is none."""
+        """Return the subject of a concrete key. Raises `KeyInvalid` if the key is not concrete."""
         _check_concrete(key)
         return ".".join(self._token(at, segment) for at, segment in enumerate(key.split("/")))
 
     def decode(self, subject: str) -> str:
-        """The key of a subject; raise `SubjectInvalid` where there is none."""
+        """Return the key of a subject. Raises `SubjectInvalid` if it does not map to a key."""
         try:
             key = "/".join(_unescaped(token) for token in subject.split("."))
             if self.encode(key) != subject:
-                raise SubjectInvalid("not the one way to write its key")
+                raise SubjectInvalid("not the canonical encoding of its key")
         except KeyInvalid as error:
             raise SubjectInvalid(error.reason) from error
         return key
 
     def cover(self, expressions: Iterable[str]) -> set[str]:
-        """Subjects that together receive every key of the canonical expressions, none of them twice."""
-        chosen: dict[str, set[Tokens]] = {}  # by their first token: those with different ones cannot overlap
+        """Return subjects that cover the canonical expressions and do not overlap."""
+        chosen: dict[str, set[Tokens]] = {}  # by first token: subjects with different first tokens cannot overlap
         for expression in expressions:
             for tokens in self._subjects(expression):
                 _add(chosen, tokens)
@@ -69,7 +69,7 @@ class Spelling:
         segments = expression.split("/")
         for at, segment in enumerate(segments):
             if segment == "**":
-                # `>` stands for one token or more, `**` for none or more: at the end that takes two subjects.
+                # `>` matches one token or more, and `**` zero or more: at the end that takes two subjects.
                 if at == len(segments) - 1 and tokens:
                     yield tuple(tokens)
                 yield (*tokens, ">")
@@ -79,15 +79,15 @@ class Spelling:
 
 
 ENCODED = Spelling("[^A-Za-z0-9_-]")
-"""Of zbus's own frames: plain ASCII, whatever the key holds."""
+"""The encoding for zbus frames: ASCII for every key."""
 
 PLAIN = Spelling(r"[.%>*\s\x00-\x1f\x7f-\x9f]")
-"""Of other programs' subjects: only what NATS cannot carry inside a token is escaped, and the escape itself."""
+"""The encoding for plain messages: escapes only '%' and what NATS cannot carry inside a token."""
 
 
 @lru_cache(maxsize=16_384)
 def encode_key(key: str) -> str:
-    """The subject of a concrete key.
+    """Return the subject of a concrete key.
 
     >>> encode_key("shop/orders.eu/über")
     'shop.orders%2Eeu.%C3%BCber'
@@ -96,7 +96,7 @@ def encode_key(key: str) -> str:
 
 
 def decode_subject(subject: str) -> str:
-    """The key of a subject; raise `SubjectInvalid` where there is none.
+    """Return the key of a subject. Raises `SubjectInvalid` if it does not map to a key.
 
     >>> decode_subject("shop.orders%2Eeu.%C3%BCber")
     'shop/orders.eu/über'
@@ -105,7 +105,7 @@ def decode_subject(subject: str) -> str:
 
 
 def cover(expressions: Iterable[str]) -> set[str]:
-    """Subjects that together receive every key of the canonical expressions, none of them twice.
+    """Return subjects that cover the canonical expressions and do not overlap.
 
     >>> sorted(cover(["shop/orders/**", "shop/orders/*", "a/**/c"]))
     ['a.>', 'shop.orders', 'shop.orders.>']
@@ -123,11 +123,11 @@ def _unescaped(token: str) -> str:
     try:
         return _BYTE.sub(lambda found: bytes([int(found[1], 16)]), token.encode()).decode()
     except UnicodeError as error:
-        raise SubjectInvalid("a token that is not UTF-8") from error
+        raise SubjectInvalid("a token is not UTF-8") from error
 
 
 def _add(chosen: dict[str, set[Tokens]], tokens: Tokens) -> None:
-    """Add a subject; while it overlaps with one that is there, the two become one that includes both."""
+    """Add a subject. Subjects that overlap are merged into one that includes both."""
     while True:
         other = _overlapping(chosen, tokens)
         if other is None:
@@ -168,6 +168,6 @@ def _union(one: Tokens, other: Tokens) -> Tokens:
 
 
 def _check_concrete(key: str) -> None:
-    """A fabric carries system keys too, so a leading '@' is fine here; a wildcard is not."""
+    """Raise `KeyInvalid` for a wildcard. A fabric also carries system keys, so a leading '@' is allowed."""
     if check_expression(key) != key or "*" in key or "$" in key:
-        raise KeyInvalid(key, "a frame is sent to one concrete key, without wildcards")
+        raise KeyInvalid(key, "must be one concrete key, without wildcards")

@@ -1,8 +1,8 @@
-"""Which of two copies to take while a new subscription takes over from an old one.
+"""The handover from old subscriptions to new ones: decides which of two copies of a message to use.
 
-As long as the old one gets every message its copies are taken; then, at the turn, those of the new one. A
-message whose two copies lie on both sides of the turn would be taken twice or not at all: such copies
-are known by their content, counted from shortly before the turn.
+While the old subscriptions get every message, their copies are used. After the switch, those of the new ones are. A
+message whose copies arrive before and after the switch would be used twice or never. Such copies are recognized by
+their content, which is counted from shortly before the switch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OPEN_MAX = 100_000
 
 
 class HandoverPhase(enum.Enum):
-    """How far the server is."""
+    """The state of the server during a handover."""
 
     BOTH_BEGIN = enum.auto()  # the old ones get every message, the new ones some
     BOTH = enum.auto()  # both get every message
@@ -23,16 +23,16 @@ class HandoverPhase(enum.Enum):
 
 
 class SubscriptionHandover:
-    """One at a time; used by the connection's thread."""
+    """One handover at a time. Only for the connection's thread."""
 
     def __init__(self) -> None:
         self._phase = HandoverPhase.DONE
-        self._open: dict[int, int] = {}  # of messages with one copy so far: how many more of the old than of the new
-        self._halves: set[int] = set()  # those whose other copy may have come before anybody counted
-        self._taken: dict[int, int] = {}  # after the turn: how many more were taken as old copies than as new
+        self._open: dict[int, int] = {}  # messages with one copy so far: how many more old copies than new ones
+        self._halves: set[int] = set()  # messages whose other copy may have arrived before counting began
+        self._taken: dict[int, int] = {}  # after the switch: how many more old copies were used than new ones
 
     def enter(self, phase: HandoverPhase) -> None:
-        """The server is so far."""
+        """Enter a phase, because the server has reached it."""
         self._phase = phase
         if phase is HandoverPhase.BOTH_STILL:
             self._halves = set(self._open)
@@ -43,7 +43,7 @@ class SubscriptionHandover:
             self._open, self._halves, self._taken = {}, set(), {}
 
     def takes(self, old: bool, subject: bytes, data: bytes, headers: bytes | None) -> bool:
-        """Whether this copy, of an old or a new subscription, is the one to take."""
+        """Return whether to use this copy, which came from an old or a new subscription."""
         if self._phase is HandoverPhase.BOTH_BEGIN:
             return old
         copy = hash((subject, data, headers))
@@ -58,13 +58,13 @@ class SubscriptionHandover:
 
     def _takes_after(self, old: bool, copy: int, balance: int) -> bool:
         step = 1 if old else -1
-        if balance * step < 0:  # the other copy came before the turn, and was taken if it was the old one
+        if balance * step < 0:  # the other copy came before the switch, and was used if it was the old one
             _keep(self._open, copy, balance + step)
             return old
         _keep(self._open, copy, balance)
         taken = self._taken.pop(copy, 0)
         _keep(self._taken, copy, taken + step)
-        return taken * step >= 0  # the first copy to come
+        return taken * step >= 0  # the first copy is used
 
 
 def _keep(balances: dict[int, int], copy: int, balance: int) -> None:

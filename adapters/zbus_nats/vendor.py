@@ -1,4 +1,4 @@
-"""nats-py's errors become ours, here and nowhere else, without a secret in their text."""
+"""The mapping of nats-py's errors to `TransportError`, without secrets in the text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from zbus.errors import TransportError
 from .client import NO_TLS
 from .options import NatsOptions
 
-# What nats-py and the sockets below it raise when something is wrong with the network or the login.
+# The errors of nats-py and its sockets for problems with the network or the login.
 VENDOR_ERRORS = (nats.errors.Error, OSError, asyncio.TimeoutError, AssertionError, ValueError)
 
 
 @contextmanager
 def nats_errors(doing: str, options: NatsOptions) -> Iterator[None]:
-    """Whatever nats-py raises in the block comes out as a `TransportError`."""
+    """Raise `TransportError` for every error of nats-py in the block."""
     try:
         yield
     except VENDOR_ERRORS as error:
@@ -28,16 +28,16 @@ def nats_errors(doing: str, options: NatsOptions) -> Iterator[None]:
 
 
 def describe(error: BaseException | None, options: NatsOptions) -> str:
-    """An error in a few words, without secrets."""
+    """Describe an error in a few words, without secrets."""
     if error is None:
         return "the connection ended"
     text = " ".join(str(error).removeprefix("nats: ").split())
     if refused_login(error):
-        return "the server refused the login"
+        return "the server rejected the login"
     if isinstance(error, ConnectionRefusedError):
-        return "no server answers there"
+        return "connection refused"
     if isinstance(error, asyncio.TimeoutError):
-        return "no answer in time"
+        return "the server did not reply in time"
     if isinstance(error, ssl.SSLCertVerificationError):
         text = f"its certificate is not trusted: {error.verify_message}"
     elif isinstance(error, ssl.SSLError):
@@ -46,11 +46,11 @@ def describe(error: BaseException | None, options: NatsOptions) -> str:
 
 
 def hopeless(error: BaseException | None) -> bool:
-    """Whether trying the same server again at once is of no use."""
+    """Return whether an immediate retry with the same server would fail as well."""
     return refused_login(error) or isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in str(error)
 
 
 def refused_login(error: BaseException | None) -> bool:
-    """Whether the server said that it does not know us."""
+    """Return whether the server rejected the login."""
     text = str(error).lower()
     return isinstance(error, nats.errors.Error) and ("authorization violation" in text or "authentication" in text)

@@ -1,4 +1,4 @@
-"""`zbus serve`: a node with its log, HTTP on loopback, and the console. Its first line on stdout says where."""
+"""`zbus serve`: a node with its log, HTTP on loopback, and the console. The first line on stdout has the URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 import zbus
 from zbus.cli.apps import new_app
 from zbus.cli.render.output import encode_json, note, write
-from zbus.cli.serving import serve as run_until_told
+from zbus.cli.serving import serve as run_until_stopped
 from zbus.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-# A reader's bus has no network and keeps no events of other nodes, even if the environment configures the owner so.
+# A read-only bus has no network and keeps no events of other nodes, even if the environment configures the log's owner
+# that way.
 READER: dict[str, Any] = {"read_only": True, "mode": "embedded", "listen": (), "connect": (), "keep": "own"}
 
 app = new_app()
@@ -33,29 +34,33 @@ def serve(
     log: Annotated[
         Path | None, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="The log: a SQLite file of zbus.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on; default: 127.0.0.1.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen on this address (default: 127.0.0.1).")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port; 0: any that is free; default: 7480.")
+        int | None, typer.Option(min=0, max=65535, help="Listen on this port; 0 chooses a free one (default: 7480).")
     ] = None,
-    demo: Annotated[bool, typer.Option(help="Publish sample traffic; without LOG in a log that ends with it.")] = False,
+    demo: Annotated[bool, typer.Option(help="Publish sample traffic. Without LOG, use a temporary log.")] = False,
     read_only: Annotated[
-        bool, typer.Option(help="Show a log that another process owns; nothing is published.")
+        bool, typer.Option(help="Open a log that another process owns, without publishing to it.")
     ] = False,
     token_file: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A file whose first line is a token that may do everything."),
+        typer.Option(metavar="FILE", help="Accept the token in the first line of this file. It may do everything."),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another name under which browsers reach it.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Accept this Host name in addition to the address and localhost."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(envvar="ZBUS_CONFIG", help="A TOML file: the bus, and the table [web].")
+        Path | None,
+        typer.Option(
+            envvar="ZBUS_CONFIG", help="Read the settings of the bus, and the table [web], from this TOML file."
+        ),
     ] = None,
 ) -> None:
-    """Serve a log over HTTP: feeds, publishing, pages, figures and the console. Ctrl-C and SIGTERM end it.
+    """Serve a log over HTTP: event streams, publishing, pages of the log, metrics and the console.
 
-    The first line on stdout is JSON with the URL: when it is there, it answers. Other machines can reach it only with
-    --host, and then it asks for a token.
+    The first line on stdout is JSON with the URL, written when the server is ready. Other machines can reach the
+    server only with --host, and then it requires a token. Ctrl-C and SIGTERM stop it.
     """
     from .http.settings import load_settings
 
@@ -71,29 +76,29 @@ def serve(
     for token in settings.tokens:
         token.secret()
     if demo and read_only:
-        raise ConfigInvalid("demo", "a log that is only read takes no sample traffic")
-    run_until_told(_serve(log, settings, config, demo=demo, read_only=read_only))
+        raise ConfigInvalid("demo", "sample traffic cannot be published to a read-only log")
+    run_until_stopped(_serve(log, settings, config, demo=demo, read_only=read_only))
 
 
 async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *, demo: bool, read_only: bool) -> None:
     from .demo import play
-    from .server.running import serving
+    from .server.running import serve as serve_http
 
     async with AsyncExitStack() as open_things:
         if log is None and demo:
             log = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="zbus-demo-"))) / "demo.db"
         bus = _bus(log, config, read_only)
         await open_things.enter_async_context(bus)
-        server = await open_things.enter_async_context(serving(bus, settings))
-        told = {
+        server = await open_things.enter_async_context(serve_http(bus, settings))
+        ready = {
             "ready": True,
             "url": server.url,
             "log": bus.config.log,
             "pid": os.getpid(),
             "tokens": len(settings.tokens),
         }
-        write(encode_json(told))
-        note(f"{server.url} serves {bus.config.log}; Ctrl-C ends it")
+        write(encode_json(ready))
+        note(f"serving {bus.config.log} at {server.url}; press Ctrl-C to stop")
         await (play(bus) if demo else asyncio.Event().wait())
 
 
@@ -101,5 +106,5 @@ def _bus(log: Path | None, config: Path | None, read_only: bool) -> zbus.Bus:
     given: dict[str, Any] = dict(READER) if read_only else {}
     bus = zbus.open(log, config=config, **given)
     if bus.config.log is None:
-        raise ConfigInvalid("log", "a server needs one: zbus serve LOG, or ZBUS_LOG, or --demo for a look around")
+        raise ConfigInvalid("log", "the server needs a log: zbus serve LOG, or set ZBUS_LOG, or try --demo")
     return bus

@@ -1,4 +1,4 @@
-"""Sample traffic for `zbus serve --demo`: a shop and some trucks, so that a newcomer sees it move."""
+"""Sample traffic for `zbus serve --demo`: a shop and some trucks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SKUS = ("tea", "coffee", "cups", "kettle")
 
 
 async def play(bus: zbus.Bus, *, seed: int = 7) -> None:
-    """Publish until cancelled: orders that are paid and settled, positions of trucks, and a slow durable reader.
+    """Publish sample events until cancelled: orders and their payments, and the positions of trucks.
 
-    What is played follows from `seed`, so that two runs look alike; only their times differ.
+    A slow durable subscriber reads the orders. Two runs with the same `seed` differ only in their times.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(_shop(bus, random.Random(seed)))
@@ -31,17 +31,20 @@ async def _shop(bus: zbus.Bus, chance: random.Random) -> None:
     created = await bus.publisher("shop/orders/created")
     paid = await bus.publisher("shop/orders/paid")
     settled = await bus.publisher("shop/payments/settled")
-    refused = await bus.publisher("audit/payments/refused")
+    declined = await bus.publisher("audit/payments/declined")
     for number in itertools.count(1):
         order: dict[str, Any] = {"id": number, "sku": chance.choice(SKUS), "price": round(chance.uniform(2, 90), 2)}
-        told: dict[str, Any] = {"correlation_id": f"order-{number}", "headers": {"region": chance.choice(("eu", "us"))}}
-        await created.publish(order, **told)
+        common: dict[str, Any] = {
+            "correlation_id": f"order-{number}",
+            "headers": {"region": chance.choice(("eu", "us"))},
+        }
+        await created.publish(order, **common)
         await asyncio.sleep(chance.uniform(0.5, 1.5) * 3 / EVENTS_PER_S)
         if chance.random() < 0.05:
-            await refused.publish({"id": number, "reason": "the card was refused"}, **told)
+            await declined.publish({"id": number, "reason": "the card was declined"}, **common)
             continue
-        await paid.publish({"id": number, "price": order["price"]}, **told)
-        await settled.publish({"id": number}, **told)
+        await paid.publish({"id": number, "price": order["price"]}, **common)
+        await settled.publish({"id": number}, **common)
 
 
 async def _truck(bus: zbus.Bus, number: int, chance: random.Random) -> None:
@@ -56,7 +59,7 @@ async def _truck(bus: zbus.Bus, number: int, chance: random.Random) -> None:
 
 
 async def _bill(bus: zbus.Bus) -> None:
-    """A durable reader that is a little behind, so that there is a cursor to look at."""
+    """Run a durable subscriber that lags a little, so that the console has a cursor to show."""
     async with bus.subscribe("shop/orders/*", durable="demo-billing") as orders:
         async for _ in orders:
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a Zenoh session is opened with: nothing of Zenoh's defaults that opens a socket which nobody asked for."""
+"""Settings of a Zenoh session, without those defaults of Zenoh that open sockets unasked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zbus.errors import ConfigInvalid
 if TYPE_CHECKING:
     from zbus.config import BusConfig
 
-# What `options` (or the query of a URL) may hold, and where Zenoh has it.
+# The names in `options` (or in the query of a URL), and the paths of these settings in Zenoh's configuration.
 _OPTIONS = {
     "tls_ca": "transport/link/tls/root_ca_certificate",
     "tls_listen_cert": "transport/link/tls/listen_certificate",
@@ -32,15 +32,15 @@ _OPTIONS = {
 
 
 def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
-    """The session's settings, and whether it can reach another node.
+    """Return the session's settings, and whether it can reach other nodes.
 
-    `zenoh://host:port` connects there as a client, unless `mode` says peer or router; several hosts
-    are written with commas.
+    `zenoh://host:port` connects to that host as a client, unless `mode` is peer or router. Several hosts are separated
+    by commas. Raises `ConfigInvalid` if an option is unknown or Zenoh rejects its value.
     """
     place, options = _read_url(url)
     mode, listen, connect = config.mode, list(config.listen), [*config.connect, *place]
     if place and url not in (config.transport, *config.transports):
-        mode, listen, connect = "client", [], place  # another place than that of the configuration: a guest there
+        mode, listen, connect = "client", [], place  # not the URL that `mode` and `listen` were written for
     elif mode == "embedded" and connect:
         mode = "client"
     settings: dict[str, Any] = {
@@ -57,7 +57,7 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
     }
     for name, value in (config.options_for("zenoh") | options).items():
         if name not in _OPTIONS:
-            raise ConfigInvalid("options", f"zenoh knows no {name!r}; it knows {', '.join(_OPTIONS)}")
+            raise ConfigInvalid("options", f"unknown option {name!r} of zenoh; use one of {', '.join(_OPTIONS)}")
         settings[_OPTIONS[name]] = json.loads(value) if value in ("true", "false") or value.isdigit() else value
     built = zenoh.Config()
     for path, value in settings.items():
@@ -65,13 +65,13 @@ def zenoh_config(config: BusConfig, url: str) -> tuple[zenoh.Config, bool]:
             built.insert_json5(path, json.dumps(value))
         except zenoh.ZError as error:
             field = next((name for name, where in _OPTIONS.items() if where == path), path.partition("/")[0])
-            reason = "zenoh refuses its value" if field in _OPTIONS else str(error)  # it may be a secret
+            reason = "zenoh rejects the value" if field in _OPTIONS else str(error)  # the value may be a secret
             raise ConfigInvalid(field, reason) from None
     return built, mode != "embedded"
 
 
 def trust(settings: zenoh.Config) -> str:
-    """How a session that is opened with these settings makes sure who is at the far end."""
+    """Return how a session with these settings authenticates its peers: "mtls", "tls", "login", "none"."""
     get = settings.get_json
     tls = ["mtls"] if get(_OPTIONS["tls_mutual"]) == "true" else ["tls"] if get(_OPTIONS["tls_ca"]) != "null" else []
     login = ["login"] if any(get(_OPTIONS[name]) != "null" for name in ("user", "users_file")) else []
@@ -85,5 +85,5 @@ def _read_url(url: str) -> tuple[list[str], dict[str, str]]:
     if "tls_ca" in options:
         protocol = "tls"
     if "@" in parts.netloc:
-        raise ConfigInvalid("transport", "zenoh takes user and password as options, not in the URL")
+        raise ConfigInvalid("transport", "pass user and password as options, not in the URL")
     return [f"{protocol}/{host}" for host in parts.netloc.split(",") if host], options

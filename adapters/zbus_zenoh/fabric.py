@@ -1,8 +1,8 @@
-"""Zenoh as the fabric: frames between nodes, and in embedded mode a session with no network at all.
+"""The Zenoh fabric: frames between nodes; in embedded mode, a session without a network.
 
-Inside a node our own router delivers, so Zenoh needs few declarations: one publisher per key that
-was sent, and a subscriber only for what no other one brings. Questions are Zenoh queries
-without consolidation, since every other mode drops all but one of the replies.
+The dispatcher delivers inside a node, so Zenoh needs few declarations: one publisher per key that was sent, and a
+subscriber only for expressions that no other subscriber covers. Requests are Zenoh queries without consolidation,
+because every other mode drops all replies but one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import trust, zenoh_config
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 
 PUBLISHERS_MAX = 10_000
 OWNERS_MAX = 10_000
@@ -32,7 +32,10 @@ FINE_MAX = 200
 
 
 def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
-    """Open a session as the configuration and the URL say, or use the one that the application has."""
+    """Open a session by the configuration and the URL, or use the session of the application.
+
+    Raises `TransportError` if Zenoh cannot open it.
+    """
     if session is not None:
         return ZenohFabric(session, networked=True, owned=False)
     settings, networked = zenoh_config(config, url)
@@ -58,31 +61,34 @@ class ZenohFabric:
         self._subscribers: dict[str, Any] = {}
         self._queryables: dict[str, Any] = {}
         self._wanted: list[str] = []
-        self._alone: set[str] = set()  # subscribers whose events need no second look
+        self._exclusive: set[str] = (
+            set()
+        )  # subscribers that overlap with no older one, so that their events need no check
         self._older: dict[str, list[str]] = {}
         self._owners = Memo[tuple[str, str], bool](OWNERS_MAX, self._is_mine)
         self._receive: Receive = lambda frame, done: None
-        self._asked: Callable[[IncomingRequest], None] = lambda question: question.close()
+        self._on_request: OnRequest = lambda request: request.close()
         self._lock = threading.Lock()
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Put each frame through a declared publisher: an undeclared put pays for every subscriber."""
+        """Put each frame through a declared publisher, because an undeclared put costs more with every subscriber."""
         with _zenoh_errors("send"):
             for key, frame in frames:
                 publisher = self._publishers.get(key) or self._publisher(key)
                 publisher.put(frame)
 
     def ready(self, key: str) -> bool:
-        """Whether Zenoh knows of a subscriber to `key`."""
-        with _zenoh_errors(f"ask who wants {key!r}"):
-            status: Any = self._publisher(key).matching_status  # the stub says bool; it is a MatchingStatus
+        """Return whether Zenoh knows a subscriber to `key`."""
+        with _zenoh_errors(f"look up subscribers of {key!r}"):
+            status: Any = self._publisher(key).matching_status  # the stub says bool, but it is a MatchingStatus
             return bool(status.matching)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Declare what no subscriber brings yet, and undeclare those of which nothing is wanted any more.
+        """Declare subscribers for expressions that none covers yet, and undeclare those without interest.
 
-        A subscriber is not replaced by a wider one: undeclaring it would drop what waits in it, and the two would
-        bring the events of a key on different threads. So a key belongs to the oldest that matches it.
+        A subscriber is not replaced by a wider one: undeclaring it would drop the samples that wait in it, and the two
+        would deliver the events of a key on different threads. A key therefore belongs to the oldest subscriber that
+        matches it.
         """
         exact = list(expressions)
         wanted = {each: zenoh.KeyExpr(each) for each in _coarse(exact)}
@@ -92,7 +98,7 @@ class ZenohFabric:
                 each for each, parsed in known.items() if not any(parsed.intersects(want) for want in wanted.values())
             ]
             redundant = [each for each in known if each not in gone and _is_included(each, known)]
-            if len(redundant) > REDUNDANT_MAX:  # each costs something with every event
+            if len(redundant) > REDUNDANT_MAX:  # each one costs time with every event
                 gone += redundant
             for each in gone:
                 self._subscribers.pop(each).undeclare()
@@ -100,7 +106,7 @@ class ZenohFabric:
             new = [each for each in _widest(wanted) if not any(have.includes(wanted[each]) for have in known.values())]
             ordered = [*known, *new]
             self._receive, self._wanted = receive, exact
-            self._alone = {
+            self._exclusive = {
                 each
                 for at, each in enumerate(ordered)
                 if each in wanted and not any(zenoh.KeyExpr(older).intersects(wanted[each]) for older in ordered[:at])
@@ -112,29 +118,29 @@ class ZenohFabric:
                     each, self._receiver(each), allowed_origin=zenoh.Locality.REMOTE
                 )
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Declare a queryable per key."""
-        self._asked = asked
-        with _zenoh_errors("answer questions"), self._lock:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Declare one queryable per key, and undeclare those of other keys."""
+        self._on_request = on_request
+        with _zenoh_errors("serve requests"), self._lock:
             for key in set(keys) - self._queryables.keys():
                 self._queryables[key] = self.session.declare_queryable(
-                    key, self._answerer(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
+                    key, self._query_handler(key), complete=True, allowed_origin=zenoh.Locality.REMOTE
                 )
             for key in self._queryables.keys() - set(keys):
                 self._queryables.pop(key).undeclare()
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Query the key; Zenoh chooses one who answers for it."""
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Query the key. Zenoh chooses one of the nodes that serve it."""
         cancel = zenoh.CancellationToken()
 
         def reply(found: zenoh.Reply) -> None:
             if found.ok is not None:
-                heard(found.ok.payload.to_bytes())
+                on_reply(found.ok.payload.to_bytes())
 
-        with _zenoh_errors(f"ask {key!r}"):
+        with _zenoh_errors(f"request {key!r}"):
             self.session.get(
                 key,
-                zenoh.handlers.Callback(reply, drop=lambda: heard(None), indirect=False),
+                zenoh.handlers.Callback(reply, drop=lambda: on_reply(None), indirect=False),
                 payload=payload,
                 target=zenoh.QueryTarget.BEST_MATCHING,
                 consolidation=zenoh.ConsolidationMode.NONE,
@@ -146,10 +152,10 @@ class ZenohFabric:
         return _Get(cancel)
 
     def check(self, key: str) -> None:
-        """Every legal key can be carried."""
+        """Accept every valid key."""
 
     def diagnostics(self) -> dict[str, Any]:
-        """The session's identity, how it is linked, and how much is declared in it."""
+        """Return the session's id, the number of linked nodes, and the number of declarations."""
         return {
             "fabric": self.name,
             "networked": self.networked,
@@ -160,12 +166,12 @@ class ZenohFabric:
         }
 
     def close(self) -> None:
-        """Undeclare everything, and close the session unless the application lent it. Safe to call twice."""
+        """Undeclare everything, and close the session unless it belongs to the application. Safe to call twice."""
         with _zenoh_errors("close"), self._lock:
             if self.session.is_closed():
                 return
             if self._owned:
-                # It waits for a peer that is frozen until its lease ends: not longer than we do.
+                # For a frozen peer, Zenoh waits until the lease ends. We wait at most `CLOSE_S`.
                 ending = threading.Thread(target=self.session.close, name="zbus-zenoh-close", daemon=True)
                 ending.start()
                 ending.join(CLOSE_S)
@@ -175,20 +181,20 @@ class ZenohFabric:
                     declared.undeclare()
                 kind.clear()
 
-    def _answerer(self, key: str) -> Callable[[zenoh.Query], None]:
-        return lambda query: self._asked(_Query(query, key))
+    def _query_handler(self, key: str) -> Callable[[zenoh.Query], None]:
+        return lambda query: self._on_request(_Query(query, key))
 
     def _receiver(self, expression: str) -> Callable[[zenoh.Sample], None]:
         def received(sample: zenoh.Sample) -> None:
-            if expression not in self._alone and not self._owners[expression, str(sample.key_expr)]:
+            if expression not in self._exclusive and not self._owners[expression, str(sample.key_expr)]:
                 return
             self._receive(sample.payload.to_bytes(), None)
 
         return received
 
-    def _is_mine(self, asked: tuple[str, str]) -> bool:
-        """Whether an event on a key is wanted, and no older subscriber brings it."""
-        expression, key = asked
+    def _is_mine(self, pair: tuple[str, str]) -> bool:
+        """Return whether a subscription matches the key and no older subscriber delivers it."""
+        expression, key = pair
         older = self._older.get(expression, ())
         return any(matches(each, key) for each in self._wanted) and not any(matches(each, key) for each in older)
 
@@ -197,7 +203,7 @@ class ZenohFabric:
             return self._publishers[key]
 
     def _declare(self, key: str) -> zenoh.Publisher:
-        # Whoever lent us a session may listen in it; in one of our own, only others count.
+        # The application may subscribe in a session of its own; in our session, only other nodes do.
         where = zenoh.Locality.REMOTE if self._owned else zenoh.Locality.ANY
         return self.session.declare_publisher(
             key, congestion_control=zenoh.CongestionControl.BLOCK, allowed_destination=where
@@ -205,11 +211,11 @@ class ZenohFabric:
 
 
 class _Query:
-    """A query of another node. Zenoh ends its replies when it is dropped."""
+    """A request of another node. Dropping the query ends its replies."""
 
     def __init__(self, query: zenoh.Query, key: str) -> None:
         self._query: zenoh.Query | None = query
-        self.key = key  # what is answered here; the query itself may hold wildcards
+        self.key = key  # the key that is served; the query itself may have wildcards
         self.payload = query.payload.to_bytes() if query.payload is not None else b""
 
     def reply(self, data: bytes) -> None:
@@ -236,22 +242,24 @@ def _undeclare(key: str, publisher: zenoh.Publisher) -> None:
 
 
 def _info(session: zenoh.Session) -> Iterator[Any]:
-    """The nodes that a session is linked to: none is what a refused password looks like."""
+    """Yield the ids of the nodes that a session is linked to. With a rejected password it yields nothing."""
     yield from session.info.routers_zid()
     yield from session.info.peers_zid()
 
 
 def _coarse(expressions: Sequence[str]) -> list[str]:
-    """A few that include all of many: every subscriber costs something with every event, and we look again anyway."""
+    """Return a few expressions that include all given ones: each subscriber costs time with every event, and
+    `_is_mine` checks the key anyway.
+    """
     if len(expressions) <= FINE_MAX:
         return list(expressions)
     starts = {each.partition("/")[0] for each in expressions if "@" not in each}
     wide = ["**"] if len(starts) > FINE_MAX or any("*" in start for start in starts) else [f"{s}/**" for s in starts]
-    return [*wide, *(each for each in expressions if "@" in each)]  # which no wildcard matches
+    return [*wide, *(each for each in expressions if "@" in each)]  # no wildcard matches these
 
 
 def _widest(known: Mapping[str, zenoh.KeyExpr]) -> Iterator[str]:
-    """Those that no other one includes."""
+    """Return the expressions that no other one includes."""
     return (each for each in known if not _is_included(each, known))
 
 
@@ -261,7 +269,7 @@ def _is_included(expression: str, known: Mapping[str, zenoh.KeyExpr]) -> bool:
 
 @contextmanager
 def _zenoh_errors(doing: str) -> Iterator[None]:
-    """Zenoh's errors become ours, here and nowhere else."""
+    """Raise Zenoh's errors as `TransportError`."""
     try:
         yield
     except zenoh.ZError as error:

@@ -149,7 +149,9 @@ class Broker:
             known = message[1:] in self._subscriptions
             full = len(self._subscriptions) >= SUBSCRIPTIONS_MAX
             if len(parts) != 1 or message[:1] not in (b"\0", b"\1") or (full and not known):
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(parts[0], "a subscriber"))
+                self._counts.report(
+                    TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(parts[0], "a subscriber")
+                )
                 continue
             (self._subscriptions.add if message[0] == 1 else self._subscriptions.discard)(message[1:])
             if self._pacer.stuck and (found := node_of(message[1:])) is not None:

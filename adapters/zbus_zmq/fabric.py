@@ -23,8 +23,8 @@ import zmq
 
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
-from zbus.observe.records import TRANSPORT_ERROR, record
-from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
+from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
+from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
 
 from .address.options import ZmqOptions, read_options
 from .carry.publishing import ZmqPublishing, stamped
@@ -33,7 +33,7 @@ from .carry.request_client import ID_BYTES, ZmqPendingRequest, ZmqRequestClient
 from .carry.request_server import ZmqRequestServer
 from .find.discovery import NODE_ID_BYTES, Discovery, NodeRecord, Nodes
 from .find.file_registry import FileRegistry
-from .find.lease import told_lease
+from .find.lease import describe_lease
 from .find.liveliness import LivelinessDiscovery
 from .io.curve import attach_authenticator, open_keys, read_public
 from .io.io_thread import IoThread
@@ -82,7 +82,7 @@ class ZmqFabric:
         self._turn = 0
         self._silent: set[str] = set()  # publishers that did not acknowledge the last `listen` in time
         self._nodes: Nodes = {}
-        self._leaving: dict[str, NodeRecord] = {}  # nodes that have gone a moment ago
+        self._leaving: dict[str, NodeRecord] = {}  # nodes that left recently
         self._opened_at = time.monotonic()
         self._closed = False
         self._discovery: Discovery | None = None
@@ -110,24 +110,24 @@ class ZmqFabric:
         self._silent = self._receiving.acknowledged(self._turn, known, 0.0)
 
     def ready(self, key: str) -> bool:
-        """Whether some other node has subscribed to what may be `key`."""
+        """Return whether a subscription of another node may match `key`."""
         return not self._closed and self._publishing.wants(key)
 
     def check(self, key: str) -> None:
-        """Every legal key can be carried."""
+        """Accept every valid key."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Serve requests for these keys, and announce it to the other nodes."""
         with self._served_lock:
             self._check_open("serve requests")
-            self._server.serve(keys, asked)
+            self._server.serve(keys, on_request)
             self._served = tuple(keys)
             self._announce()
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Send a request to one of the nodes that serve `key`; if none is known, read discovery again first."""
         self._check_open("send a request")
-        request = ZmqPendingRequest(key, payload, heard, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
+        request = ZmqPendingRequest(key, payload, on_reply, time.monotonic() + timeout_s, os.urandom(ID_BYTES))
         nodes = self._nodes
         if not any(key in node.serves for node in nodes.values() if node.node != self.node):
             nodes = self._look()
@@ -139,7 +139,7 @@ class ZmqFabric:
         return request
 
     def diagnostics(self) -> dict[str, Any]:
-        """The node, its endpoints, what waits, and everything that was counted."""
+        """Return the node, its endpoints, the queues and the counters."""
         return {
             "fabric": self.name,
             "networked": self.networked,
@@ -156,27 +156,32 @@ class ZmqFabric:
         }
 
     def leases(self) -> list[dict[str, Any]]:
-        """The live leases of the file registry; none where nodes are found in another way."""
+        """Return the live leases of the file registry, or none if another kind of discovery is used."""
         listing = getattr(self._discovery, "leases", None)
         try:
-            return [told_lease(each) for each in listing()] if listing is not None else []
+            return [describe_lease(each) for each in listing()] if listing is not None else []
         except OSError as error:
             raise TransportError(f"the registry cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
-        """Withdraw, send what is left for a moment, and close every socket. Safe to call twice."""
+        """Withdraw, send queued messages for a bounded time, and close every socket. Safe to call twice."""
         self._closed = True
         try:
             if self._discovery is not None:
                 self._discovery.close()
         finally:
-            publishing = getattr(self, "_publishing", None)  # not there where opening failed
+            publishing = getattr(self, "_publishing", None)  # missing if opening failed
             if publishing is not None:
                 publishing.close()
-            # Draining and lingering take `linger_s` each at most.
+            # Draining and lingering take at most `linger_s` each.
             if not self._io.close(2 * self._options.linger_s + 2.0):
-                record(
-                    TRANSPORT_ERROR, logging.ERROR, transport=self.name, doing="close", reason="its thread did not end"
+                record_reason(
+                    TRANSPORT_ERROR,
+                    logging.ERROR,
+                    code="close_timeout",
+                    reason="the I/O thread did not stop in time",
+                    transport=self.name,
+                    doing="close",
                 )
 
     # opening, on the I/O thread
@@ -214,7 +219,7 @@ class ZmqFabric:
 
     def _connect_brokers(self, xpub: zmq.Socket[bytes]) -> None:
         self._publishing.set_linked(False)
-        # Messages that wait for a broker that is away would arrive out of order with those through other brokers.
+        # Messages that wait for a disconnected broker would arrive out of order with those through other brokers.
         xpub.set(zmq.IMMEDIATE, 1)
         self._brokers = Links(self._io, xpub, self._keys, self._counts)
         self._brokers.on_linked = self._broker_linked

@@ -1,4 +1,4 @@
-"""Plain ZMQ messages as events, and events as plain messages: for programs that know nothing of zbus.
+"""Plain ZMQ messages as events, and events as plain messages: for programs without zbus.
 
 `zmq+raw://?connect=tcp://…&bind=tcp://…`: a SUB socket connects to their PUB sockets, and a PUB socket of ours is bound
 for their SUB sockets. A message is [topic, payload], or with `layout=single` one frame of topic, space and payload. It
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -25,7 +25,7 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
-from zbus.ports.fabric import Asking, Heard, IncomingRequest, Receive
+from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -63,13 +63,13 @@ class RawZmqFabric:
     networked = True
     events_only = True
     dense = True
-    trust = "none"  # those that it speaks to know nothing of nodes
+    trust = "none"  # its peers are not zbus nodes
     endpoints: Sequence[str] = ()
 
     def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
-        """`kept`: a log has what is sent, so it can wait there for a subscriber."""
+        """`kept`: a log keeps the sent events, so they can wait for a subscriber."""
         self._options, self._counts = options, Counters(self.name)
-        self._waits = kept and bool(options.bind or options.publish)  # else there can never be a subscriber
+        self._waits = kept and bool(options.bind or options.publish)  # without these, no subscriber can connect
         self._identities = IdentityAllocator()
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
@@ -85,7 +85,7 @@ class RawZmqFabric:
         record("TRANSPORT_OPEN", logging.DEBUG, transport=self.name, bound=self.endpoint)
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Send the payloads of the events that came from elsewhere; all of them, or `TransportError`."""
+        """Send the payloads of all events that were not made here. Raises `TransportError` unless all are sent."""
         plain: list[tuple[str, bytes]] = []
         invalid, unnamed, own = list[str](), list[str](), 0
         for key, frame in frames:
@@ -103,17 +103,17 @@ class RawZmqFabric:
                     plain.append((event.key, event.payload))
         if plain:
             self._publishing.send(plain)
-        # Only now: what was refused is tried again, and would be counted again.
+        # After sending: a failed call is repeated, and would count these again.
         for key in invalid:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "frame_not_events", key)
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "frame_not_events", key)
         for key in unnamed:
-            self._counts.tell(EVENT_DROPPED, "key_without_topic", key)
+            self._counts.report(EVENT_DROPPED, "key_without_topic", key)
         if own:
-            self._counts.note("echo_suppressed", own)
+            self._counts.add("echo_suppressed", own)
         self._count_unwanted(plain)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive what matches."""
+        """Receive the messages whose keys match."""
         keys = KeySet(expressions) if expressions else None
         prefixes = widest(topic_prefix(each, self._options.separator) for each in keys.expressions) if keys else set()
         self._io.call("subscribe", lambda: self._change(keys, prefixes, receive))
@@ -123,21 +123,23 @@ class RawZmqFabric:
         return self._publishing.wants(key)
 
     def check(self, key: str) -> None:
-        """Refuse a key that no topic leads to: its topic would be another key's."""
+        """Raise `KeyInvalid` if the key is not the key of any topic: its topic would belong to another key."""
         if not self._topic(key):
-            raise KeyInvalid(key, f"no ZMQ topic with the separator {self._options.separator!r} stands for it")
+            raise KeyInvalid(
+                key, f"it does not correspond to a ZMQ topic with the separator {self._options.separator!r}"
+            )
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
         if keys:
-            raise TransportUnsupported(self.name, "answer questions: it carries plain messages")
+            raise TransportUnsupported(self.name, "serving requests: it carries plain messages")
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         """Raise `TransportUnsupported`: plain messages carry no requests."""
-        raise TransportUnsupported(self.name, "ask questions: it carries plain messages")
+        raise TransportUnsupported(self.name, "sending requests: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
-        """Where it listens, and everything that was counted."""
+        """Return the endpoints and the counters."""
         return {
             "fabric": self.name,
             "networked": self.networked,
@@ -148,7 +150,7 @@ class RawZmqFabric:
         }
 
     def close(self) -> None:
-        """Send what is left for a moment, and close every socket. Safe to call twice."""
+        """Send queued messages for a bounded time, and close every socket. Safe to call twice."""
         self._publishing.close()
         self._io.close(2 * self._options.linger_s + 2.0)
 
@@ -168,11 +170,11 @@ class RawZmqFabric:
         self._outgoing.want(dict.fromkeys(options.publish))
         if options.bind is not None:
             self.endpoint = bind(out, options.bind, limits)
-        io.on_readable(out, self._hear_of)
+        io.on_readable(out, self._on_subscriptions)
         io.on_readable(self._in, self._take)
         io.at_end(lambda: self._publishing.drain(options.linger_s))
 
-    def _hear_of(self) -> None:
+    def _on_subscriptions(self) -> None:
         """React to changed subscriptions."""
         self._publishing.on_readable()
         if self._waits and self._publishing.subscribed:
@@ -186,10 +188,10 @@ class RawZmqFabric:
     def _count_unwanted(self, plain: Sequence[tuple[str, bytes]]) -> None:
         missed = sum(not self._publishing.wants(key) for key, _ in plain)
         if missed and self._publishing.subscribed:
-            self._counts.note("no_interest", missed)  # as it goes with topics
+            self._counts.add("no_interest", missed)  # as usual with PUB sockets
         elif missed:
             where = self.endpoint or ", ".join(self._options.publish) or "no socket to send on"
-            self._counts.tell(EVENT_DROPPED, "no_subscribers", where, missed)
+            self._counts.report(EVENT_DROPPED, "no_subscribers", where, missed)
 
     def _topic(self, key: str) -> bytes:
         topic = topic_from(key, self._options.separator) or b""
@@ -210,7 +212,9 @@ class RawZmqFabric:
             if self._options.layout == "single" and len(parts) == 1:
                 parts = parts[0].split(b" ", 1)
             if len(parts) != 2:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "frame_count", source_of(frames[0], "a publisher"))
+                self._counts.report(
+                    TRANSPORT_INPUT_REJECTED, "invalid_frame_count", source_of(frames[0], "a publisher")
+                )
                 continue
             key = self._known[parts[0]] if parts[0] in self._known else self._judge(parts[0], frames[0])
             if key is not None and self._receive is not None:
@@ -221,7 +225,7 @@ class RawZmqFabric:
         """Return the key of a topic, or None if this node does not listen to it."""
         key = key_from(topic, self._options.separator)
         if key is None:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "topic", source_of(frame, "a publisher"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "invalid_topic", source_of(frame, "a publisher"))
             return None
         found = self._known[topic] = key if self._keys is not None and key in self._keys else None
         return found

@@ -1,4 +1,4 @@
-"""Where Spark looks for the format `zbus`: it imports `pyspark_zbus` and takes its `DefaultSource`."""
+"""Entry point of the format `zbus`: Spark imports `pyspark_zbus` and uses its `DefaultSource`."""
 
 from zbus_spark.source import ZbusSource as DefaultSource
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
 
 from .cold.tier import Cold
@@ -346,7 +346,8 @@ class SqliteLog:
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the newest events may be missing, as durability 'os' permits"
-        record("LOG_TRUNCATED", logging.WARNING, path=self.path, head=head, reason=reason)
+        path = self.path
+        record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
         return self._begin_epoch(known, head)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:

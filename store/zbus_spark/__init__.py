@@ -1,4 +1,4 @@
-"""The log of zbus in Spark: a source, a sink, and the jobs that make a log useful.
+"""The zbus log in Spark: a data source, a sink, and jobs over a log.
 
 >>> import zbus_spark
 >>> callable(zbus_spark.read)
@@ -49,7 +49,7 @@ _WHERE = {
 }
 
 
-# Every worker of Spark imports this package for the source alone: the rest comes when it is asked for.
+# Every Spark worker imports this package but needs only the source: everything else is imported on first use.
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

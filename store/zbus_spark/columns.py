@@ -1,7 +1,7 @@
-"""The columns of a log in Spark, and how a page of rows becomes them: column by column, never row by row.
+"""The columns of a log in Spark, and the conversion of stored rows to them: column by column, never row by row.
 
-Keys and headers repeat, so each distinct one is looked at once and the rest is a look-up by number. Some columns are
-there only for those who name them: they say of an event's payload or headers what a job needs, without the whole.
+Keys and headers repeat, so each distinct value is decoded once, and the rest is a lookup by number. Some columns exist
+only if they are named: they give a job the size of a payload or a single header, without the whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RAW = StructType(
         StructField("headers_raw", BinaryType()),
     ]
 )
-HEADER = "header:"  # and a name: the column of that one header, null where an event has none
+HEADER = "header:"  # prefix of a column with one header, which is null if an event does not have it
 PAYLOAD_BYTES = "payload_bytes"
 _KNOWN = {
     raw: {each.name: each for each in (*schema.fields, StructField(PAYLOAD_BYTES, LongType(), nullable=False))}
@@ -60,7 +60,7 @@ _ARROW: dict[str, pa.DataType] = {
     "headers_raw": pa.binary(),
     "payload": pa.binary(),
 }
-# Of each column, what it is made from in the tables of the log.
+# The stored column that a column is built from, if their names differ.
 _STORED = {
     "publisher_id": "publisher",
     "published_ns": "published_at",
@@ -72,7 +72,7 @@ _FROM_KEY = ("key", "namespace", "component", "topic")
 
 
 def parts(key: str) -> tuple[str, str, str | None, str]:
-    """The key, its namespace, its component where it has one, and its topic.
+    """Return a key, its namespace, its component or None, and its topic.
 
     >>> parts("shop/orders/created"), parts("shop/news")
     (('shop/orders/created', 'shop', 'orders', 'created'), ('shop/news', 'shop', None, 'news'))
@@ -82,7 +82,7 @@ def parts(key: str) -> tuple[str, str, str | None, str]:
 
 
 def schema_of(names: Sequence[str], raw: bool = False) -> StructType:
-    """The columns of a log that have these names, in that order.
+    """Return the schema with these columns of a log, in this order. Raises `ConfigInvalid` for an unknown name.
 
     >>> schema_of(["payload_bytes", "header:session-id"]).simpleString()
     'struct<payload_bytes:bigint,header:session-id:string>'
@@ -90,7 +90,7 @@ def schema_of(names: Sequence[str], raw: bool = False) -> StructType:
     fields = [(name, _field(name, raw)) for name in names]
     if not fields or (unknown := [name for name, field in fields if field is None]):
         listed = ", ".join([*_KNOWN[raw], f"{HEADER}NAME"])
-        reason = f"there is no column {unknown[0]!r}; a log has: {listed}" if fields else "name at least one"
+        reason = f"no column {unknown[0]!r}; a log has: {listed}" if fields else "name at least one column"
         raise ConfigInvalid("columns", reason)
     return StructType([field for _, field in fields if field is not None])
 
@@ -102,7 +102,7 @@ def _field(name: str, raw: bool) -> StructField | None:
 
 
 class Columns:
-    """Makes batches with the columns of one schema: a user who names fewer gets those, and no others are made."""
+    """Builds batches with the columns of one schema. Only the columns of the schema are built."""
 
     def __init__(self, schema: StructType, raw: bool = False) -> None:
         for field in schema.fields:
@@ -110,21 +110,21 @@ class Columns:
             if known is None or known.dataType != field.dataType:
                 given = f"{field.name} {field.dataType.simpleString()}"
                 all_ = [*_KNOWN[raw].values(), StructField(f"{HEADER}NAME", StringType())]
-                there = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in all_)
-                raise ConfigInvalid("schema", f"there is no column {given!r}; a log has: {there}")
+                listed = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in all_)
+                raise ConfigInvalid("schema", f"no column {given!r}; a log has: {listed}")
         self.names = [field.name for field in schema.fields]
         self.schema = pa.schema([pa.field(each.name, _arrow(each.name), each.nullable) for each in schema.fields])
         self._of_headers = [name for name in self.names if name == "headers" or name.startswith(HEADER)]
 
     @property
     def stored(self) -> list[str]:
-        """What is to be read from the table `events`, besides the offset: its columns, and `payload_bytes`."""
+        """The columns to read from the table `events` besides the offset, and `payload_bytes` if it is requested."""
         wanted = ["headers" if name in self._of_headers else _STORED.get(name, name) for name in self.names]
         wanted = ["key" if name in _FROM_KEY else name for name in wanted]
         return list(dict.fromkeys(name for name in wanted if name != "offset"))
 
     def batch(self, rows: pa.RecordBatch, names: Names) -> pa.RecordBatch:
-        """Rows of the table `events`, as columns of the schema."""
+        """Convert rows of the table `events` to columns of the schema."""
         made: dict[str, Any] = {}
         if any(name in _FROM_KEY for name in self.names):
             encoded = rows.column("key").dictionary_encode()
@@ -148,7 +148,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def from_events(self, events: list[Event]) -> pa.RecordBatch:
-        """Events, as columns of the schema."""
+        """Convert events to columns of the schema."""
         keys = [parts(event.key) for event in events]
         make: dict[str, Callable[[], list[Any]]] = {
             "offset": lambda: [event.offset for event in events],
@@ -174,7 +174,7 @@ def _arrow(name: str) -> pa.DataType:
 
 
 def _from_headers(blobs: pa.Array, names: list[str]) -> dict[str, pa.Array]:
-    """The map of all headers, and the columns of single ones, as they are asked for."""
+    """Return the requested columns: the map of all headers, and single headers."""
     encoded = blobs.dictionary_encode()
     decoded = [decode_headers(split_headers(blob)[0] if blob else None) for blob in encoded.dictionary.to_pylist()]
     made = {}

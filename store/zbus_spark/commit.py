@@ -1,12 +1,12 @@
-"""The driver's half of a write: staged rows are published once, whatever is killed when.
+"""The driver side of a write: staged rows are published exactly once, even if a process is killed at any point.
 
-Rows of a batch that is run again may come in another order, or be others. So a commit first writes down what it is
-about to publish, and as whom: its intent. Whoever finds an intent finishes that one, from the files it names, and
-drops what was staged since; events that are in the log already stay as they are, by their identity. Then a mark
-beside the cursors of the log says that the batch is done, and only after that the intent and its files go. Of a
-batch that is marked nothing is published again.
+When a batch is run again, its rows may be different or in another order. So a commit first stores an intent: the
+staged files that it will publish, and the publisher id and sequences of their rows. A later commit that finds an
+intent finishes it from the files that it names and drops the rows that were staged since; events that are already in
+the log are skipped by their identity. Then a mark beside the log's cursors records that the batch is done, and only
+then the intent and its files are removed. A batch that is marked is never published again.
 
-A sink is one publisher for all its batches, with sequences that rise without holes.
+A sink is one publisher for all its batches, with consecutive sequences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTENT = ".intent"
 
 
 class SinkBatch(NamedTuple):
-    """One batch of one sink. A write that is not a stream is batch 0 of no query."""
+    """One batch of one sink. A write that is not a stream is batch 0 with an empty query."""
 
     sink: str
     query: str = ""
@@ -41,7 +41,7 @@ class SinkBatch(NamedTuple):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """What is about to be published."""
+    """The rows that are about to be published, and their identities."""
 
     sink: str
     query: str
@@ -52,7 +52,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class _Mark(NamedTuple):
-    """What a sink has published: as whom, up to which batch of which query, and its next sequence."""
+    """The progress of a sink: its last published batch and query, its publisher id and its next sequence."""
 
     query: int
     batch: int
@@ -61,7 +61,7 @@ class _Mark(NamedTuple):
 
 
 def publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart]) -> None:
-    """Publish the staged rows of a batch, unless that was done; then remove them."""
+    """Publish the staged rows of a batch unless it was published before, then remove them."""
     with _locked(log):
         cursors = SqliteCursors(str(log))
         try:
@@ -72,7 +72,7 @@ def publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart]) -> None:
 
 
 def publish_unnamed(log: Path, parts: Sequence[StagedPart]) -> None:
-    """Publish staged rows of a write that nobody can run again as the same, and remove them."""
+    """Publish and remove the staged rows of a write without a name, which cannot be recognized if it is repeated."""
     begun = False
 
     def chunks() -> Iterator[list[Row]]:
@@ -87,13 +87,13 @@ def publish_unnamed(log: Path, parts: Sequence[StagedPart]) -> None:
     except ZbusError as error:
         if not begun:
             raise
-        unsure = "rows before that may be in the log, and a new write publishes them again, unless it has a `sinkId`"
+        unsure = "earlier rows may be in the log, and a new write publishes them again. Set `sinkId` to prevent that"
         raise LogError(f"{error}; {unsure}") from error
     remove(_folders(parts))
 
 
 def published(log: Path, sink: str) -> int | None:
-    """How many events were published to a log under a name; None where no write under it is done."""
+    """Return the number of events published to a log under a name, or None if no write under it was completed."""
     if not Path(f"{log}-cursors").is_file():
         return None
     cursors = SqliteCursors(str(log))
@@ -105,12 +105,12 @@ def published(log: Path, sink: str) -> int | None:
 
 
 def discard(log: Path, parts: Sequence[StagedPart]) -> None:
-    """Remove staged rows that are not to be published, unless a commit of them was begun: it is to be finished."""
+    """Remove staged rows that will not be published. Keeps the rows of a commit that has begun and must be finished."""
     remove(_folders(parts) - needed_folders(log))
 
 
 def remove_abandoned(log: Path, base: Path) -> None:
-    """Remove what writes of this log left that were killed."""
+    """Remove the staged rows of killed writes to this log."""
     if base.is_dir():
         with _locked(log, wait=False) as locked:
             if locked:
@@ -118,7 +118,7 @@ def remove_abandoned(log: Path, base: Path) -> None:
 
 
 def needed_folders(log: Path) -> set[Path]:
-    """The folders that hold rows of commits that were begun."""
+    """Return the folders with rows of commits that have begun."""
     found: set[Path] = set()
     for path in _intents_folder(log).glob(f"*{INTENT}"):
         if (intent := _load(path)) is not None:
@@ -130,7 +130,9 @@ def _publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart], cursors: 
     path, mark = _intents_folder(log) / f"{_name(batch.sink)}{INTENT}", _load_mark(cursors, batch)
     intent = _load(path)
     if mark is not None and (mark.query, mark.batch) == (_query_number(batch.query), batch.batch):
-        if intent is not None and intent.batch == batch.batch:  # killed after the mark
+        if (
+            intent is not None and intent.batch == batch.batch
+        ):  # the previous process was killed after it stored the mark
             _forget(path, intent)
         return
     _check_order(batch, mark, intent)
@@ -138,7 +140,7 @@ def _publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart], cursors: 
         if not parts:
             return
         publisher_id, first = (mark.publisher_id, mark.next_sequence) if mark else first_identity()
-        check_files(parts)  # a commit that outlived its driver may come after the files were removed
+        check_files(parts)  # they may have been removed if this process outlived its driver
         intent = Intent(*batch, publisher_id, first, list(parts))
         _store(path, intent)
     put(log, rows_of(intent.parts, intent.publisher_id, intent.first_sequence))
@@ -148,29 +150,30 @@ def _publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart], cursors: 
 
 
 def _check_order(batch: SinkBatch, mark: _Mark | None, intent: Intent | None) -> None:
-    """Batches of a query come in order, and a name belongs to one query: else what is a repetition is not known."""
+    """Raise `ConfigInvalid` if a batch is out of order or of another query: a repetition could not be recognized."""
     name = f"the sink {batch.sink!r}"
     if mark is not None and mark.query != _query_number(batch.query):
-        reason = f"{name} has published for another query, or another kind of write: choose another name"
+        reason = f"{name} was used for another query or another kind of write: choose another name"
     elif mark is not None and batch.batch < mark.batch:
-        reason = (
-            f"{name} has published batch {mark.batch}, and this is batch {batch.batch}: the checkpoint is an old one"
-        )
+        reason = f"{name} has published batch {mark.batch}, but this is batch {batch.batch}: the checkpoint is outdated"
     elif intent is not None and (intent.query, intent.batch) != (batch.query, batch.batch):
-        reason = f"{name} has not finished batch {intent.batch}: go on with the checkpoint that it belongs to"
+        reason = f"{name} has not finished batch {intent.batch}: resume with the checkpoint that it belongs to"
     else:
         return
-    raise ConfigInvalid("sinkId", f"{reason}, or begin anew with both. Nothing was published")
+    raise ConfigInvalid("sinkId", f"{reason}, or use a new name with a new checkpoint. Nothing was published")
 
 
 @contextmanager
 def _locked(log: Path, wait: bool = True) -> Iterator[bool]:
-    """One commit at a time: of a killed driver, the process that commits may live on for a while."""
+    """Lock the commits of a log: the committing process of a killed driver may still be running for a while.
+
+    Yields whether the lock is held; without `wait` that is False if another process holds it.
+    """
     path = _intents_folder(log) / "lock"
     descriptor, busy = None, False
     while descriptor is None and not busy:
         path.parent.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # the one before us removed the folder, or the file
+        with suppress(FileNotFoundError):  # the previous holder removed the folder or the file
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,13 +190,13 @@ def _locked(log: Path, wait: bool = True) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             with suppress(OSError):
-                path.unlink()  # while it is ours
+                path.unlink()  # while the lock is still held
                 path.parent.rmdir()
             os.close(descriptor)
 
 
 def _intents_folder(log: Path) -> Path:
-    """Where intents lie: beside the log, whatever folder rows are staged in."""
+    """Return the folder of intents: always beside the log, even if rows are staged in another folder."""
     return base_folder(log, None)
 
 
@@ -208,7 +211,7 @@ def _load(path: Path) -> Intent | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise LogError(
-            f"{path} cannot be read ({error}), so it is not known what was begun. Nothing was published"
+            f"{path} cannot be read ({error}), so an unfinished commit cannot be completed. Nothing was published"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Errors of Spark become ours here and nowhere else: one line instead of a wall of Java."""
+"""Mapping of Spark's errors to `SparkFailed`: one line instead of a Java stack trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAUSES_MAX = 20
 
 
 class SparkFailed(ZbusError):
-    """A job of Spark failed. What it was about to write was not written, unless the message says so."""
+    """Raised when a Spark job fails. Nothing was written unless the message says otherwise."""
 
     def __init__(self, reason: str, kind: str = "") -> None:
         super().__init__(reason, kind)
@@ -31,7 +31,7 @@ class SparkFailed(ZbusError):
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Within this, what Spark raises is a `SparkFailed` with the reason alone."""
+    """Raise errors of Spark as `SparkFailed`, with only the reason."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -39,7 +39,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def to_spark_failed(error: BaseException) -> SparkFailed:
-    """The reason of a failed job: our own message where we raised it, else the first line of Spark's."""
+    """Return a `SparkFailed` with the message of zbus if zbus raised the error, else the first line of Spark's."""
     text = "\n".join([str(error), *_causes(error)])
     if found := _OURS.findall(text):
         return SparkFailed(found[-1][1].strip(), found[-1][0])
@@ -51,7 +51,7 @@ def to_spark_failed(error: BaseException) -> SparkFailed:
 
 
 def _causes(error: BaseException) -> Iterator[str]:
-    """What Java says of the errors behind an error: a streaming query tells its own reason only there."""
+    """Yield the Java causes of an error: the reason of a streaming query is found only there."""
     cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     for _ in range(_CAUSES_MAX):
         cause = cause.getCause() if cause is not None else None
@@ -63,4 +63,4 @@ def _causes(error: BaseException) -> Iterator[str]:
 def _first_line(text: str) -> str:
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     messages = [line for line in lines if not line.startswith(("at ", "An error occurred while calling"))]
-    return (messages or lines or ["it failed without a word"])[0]
+    return (messages or lines or ["it failed without a message"])[0]

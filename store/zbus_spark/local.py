@@ -1,11 +1,11 @@
-"""Pages of a log's file as Arrow, by ADBC: in short read transactions, beside whoever writes.
+"""Pages of a log file as Arrow batches, read with ADBC in short transactions while the owner may write.
 
-Each page is read whole before it is handed on, so however slow Spark is, no transaction stays open and the
-write-ahead log is never pinned. Each page looks at the low-water mark in its own transaction: if retention has
-removed a part of it, that is an error rather than fewer rows.
+Each page is read completely before it is passed on, so even if Spark is slow, no transaction stays open and the
+write-ahead log is never pinned. Each page checks the low-water mark in its own transaction: if retention has removed a
+part of the page, that is an error rather than fewer rows.
 
-ADBC brings a SQLite of its own. Two of them in one process undo each other's locks on a file, so the one that plans
-(pysqlite3) and the one that reads never have the log open in the same process: Spark has a process for each.
+ADBC includes its own copy of SQLite. Two copies in one process undo each other's locks on a file, so the one that
+plans (pysqlite3) and the one that reads never open the log in the same process: Spark uses a process for each.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from .columns import PAYLOAD_BYTES, Columns
 PAGE_ROWS = 20_000
 PAGE_BYTES = 16 * 1024 * 1024
 BUSY_MS = 10_000
-BATCH_ROWS = (64, PAGE_ROWS)  # at first, and at most: rows are counted before their size is known
+BATCH_ROWS = (64, PAGE_ROWS)  # initial and largest: the number of rows is chosen before their size is known
 _SQL = {
-    # ADBC takes a column's type from its first rows, so it must not meet NULL there.
+    # ADBC infers a column's type from its first rows, so they must not be NULL.
     "headers": "ifnull(events.headers, x'') AS headers",
-    # SQLite knows a blob's length without reading it.
+    # SQLite returns a blob's length without reading it.
     PAYLOAD_BYTES: f"length(events.payload) AS {PAYLOAD_BYTES}",
 }
 
 
 def plan(path: str, keys: KeySet, span: Span) -> tuple[Span, Choice]:
-    """Where the times and keys of a span lie in the file at this moment, and how its events are found."""
+    """Return the offsets of a span's times in the file, and the query for the events of `keys`."""
     with opened(path) as log:
         return log.narrow(span), log.choose(keys)
 
 
 def bounds(path: str) -> tuple[int, int]:
-    """Everything up to the first of these offsets was removed from the file; the second is its last."""
+    """Return the low-water mark and the head of the file."""
     with opened(path) as log:
         return log.low_water(), log.head()
 
 
 def holds(path: str, span: Span) -> bool:
-    """Whether the file has any event of a span."""
+    """Return whether the file has any event of a span."""
     with opened(path) as log:
         span = log.narrow(span)
         while span.until is not None and span.after < span.until:
@@ -67,7 +67,7 @@ def holds(path: str, span: Span) -> bool:
 
 @contextmanager
 def opened(path: str) -> Iterator[SqliteReader]:
-    """The log's file, to be read."""
+    """Open a log file for reading."""
     engine = readable(path)
     try:
         yield SqliteReader(path, engine)
@@ -78,7 +78,10 @@ def opened(path: str) -> Iterator[SqliteReader]:
 def batches(
     path: str, choice: Choice, span: Span, columns: Columns, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Every event of a planned span in order, in batches of the columns asked for."""
+    """Yield all events of a planned span in order, in batches with the requested columns.
+
+    Raises `LogTrimmed` if retention removed a part of the span, unless `fail_on_data_loss` is False.
+    """
     assert span.until is not None
     _check_not_open(path)
     with _adbc_errors(path), _connected(path) as connection:
@@ -98,16 +101,16 @@ def batches(
 
 
 def _check_not_open(path: str) -> None:
-    """Refuse to read where another SQLite of this process has the file open."""
+    """Raise `LogError` if another copy of SQLite in this process has the file open."""
     file = os.stat(path)  # noqa: PTH116 - as the descriptors
     for descriptor in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").is_dir() else ():
         with suppress(OSError, ValueError):
             if os.path.samestat(file, os.fstat(int(descriptor.name))):
-                raise LogError(f"{path} is open in this process: have it read by Spark, or by another process")
+                raise LogError(f"{path} is open in this process: read it with Spark or in another process")
 
 
 class _Names:
-    """The names of keys by their ids, looked up as they come."""
+    """The names of keys by id, looked up when they are first needed."""
 
     def __init__(self, connection: AdbcConnection) -> None:
         self._connection, self._known = connection, dict[int, str]()
@@ -123,12 +126,12 @@ class _Names:
 
 @contextmanager
 def _connected(path: str) -> Iterator[AdbcConnection]:
-    """A connection of ADBC itself: its DB-API module would import pandas, in every worker of Spark."""
-    # Read-only by the URI: one that could write would check the log's own file in when it closes.
+    """Open an ADBC connection without its DB-API module, which would import pandas in every Spark worker."""
+    # Read-only by its URI: a connection that can write would checkpoint the write-ahead log when it closes.
     uri = f"file:{quote(str(Path(path).absolute()))}?mode=ro"
     with AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=uri) as database:
         with AdbcConnection(database) as connection:
-            # Whoever opens or closes the log has it alone for a moment.
+            # A process that opens or closes the log locks it exclusively for a moment.
             with _query(connection, f"PRAGMA busy_timeout={BUSY_MS}"):
                 pass
             yield connection
@@ -137,7 +140,10 @@ def _connected(path: str) -> Iterator[AdbcConnection]:
 def _page(
     connection: AdbcConnection, choice: Choice, span: Span, stored: list[str], rows: int
 ) -> tuple[list[pa.RecordBatch], int, int]:
-    """Read on from `span.after` in one transaction, until there is enough; and how many rows to take at a time next."""
+    """Read a page after `span.after` in one transaction.
+
+    Returns its batches, the low-water mark, and the number of rows to fetch at a time for the next page.
+    """
     columns_sql = ", ".join(["events.offset", *[_SQL.get(each, f"events.{each}") for each in stored]])
     found: list[pa.RecordBatch] = []
     size = count = 0
@@ -164,7 +170,7 @@ def _page(
 
 @contextmanager
 def _query(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.RecordBatchReader]:
-    """The answer to a statement, so many rows at a time."""
+    """Run a statement and yield its result in batches of `rows` rows."""
     with AdbcStatement(connection) as statement:
         statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(rows)})
         statement.set_sql_query(sql)
@@ -177,5 +183,5 @@ def _query(connection: AdbcConnection, sql: str, rows: int = 1) -> Iterator[pa.R
 def _adbc_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:  # in mid-page it is Arrow that tells
-        raise LogError(f"{path}: {error}. Nothing was changed by this read") from error
+    except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:  # within a page, Arrow raises them
+        raise LogError(f"{path}: {error}. This read changed nothing") from error

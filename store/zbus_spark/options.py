@@ -1,4 +1,4 @@
-"""The options of a read, checked before anything is read: a misspelt one is an error, not a full scan."""
+"""The options of a read, checked before anything is read: a misspelt option is an error, not a full scan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFFSET_MAX = (1 << 62) - 1
 
 
 class ReadOptions(BaseModel):
-    """What `spark.read.format("zbus")` understands, in Spark's spelling: `startOffset`, `rowsPerPartition`, …
+    """The options of `spark.read.format("zbus")`, in Spark's spelling: `startOffset`, `rowsPerPartition`, …
 
     >>> ReadOptions.parse({"path": "app.db", "key": "shop/** audit/*", "startOffset": "7"}).span
     Span(after=6, until=None, from_ns=None, to_ns=None)
@@ -27,21 +27,21 @@ class ReadOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
 
     path: str
-    key: tuple[str, ...] = ()  # empty: every key, also those of the system
-    start_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the first offset wanted
-    end_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the last
+    key: tuple[str, ...] = ()  # empty: all keys, including system keys
+    start_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the first offset to read
+    end_offset: int | None = Field(None, ge=0, le=OFFSET_MAX)  # the last offset to read
     from_ns: int | None = Field(None, ge=0)
     to_ns: int | None = Field(None, ge=0)
     max_rows_per_batch: int | None = Field(None, ge=1)
     rows_per_partition: int = Field(250_000, ge=1)
     fail_on_data_loss: bool = True
-    origin: int | None = None  # which log, where a URL leads to several
-    raw: bool = False  # also what only the log itself needs: key_id, checksum, headers_raw
+    origin: int | None = None  # which log, if a URL leads to several
+    raw: bool = False  # include the internal columns key_id, checksum and headers_raw
     timeout_s: float = Field(30.0, gt=0, le=3600)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Options as Spark gives them: names in any case, values as text."""
+        """Parse options as Spark passes them: names in any case, values as text. Raises `ConfigInvalid`."""
         names = {field.alias.lower(): field.alias for field in cls.model_fields.values() if field.alias}
         values: dict[str, Any] = {names.get(name.lower(), name): value for name, value in options.items()}
         for name, field in (("from", "fromNs"), ("to", "toNs")):
@@ -57,7 +57,7 @@ class ReadOptions(BaseModel):
     @field_validator("key", mode="before")
     @classmethod
     def _expressions(cls, value: Any) -> Any:
-        """Several expressions are separated by blanks, which no key holds."""
+        """Split expressions at spaces, which no key contains."""
         found = value.split() if isinstance(value, str) else value
         try:
             return KeySet(found).expressions
@@ -77,17 +77,17 @@ class ReadOptions(BaseModel):
 
     @property
     def remote(self) -> bool:
-        """Whether the log is asked over a transport rather than read from its file."""
+        """Whether the log is read over a transport instead of from its file."""
         return "://" in self.path
 
     @property
     def keys(self) -> KeySet:
-        """What to read."""
+        """The keys to read."""
         return KeySet(self.key) if self.key else KeySet.all()
 
     @property
     def span(self) -> Span:
-        """Where to read."""
+        """The offsets and times to read."""
         return Span(max(0, (self.start_offset or 0) - 1), self.end_offset, self.from_ns, self.to_ns)
 
 

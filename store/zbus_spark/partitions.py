@@ -1,4 +1,4 @@
-"""Ranges of offsets: planned on the driver, read by one task each."""
+"""Ranges of offsets as partitions: planned on the driver, each read by one task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OffsetPartition(InputPartition):
 
 
 def bounds(options: ReadOptions) -> tuple[int, int]:
-    """The offsets after which, and up to which, the log has events now."""
+    """Return the current low-water mark and head of the log."""
     if not options.remote:
         return local.bounds(options.path)
     with _connect(options, options.origin) as log:
@@ -38,7 +38,11 @@ def bounds(options: ReadOptions) -> tuple[int, int]:
 
 
 def planned_span(options: ReadOptions) -> Span:
-    """The span that the options name. It begins where the log does if they name no place, or allow for a loss."""
+    """Return the span to read, up to the current head at most.
+
+    It begins at the low-water mark if the options name no start, or if their start was removed and they allow data
+    loss. Raises `LogTrimmed` if the whole range was removed and they do not.
+    """
     span = options.span
     low_water, head = bounds(options)
     if options.fail_on_data_loss and span.after < low_water and ends_before(options, low_water):
@@ -49,7 +53,7 @@ def planned_span(options: ReadOptions) -> Span:
 
 
 def ends_before(options: ReadOptions, low_water: int) -> bool:
-    """Whether the end that is asked for lies in what was removed, so that there would be no rows rather than few."""
+    """Return whether the requested end lies before `low_water`, so that no row of the range is left."""
     if options.end_offset is not None and options.end_offset <= low_water:
         return options.end_offset > 0
     if options.to_ns is None:
@@ -62,7 +66,7 @@ def ends_before(options: ReadOptions, low_water: int) -> bool:
 
 
 def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
-    """Cut a span into ranges of `rowsPerPartition` offsets."""
+    """Split a span into ranges of `rowsPerPartition` offsets."""
     choice: Choice | None = None
     origin = options.origin
     if options.remote:
@@ -77,8 +81,8 @@ def parts(options: ReadOptions, span: Span) -> Iterator[OffsetPartition]:
 
 
 def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The events of one range, counted and complete, or an error."""
-    if part.value is None:  # Spark's way of asking where there was nothing to plan
+    """Yield the events of one range. Raises an error if one is missing."""
+    if part.value is None:  # Spark passes this if no partition was planned
         return
     assert isinstance(part, OffsetPartition)
     if part.choice is not None:
@@ -91,6 +95,6 @@ def read_part(options: ReadOptions, columns: Columns, part: InputPartition) -> I
 
 
 def _connect(options: ReadOptions, origin: int | None) -> RemoteLog:
-    from .remote import RemoteLog  # not before: most reads need no transport
+    from .remote import RemoteLog  # imported here, because most reads need no transport
 
     return RemoteLog(options.path, origin, options.timeout_s)

@@ -1,7 +1,7 @@
-"""The whole history of a log as one DataFrame: what was offloaded from its Parquet files, the rest from the log.
+"""The whole history of a log as one DataFrame: offloaded events from Parquet files, the others from the log.
 
-The manifest of the cold tier is looked at once, and the log is read from right after its end, so no event is read
-twice or left out, at whatever stage an offload is: offloaded and still in the log, half trimmed, or trimmed.
+The log is read from the offset after the end of the cold tier's manifest, so no event is read twice or skipped at any
+stage of an offload: offloaded and still in the log, partly trimmed, or trimmed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .partitions import ends_before
 
 Position = int | datetime | str
 
-KEYS_LISTED_MAX = 1000  # more keys than these are looked up in a table
-_NO_FILES = ("seg", "date", "ns", "namespace", "component", "topic", "published_at")  # what the files do not hold
+KEYS_LISTED_MAX = 1000  # more keys are matched by a join instead of a list
+_NO_FILES = ("seg", "date", "ns", "namespace", "component", "topic", "published_at")  # not stored in the files
 FILED = StructType([field for field in RAW.fields if field.name not in _NO_FILES])
 
 
@@ -50,14 +50,14 @@ def read(
     columns: Sequence[str] | None = None,
     **options: Any,
 ) -> DataFrame:
-    """The events of a log, also those that were offloaded, with the columns that `format("zbus")` has.
+    """Return the events of a log, including offloaded ones, with the columns of `format("zbus")`.
 
-    `log` is a file, or a URL such as `zenoh://host:port`. `key` is a key expression or several, all keys where there is
-    none. `start` and `end` are offsets, or times (a datetime, or ISO text), both included. `cold` is the folder of the
-    cold tier, by default `<log>-cold`; for a URL it is read only if it is named. Of `columns`, those that are named are
-    made and no others. `options` are those of the source.
+    `log` is a file, or a URL such as `zenoh://host:port`. `key` is one or several key expressions; the default is all
+    keys. `start` and `end` are offsets or times (a datetime or ISO text), both included. `cold` is the folder of the
+    cold tier, by default `<log>-cold`; for a URL it is read only if it is named. `columns` limits the columns that are
+    built. `options` are the options of the source.
 
-    Raises `LogTrimmed` where a part of the range is gone from the log and the tier does not have it either.
+    Raises `LogTrimmed` if a part of the range is neither in the log nor in the cold tier.
     """
     chosen = _parse_options(log, key, start, end, options)
     every = RAW if chosen.raw else SCHEMA
@@ -65,14 +65,14 @@ def read(
     folder = _folder(chosen, cold)
     manifest = _load_manifest(spark, folder)
     chosen, origin, low_water = _identify(chosen)
-    if low_water > manifest.last:  # trimmed after that look, or never offloaded: the manifest of now tells which
+    if low_water > manifest.last:  # trimmed since the manifest was read, or never offloaded: read it again
         manifest = _load_manifest(spark, folder)
     if manifest.epoch and origin_of(bytes.fromhex(manifest.epoch)) != origin:
-        reason = f"the tier belongs to another log than {origin:x}, or that began a new epoch after a loss"
+        reason = f"the tier belongs to another log than {origin:x}, or that log began a new epoch after a loss"
         raise ColdDamaged(f"{folder}/{NAME}", reason, advice="Name the folder of this log's own tier")
     span, fail = chosen.span, chosen.fail_on_data_loss
     segments = [segment for segment in manifest.segments if _overlaps(segment, span)]
-    explicit_start = bool(chosen.start_offset)  # else from the beginning of what is left
+    explicit_start = bool(chosen.start_offset)  # otherwise read from the first event that is left
     gone = manifest.first - 1 if span.after < manifest.last else low_water
     if fail and span.after < gone and (explicit_start or _ends_before(chosen, manifest, gone)):
         raise LogTrimmed(span.after, gone)
@@ -88,7 +88,7 @@ def read(
 
 
 def derived(frame: DataFrame, schema: StructType) -> DataFrame:
-    """Rows of the tier's files with the columns of a log, made as the source makes them."""
+    """Return rows of the tier's files with the columns of a log, like those of the source."""
     segments = F.split("key", "/", -1)
     made = {
         "namespace": F.substring_index("key", "/", 1),
@@ -104,9 +104,9 @@ def derived(frame: DataFrame, schema: StructType) -> DataFrame:
 
 
 def files(spark: SparkSession, folder: str, paths: Iterable[str]) -> DataFrame:
-    """Some Parquet files of a tier as they are: those that are named, whatever else lies there."""
+    """Return the rows of some Parquet files of a tier. Other files in the folder are ignored."""
     reader = spark.read.schema(FILED).options(**{"parquet.page.verify-checksum.enabled": "true"})
-    # A path is a path, also where it holds what elsewhere is a pattern.
+    # Take paths literally, even if they contain characters of a glob pattern.
     reader = reader.option("basePath", folder).option("__globPaths__", "false")
     return reader.parquet(*[f"{folder}/{path}" for path in paths])
 
@@ -135,7 +135,7 @@ def _utc(time: datetime) -> datetime:
 
 
 def _folder(options: ReadOptions, cold: str | Path | None) -> str:
-    """The tier's folder as Spark wants it: a URI, of which Hadoop decodes nothing."""
+    """Return the tier's folder as a URI for Spark, or an empty text if no tier is read. Hadoop does not decode it."""
     if cold is None:
         if options.remote:
             return ""
@@ -147,7 +147,7 @@ def _folder(options: ReadOptions, cold: str | Path | None) -> str:
 
 
 def _load_manifest(spark: SparkSession, folder: str) -> Manifest:
-    """The manifest as it is now, from wherever Spark can read it."""
+    """Return the current manifest, from any file system that Spark can read."""
     if not folder:
         return Manifest()
     if folder.startswith("file://"):
@@ -156,15 +156,15 @@ def _load_manifest(spark: SparkSession, folder: str) -> Manifest:
         found = spark.read.format("binaryFile").load(f"{folder}/{NAME}").select("content").collect()
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            raise ConfigInvalid("cold", f"there is no tier {folder!r}") from error
+            raise ConfigInvalid("cold", f"there is no cold tier {folder!r}") from error
         raise
     return load(Path(folder) / NAME, bytes(found[0].content))
 
 
 def _identify(options: ReadOptions) -> tuple[ReadOptions, int, int]:
-    """What the log is called, and the offset up to which it has no events; and the options that name just this log."""
+    """Return the options with the log's origin if it is remote, the origin, and the low-water mark."""
     if options.remote:
-        from .remote import RemoteLog  # not before: most reads need no transport
+        from .remote import RemoteLog  # imported here, because most reads need no transport
 
         with RemoteLog(options.path, options.origin, options.timeout_s) as log:
             origin, _, low_water = log.describe()
@@ -178,7 +178,7 @@ def _identify(options: ReadOptions) -> tuple[ReadOptions, int, int]:
 
 
 def _overlaps(segment: Segment, span: Span) -> bool:
-    """Whether some of what is chosen may lie in a segment."""
+    """Return whether a segment may have events of a span."""
     if segment.last <= span.after or (span.until is not None and segment.first > span.until) or not segment.files:
         return False
     after = span.from_ns is None or segment.published_max >= span.from_ns
@@ -186,7 +186,7 @@ def _overlaps(segment: Segment, span: Span) -> bool:
 
 
 def _ends_before(options: ReadOptions, manifest: Manifest, gone: int) -> bool:
-    """Whether the end that is asked for lies before all that is left, in the tier or else in the log."""
+    """Return whether the requested end lies before all events that are left, in the tier or in the log."""
     begun = [segment.published_min for segment in manifest.segments if segment.files]
     if begun and options.end_offset is None and options.to_ns is not None:
         return min(begun) > options.to_ns
@@ -224,7 +224,7 @@ def _cold(
 
 
 def _of_keys(spark: SparkSession, frame: DataFrame, keys: KeySet) -> DataFrame:
-    """The rows of some keys. An expression is matched by us, key by key, and never translated into another language."""
+    """Return the rows of some keys. zbus itself matches each key against the expressions; Spark gets the result."""
     if keys.unfiltered:
         return frame
     if any("*" in expression for expression in keys.expressions):

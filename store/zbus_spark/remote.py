@@ -1,7 +1,7 @@
-"""A log on another host, read through the replay service of its node: for executors that cannot open the file.
+"""A log on another host, read through the replay service of its node, for executors that cannot open the file.
 
-What is read is counted and complete, or an error. The next page is under way while one is used, and a node that is
-away for a moment is asked again, from where the last page ended.
+A read is verified to be complete; otherwise it raises an error. The next page is requested while the current one is
+used. If the node is briefly unreachable, the request is repeated from the end of the last page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.mesh.link import label
-from zbus.mesh.log_service import ENDLESS, NOTHING, PAGE_EVENTS_MAX, LogPage, ask_log, ask_page
+from zbus.mesh.log_service import ENDLESS, NO_KEYS, PAGE_EVENTS_MAX, LogPage, request_log_info, request_page
 from zbus.mesh.request_client import RequestClient
 from zbus.plugins import open_fabric
 from zbus.ports.fabric import Fabric
@@ -39,7 +39,7 @@ from zbus.util.loop_thread import LoopThread
 from zbus.util.runtime import REAL
 
 CONNECT_S = 10.0
-AWAY_S = 30.0  # how long a node may be away between two pages: time for it to start again
+AWAY_S = 30.0  # how long a node may be unreachable between two pages: time for a restart
 RETRY_S = (0.05, 1.0)
 CLOSE_S = 5.0
 
@@ -47,10 +47,10 @@ T = TypeVar("T")
 
 
 class RemoteLog:
-    """The log of one node, by the URL of a transport: `with RemoteLog("zenoh://127.0.0.1:7447", None, 30.0) as log: …`.
+    """The log of one node at the URL of a transport: `with RemoteLog("zenoh://127.0.0.1:7447", None, 30.0) as log: …`.
 
-    `origin` says which log, as `zbus log stats` prints it; where only one node keeps a log it need not be named.
-    `timeout_s` is for each reply.
+    `origin` identifies the log, as `zbus log stats` prints it; None if only one node has a log. `timeout_s` applies to
+    each reply.
     """
 
     def __init__(self, url: str, origin: int | None, timeout_s: float) -> None:
@@ -72,29 +72,31 @@ class RemoteLog:
             self._fabric.close()
 
     def describe(self) -> tuple[int, int, int]:
-        """The log's origin, its head, and its low-water mark."""
+        """Return the log's origin, head and low-water mark.
+
+        Raises `TransportError` if no log is found, and `ConfigInvalid` if there are several and `origin` is None.
+        """
         timeout_s = min(CONNECT_S, self._timeout_s)
         if self._origin is not None:
             failure = f"nothing was read: the log {self._origin:x} is not served at {self._name}"
-            request = partial(ask_page, self._request, self._origin, NOTHING, ENDLESS, 0, timeout_s)
+            request = partial(request_page, self._request, self._origin, NO_KEYS, ENDLESS, 0, timeout_s)
             page = self._thread.run(_with_retries(request, CONNECT_S, failure))
             return self._origin, page.head, page.low_water
-        failure = f"nothing was read: no node with a log is to be found at {self._name}"
-        info = self._thread.run(_with_retries(partial(ask_log, self._request, timeout_s), CONNECT_S, failure))
-        if info.heard:
-            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.heard}))
-            reason = f"several nodes at {self._name} keep a log: {known}. Say whose to read; `zbus log stats` prints it"
+        failure = f"nothing was read: no node with a log was found at {self._name}"
+        info = self._thread.run(_with_retries(partial(request_log_info, self._request, timeout_s), CONNECT_S, failure))
+        if info.other_logs:
+            known = ", ".join(f"{each:x}" for each in sorted({info.origin, *info.other_logs}))
+            reason = f"several nodes at {self._name} have a log: {known}. Name one; `zbus log stats` prints its origin"
             raise ConfigInvalid("origin", reason)
         self._origin = info.origin
         return info.origin, info.head, info.low_water
 
     def pages(self, span: Span, keys: Sequence[str] = (), fail_on_data_loss: bool = True) -> Iterator[list[Event]]:
-        """Every event of a span in order, for some expressions or all of them; an error where one is missing.
+        """Yield all events of a span in order that match one of `keys`, or all events if `keys` is empty.
 
-        What retention removed is left out without one if a loss is allowed.
-
-        Raises `LogTrimmed`, `LogError` for events that are corrupt or not there yet, and `TransportError` with the
-        offset after which nothing was read.
+        Raises `LogTrimmed` if retention removed a part of the span, unless `fail_on_data_loss` is False; `LogError` if
+        events are corrupt or the log ends before the span; and `TransportError` with the offset after which nothing
+        was read.
         """
         expressions = KeySet(keys).expressions if keys else ()
         origin, head, _ = self.describe() if self._origin is None or span.until is None else (self._origin, 0, 0)
@@ -116,20 +118,20 @@ class RemoteLog:
 
     def _page(self, origin: int, keys: tuple[str, ...], span: Span, after: int, until: int) -> Future[LogPage]:
         times = span.from_ns or 0, ENDLESS if span.to_ns is None else span.to_ns
-        request = partial(ask_page, self._request, origin, keys, after, times[0], self._timeout_s)
+        request = partial(request_page, self._request, origin, keys, after, times[0], self._timeout_s)
         request = partial(request, own=False, until=until, to_ns=times[1], events=PAGE_EVENTS_MAX)
         failure = (
-            f"{self._name}: of the log {origin:x}, nothing was read after offset {after}; {until} is the last wanted"
+            f"{self._name}: nothing was read after offset {after}; offset {until} of the log {origin:x} is the last one"
         )
         return self._thread.begin(_with_retries(request, AWAY_S, failure))
 
     def _check(self, page: LogPage, after: int, until: int) -> None:
         if page.head < until:
-            raise LogError(f"{self._name}: the log ends at offset {page.head}, and {until} was asked for")
+            raise LogError(f"{self._name}: the log ends at offset {page.head}, but {until} was requested")
         if page.skipped:
             raise LogError(
                 f"{self._name}: {page.skipped} events between the offsets {after + 1} and {page.covered} are corrupt; "
-                "`zbus log verify` tells which. The events around them are not affected"
+                "`zbus log verify` lists them. The events around them are not affected"
             )
         offsets = [envelope.offset for envelope in page.envelopes]
         in_order = not any(map(ge, [after, *offsets], [*offsets, page.covered + 1]))
@@ -139,14 +141,14 @@ class RemoteLog:
             )
 
     def _request(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        return self._client.ask(key, body, timeout_s, stream=True)
+        return self._client.request(key, body, timeout_s, stream=True)
 
     async def _live(self) -> None:
         await self._thread.stopping.wait()
 
 
 def _connect(url: str, name: str) -> Fabric:
-    """A transport as a guest: with no log, hearing nothing but replies."""
+    """Open a transport without a log, to receive only replies."""
     config = BusConfig.exactly()
     deadline, pauses = time.monotonic() + CONNECT_S, Backoff(*RETRY_S)
     while True:
@@ -162,11 +164,11 @@ def _connect(url: str, name: str) -> Fabric:
     if fabric.networked and not fabric.events_only:
         return fabric
     fabric.close()
-    raise ConfigInvalid("path", f"{name} leads to no node that could be asked for its log")
+    raise ConfigInvalid("path", f"{name} has no nodes whose log can be requested")
 
 
 async def _with_retries(request: Callable[[], Awaitable[T]], retry_s: float, failure: str) -> T:
-    """The answer; asked for again while that may help, for some time after the first failure."""
+    """Return the reply to a request. Repeats it for `retry_s` after the first failure, then raises `TransportError`."""
     loop, pauses, deadline = asyncio.get_running_loop(), Backoff(*RETRY_S), None
     while True:
         try:

@@ -1,12 +1,13 @@
-"""Rows become events: `df.write.format("zbus").mode("append").save("app.db")`, and the same of a stream.
+"""The Spark sink: `df.write.format("zbus").mode("append").save("app.db")` publishes rows, and so does a stream.
 
-Columns: `key` (text), `payload` (binary or text), and `headers` (a map of text) where there are any. With the option
-`key` all rows go to one key, and there is no such column. Executors check rows and stage them; the driver publishes
-them once all are there, through the node that owns the log if there is one, else as its owner. If one row is not
-legal nothing is published.
+The columns are `key` (text), `payload` (binary or text) and optionally `headers` (a map of text). With the option
+`key`, all rows are published to that key, and there is no column `key`. Executors check and stage the rows; the driver
+publishes them once all are staged, through the node that owns the log if one is running, otherwise as its owner. If
+one row is invalid, nothing is published.
 
-Exactly once: a stream by its query and batch, which Spark's checkpoint remembers; any other write by the option
-`sinkId`: of a write under a name that is done, nothing is published again. Without it each write is a new one.
+Rows are published exactly once. A stream is identified by its query and batch, which Spark's checkpoint stores; any
+other write by the option `sinkId`: a repeated write under a completed name publishes nothing. Without a name, each
+write is a new one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from zbus_log.file.tables import check_is_log
 from .commit import SinkBatch, discard, publish, publish_unnamed, remove_abandoned
 from .staging import StagedPart, base_folder, run_folder, stage
 
-_SPARK_OPTIONS = {"checkpointlocation", "queryname"}  # given with the others, and none of our business
-_QUERY = "sql.streaming.queryId"  # a property that Spark gives to each task of a query
+_SPARK_OPTIONS = {"checkpointlocation", "queryname"}  # Spark passes them too; the sink ignores them
+_QUERY = "sql.streaming.queryId"  # a property that Spark sets for each task of a query
 _TYPES: dict[str, tuple[type, ...]] = {"key": (StringType,), "payload": (BinaryType, StringType), "headers": (MapType,)}
 
 
 class SinkOptions(BaseModel):
-    """What `df.write.format("zbus")` understands, in Spark's spelling.
+    """The options of `df.write.format("zbus")`, in Spark's spelling.
 
     >>> SinkOptions.parse({"path": "app.db", "sinkid": "daily"}).sink_id
     'daily'
@@ -52,7 +53,7 @@ class SinkOptions(BaseModel):
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Options as Spark gives them: names in any case, values as text."""
+        """Parse options as Spark passes them: names in any case, values as text. Raises `ConfigInvalid`."""
         names = {field.alias.lower(): field.alias for field in cls.model_fields.values() if field.alias}
         values: dict[str, Any] = {
             names.get(name.lower(), name): value
@@ -62,7 +63,7 @@ class SinkOptions(BaseModel):
         if not values.get("path"):
             raise ConfigInvalid("path", 'name a log: .save("app.db"), or .start("app.db")')
         if "://" in values["path"]:
-            raise ConfigInvalid("path", f"{values['path']!r}: a sink writes to a log's file on the driver's host")
+            raise ConfigInvalid("path", f"{values['path']!r}: a sink writes to a log file on the driver's host")
         with config_errors(known=names.values(), noun="option"):
             found = cls(**values)
         try:
@@ -74,29 +75,29 @@ class SinkOptions(BaseModel):
 
     @property
     def log(self) -> Path:
-        """The log's file."""
+        """The absolute path of the log file."""
         return Path(self.path).expanduser().absolute()
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-    """What writes a DataFrame; every option and column is checked before a row is."""
+    """Return the writer for a DataFrame. Checks all options and columns first."""
     return _Writer(_Plan(options, schema, overwrite))
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-    """What writes the batches of a query."""
+    """Return the writer for the batches of a streaming query. Checks all options and columns first."""
     return StreamWriter(_Plan(options, schema, overwrite))
 
 
 class Staged(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The commit message of a task to the driver."""
 
     def __init__(self, part: StagedPart | None, query: str | None) -> None:
         self.part, self.query = part, query
 
 
 class _Plan:
-    """What a write is to do. Made on the driver and sent to the executors."""
+    """The checked parameters of a write. Created on the driver and sent to the executors."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         chosen = SinkOptions.parse(options)
@@ -113,56 +114,56 @@ class _Plan:
         remove_abandoned(self.log, base)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Staged:
-        """On an executor: check rows, and keep them for the commit."""
+        """Check rows and stage them for the commit. Runs on an executor."""
         task = TaskContext.get()
         query = None if task is None else task.getLocalProperty(_QUERY)
         return Staged(stage(self.folder, batches, self.key, self.payload_bytes_max), query)
 
 
 class _Writer(DataSourceArrowWriter):
-    """Spark sends it to the executors and, with their messages, to the process that commits."""
+    """The writer of a DataFrame. Spark sends it to the executors, and with their messages to the committing process."""
 
     def __init__(self, plan: _Plan) -> None:
         self.plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """On an executor."""
+        """Stage rows. Runs on an executor."""
         return self.plan.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver."""
+        """Publish the staged rows. Runs on the driver."""
         if self.plan.sink_id is not None:
             publish(self.plan.log, SinkBatch(self.plan.sink_id), _parts(messages))
         else:
             publish_unnamed(self.plan.log, _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver. Spark calls it after a commit that failed as well."""
+        """Remove the staged rows. Runs on the driver; Spark calls it after a failed commit too."""
         discard(self.plan.log, _parts(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark makes one to plan a query, which it sends to the executors, and one for each commit."""
+    """The writer of a stream. Spark creates one to plan a query, for the executors, and one for each commit."""
 
     def __init__(self, plan: _Plan) -> None:
         self.plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """On an executor."""
+        """Stage rows. Runs on an executor."""
         return self.plan.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver."""
+        """Publish the staged rows of a batch. Runs on the driver."""
         query = next((each.query for each in messages if isinstance(each, Staged) and each.query), "")
         if not messages:
-            return  # a batch that had no task at all
+            return  # the batch had no tasks
         sink = self.plan.sink_id or query
         if not sink:
-            raise ConfigInvalid("sinkId", "this Spark does not tell which query it runs: name the sink by this option")
+            raise ConfigInvalid("sinkId", "this Spark does not report its query id: set this option to name the sink")
         publish(self.plan.log, SinkBatch(sink, query, batchId), _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """On the driver. Spark calls it after a commit that failed as well."""
+        """Remove the staged rows. Runs on the driver; Spark calls it after a failed commit too."""
         discard(self.plan.log, _parts(messages))
 
 
@@ -173,27 +174,27 @@ def _parts(messages: list[WriterCommitMessage | None]) -> list[StagedPart]:
 def _check_columns(schema: StructType, key: str | None) -> None:
     given = {field.name: field.dataType for field in schema.fields}
     if others := [name for name in given if name not in _TYPES]:
-        chosen = "choose them with .select(...), or put the others into the payload with to_json(struct(...))"
-        raise ConfigInvalid("columns", f"a sink takes key, payload and headers, and not {', '.join(others)}: {chosen}")
+        advice = "choose columns with .select(...), or put the others into the payload with to_json(struct(...))"
+        raise ConfigInvalid("columns", f"a sink takes key, payload and headers, not {', '.join(others)}: {advice}")
     if "payload" not in given:
-        raise ConfigInvalid("columns", "there is no column `payload`")
+        raise ConfigInvalid("columns", "the column `payload` is missing")
     if key is None and "key" not in given:
-        raise ConfigInvalid("columns", "there is no column `key`: add one, or give the option `key` for all rows")
+        raise ConfigInvalid("columns", "the column `key` is missing: add it, or set the option `key` for all rows")
     if key is not None and "key" in given:
-        raise ConfigInvalid("key", "there is a column of that name too: leave out one of them")
+        raise ConfigInvalid("key", "there is also a column `key`: remove the option or the column")
     for name, kind in given.items():
         texts = isinstance(kind, MapType) and {type(kind.keyType), type(kind.valueType)} == {StringType}
         if not isinstance(kind, _TYPES[name]) or (name == "headers" and not texts):
             wanted = {"key": "string", "payload": "binary or string", "headers": "map<string,string>"}[name]
-            raise ConfigInvalid("columns", f"`{name}` is {kind.simpleString()}, and a sink takes {wanted}")
+            raise ConfigInvalid("columns", f"`{name}` is {kind.simpleString()}, but must be {wanted}")
 
 
 def _check_log(log: Path) -> None:
-    """Refuse what cannot be a log before a row is read."""
+    """Raise `ConfigInvalid` if the file cannot be a log, before any row is read."""
     if not log.parent.is_dir():
         raise ConfigInvalid("path", f"there is no folder {str(log.parent)!r} on the driver's host")
     if not log.exists():
-        return  # the first commit makes it
+        return  # the first commit creates it
     if not log.is_file():
         raise ConfigInvalid("path", f"{str(log)!r} is not a file")
     if log.stat().st_size:

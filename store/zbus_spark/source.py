@@ -1,8 +1,8 @@
 """The format `zbus`: `spark.read.format("zbus").load("app.db")`, and the same as a stream.
 
-A load is a snapshot: it reads up to the head that the log has at its first action, and later actions on the same
+A load is a snapshot: it reads up to the head that the log has at the first action, and later actions on the same
 DataFrame see the same events. Filters are not pushed down, because Spark 4.3 keeps one state per load and a
-filtered query would change later ones: say what to read by options.
+filtered query would change later ones: select events with options.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ if TYPE_CHECKING:
 
 
 class ZbusSource(DataSource):
-    """What Spark makes of `format("zbus")`."""
+    """The data source of `format("zbus")`."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "zbus"
 
     def schema(self) -> StructType:
-        """The columns of a log."""
+        """Return the columns of a log."""
         return RAW if ReadOptions.parse(self.options).raw else SCHEMA
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Reads a snapshot."""
+        """Return a reader of a snapshot."""
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        """Reads on as the log grows."""
+        """Return a reader that follows the log as it grows."""
         from .stream import StreamReader
 
         return StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Publishes rows, once."""
+        """Return a writer that publishes rows exactly once."""
         from .sink import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """Publishes rows of each micro-batch, once."""
+        """Return a writer that publishes the rows of each micro-batch exactly once."""
         from .sink import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads on the executors."""
+    """Plans a snapshot on the driver and reads it on the executors."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = ReadOptions.parse(options)
         self.columns = Columns(schema, self.options.raw)
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges of offsets up to the head of this moment."""
+        """Return the ranges of offsets up to the current head."""
         options = self.options
         return list(parts(options, planned_span(options)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of one range."""
+        """Yield the events of one range."""
         return read_part(self.options, self.columns, partition)
 
 
@@ -82,7 +82,7 @@ def _in_worker() -> bool:
     return getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon"
 
 
-# Spark's workers collect all garbage after each task, and look at every object of every module for it: a quarter of
-# what they do. What is there by now stays.
+# Spark's workers run the garbage collector after each task, and scanning the objects of all modules took a quarter of
+# their time. Freezing exempts the modules that are imported by now.
 if _in_worker():
     gc.freeze()

@@ -1,13 +1,12 @@
-"""Rows on their way into a log: checked on the executors, and kept there as Arrow files until the driver commits.
+"""Staged rows: checked on the executors and stored as Arrow files until the driver commits.
 
-    app.db-staging/                      or below the folder that the option `staging` names
-        PLACE-PID-STARTED-RANDOM/        one write, or one run of a query, by the driver that began it
-            *.arrow                      the rows of one task: key, payload, headers as the log keeps them
+    app.db-staging/                      or below the folder of the option `staging`
+        SCOPE-PID-STARTED-RANDOM/        one write, or one run of a query, by its driver
+            *.arrow                      the rows of one task: key, payload, headers as the log stores them
 
-A file counts once a commit message names it; it is synced before that. A folder is removed with its commit or
-abort. What a killed driver left is removed when the next write to the same log begins: at once where that driver
-ran on this machine and is gone, else when nothing in the folder changed for a day; never what a commit that was
-begun still needs.
+A file is synced before a commit message names it. A folder is removed by its commit or abort. The folders of a killed
+driver are removed when the next write to the same log begins: immediately if that driver ran on this machine and has
+ended, otherwise after a day without changes. A folder that an unfinished commit needs is never removed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from zbus.ports.log import Row
 from zbus_log.file.process import is_alive, started_at
 
 CHUNK_ROWS = 1000
-ABANDONED_S = 86_400.0  # how long what another machine staged lies still before it is nobody's
+ABANDONED_S = 86_400.0  # time without changes after which a folder of another machine counts as abandoned
 _STAGED = pa.schema(
     [pa.field("key", pa.string(), False), pa.field("payload", pa.binary(), False), pa.field("headers", pa.binary())]
 )
@@ -44,18 +43,18 @@ class StagedPart(NamedTuple):
 
     path: str
     rows: int
-    host: str  # where it was written
+    host: str  # the host that wrote it
 
 
 def base_folder(log: Path, staging: str | None) -> Path:
-    """Where rows for a log are staged: beside it, or in a part of a folder that other logs may use too."""
+    """Return the folder for staged rows of a log: beside it, or below a folder that other logs may use too."""
     if staging is None:
         return Path(f"{log}-staging")
     return Path(staging).expanduser().absolute() / _digest(f"{platform.node()}:{log}")
 
 
 def run_folder(base: Path) -> Path:
-    """A folder for the rows of one write; its name tells whether the driver that began it still runs."""
+    """Return the folder for the rows of one write. Its name identifies the driver process that began it."""
     driver = _driver()
     return base / f"{_pid_scope()}-{driver}-{started_at(driver)}-{secrets.token_hex(4)}"
 
@@ -63,7 +62,11 @@ def run_folder(base: Path) -> Path:
 def stage(
     folder: Path, batches: Iterable[pa.RecordBatch], key: str | None, payload_bytes_max: int
 ) -> StagedPart | None:
-    """Check rows and write them to a file of their own; None where there are none, an error where one is not legal."""
+    """Check rows and write them to a new file. Returns None if there are no rows.
+
+    Raises `EventInvalid`, `EventTooLarge` or `KeyInvalid` if a row is invalid, and `ConfigInvalid` if the folder cannot
+    be written.
+    """
     host, written = platform.node(), 0
     file: Path | None = None
     writer: pa.RecordBatchFileWriter | None = None
@@ -89,37 +92,39 @@ def stage(
                 writer.close()
             with suppress(OSError):
                 file.unlink(missing_ok=True)
-                folder.rmdir()  # stays while other tasks have files in it
+                folder.rmdir()  # fails while other tasks have files in it
         if isinstance(error, OSError):
             reason = f"{folder} cannot be written on {host} ({error.strerror or error}); nothing was published"
-            raise ConfigInvalid("staging", f"{reason}. Name a folder that driver and executors share") from error
+            raise ConfigInvalid(
+                "staging", f"{reason}. Name a folder that the driver and the executors share"
+            ) from error
         raise
 
 
 def _create(file: Path) -> pa.RecordBatchFileWriter:
-    for _ in range(10):  # another write may remove the folder above at that moment, as it is empty
+    for _ in range(10):  # another write may remove the empty parent folder in between
         with suppress(FileNotFoundError):
             file.parent.mkdir(parents=True, exist_ok=True)
             return pa.ipc.new_file(file, _STAGED)
-    raise FileNotFoundError(2, "the folder does not stay", str(file.parent))
+    raise FileNotFoundError(2, "the folder is removed repeatedly", str(file.parent))
 
 
 def check_files(parts: Sequence[StagedPart]) -> None:
-    """Raise unless all staged files can be seen from here."""
+    """Raise `LogError` if a staged file is not visible on this host."""
     for part in parts:
         if not Path(part.path).is_file():
             raise LogError(
-                f"{part.path}, staged on {part.host}, is not there on the driver ({platform.node()}): with the option "
-                "`staging` name a folder that driver and executors share. Nothing was published"
+                f"{part.path}, staged on {part.host}, is missing on the driver ({platform.node()}). Nothing was "
+                "published. With the option `staging`, name a folder that the driver and the executors share"
             )
 
 
 def _checked(batch: pa.RecordBatch, key: str | None, payload_bytes_max: int) -> pa.RecordBatch:
-    """The same rows as they are staged, if every one of them may be published."""
+    """Return the rows as they are staged. Raises an error if a row is invalid."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise EventInvalid(f"a row holds text that is not UTF-8 ({error}); nothing was published") from error
+        raise EventInvalid(f"a row has text that is not UTF-8 ({error}); nothing was published") from error
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if key is not None:
         columns["key"] = pa.repeat(key, batch.num_rows)
@@ -143,7 +148,7 @@ def _encoded(headers: pa.Array | None, content_type: str | None, rows: int) -> p
     if headers is None:
         encoded = encode_headers(None, None, content_type)
         return pa.nulls(rows, pa.binary()) if encoded is None else pa.repeat(encoded, rows)
-    known: dict[tuple[tuple[str, str], ...], bytes | None] = {}  # they repeat
+    known: dict[tuple[tuple[str, str], ...], bytes | None] = {}  # headers repeat, so each is encoded once
     found: list[bytes | None] = []
     for each in headers.to_pylist():
         pairs = tuple(each or ())
@@ -154,7 +159,7 @@ def _encoded(headers: pa.Array | None, content_type: str | None, rows: int) -> p
 
 
 def rows_of(parts: Sequence[StagedPart], publisher_id: int, first_sequence: int) -> Iterator[list[Row]]:
-    """The rows of staged files in order, with their identities, a chunk at a time."""
+    """Yield the rows of staged files in order, with their identities, in chunks."""
     sequence = first_sequence
     for part in parts:
         end = sequence + part.rows
@@ -171,13 +176,13 @@ def rows_of(parts: Sequence[StagedPart], publisher_id: int, first_sequence: int)
                         ]
                         sequence += len(columns[0])
         except (OSError, pa.ArrowInvalid) as error:
-            raise LogError(f"{part.path} cannot be read ({error}); not all of it was published") from error
+            raise LogError(f"{part.path} cannot be read ({error}); not all of its rows were published") from error
         if sequence != end:
-            raise LogError(f"{part.path} holds {sequence - end + part.rows} rows, and {part.rows} were staged")
+            raise LogError(f"{part.path} has {sequence - end + part.rows} rows, but {part.rows} were staged")
 
 
 def remove(folders: Iterable[Path]) -> None:
-    """Remove folders of staged rows, and what is empty above them. A task that still writes there fails."""
+    """Remove folders of staged rows, and their parent folders if empty. A task that still writes there fails."""
     for folder in set(folders):
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -185,7 +190,7 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def remove_abandoned_folders(base: Path, needed: Iterable[Path]) -> None:
-    """Remove what killed drivers left, but for the folders that are needed."""
+    """Remove the folders of killed drivers, except those in `needed`."""
     if not base.is_dir():
         return
     kept = set(needed)
@@ -199,11 +204,11 @@ def _is_abandoned(folder: Path) -> bool:
             return not is_alive(int(pid), int(started))
         return time.time() - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > ABANDONED_S
     except (ValueError, OSError):
-        return False  # none of ours, or somebody is at it
+        return False  # not a folder of this sink, or another process is changing it
 
 
 def _pid_scope() -> str:
-    """Within which processes are known by their number: one machine from start to stop, or one container."""
+    """Return an id of the scope in which process ids are unique: one boot of a machine, or one container."""
     try:
         return _digest(f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{Path('/proc/self/ns/pid').readlink()}")
     except OSError:
@@ -215,7 +220,7 @@ def _digest(text: str) -> str:
 
 
 def _driver() -> int:
-    """The JVM of the driver. What plans and commits are short-lived processes below it."""
+    """Return the process id of the driver's JVM. Short-lived processes below it plan and commit."""
     with suppress(OSError, ValueError, IndexError):
         pid = os.getppid()
         while pid > 1:

@@ -1,6 +1,6 @@
-"""A Spark session that behaves: quiet, in UTC, on loopback where it is local, and clear where Java is missing.
+"""A Spark session with suitable defaults: quiet, in UTC, on loopback if local, and with a clear error without Java.
 
-What Spark does is batch work. Where it runs on the machine of those who publish, it gives way to them.
+Spark does batch work, so a local session runs at a lower priority than publishers on the same machine.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from zbus.errors import ConfigInvalid
 from .failures import spark_errors
 
 QUIET = Path(__file__).with_name("quiet.properties")
-NICE = 10  # a tenth of the processor where somebody else wants it, all of it where nobody does
+NICE = 10  # about a tenth of a processor that other processes use too, all of an idle one
 _BANNER = b"Using incubator modules: jdk.incubator.vector"
 
 
 def session(master: str = "local[*]", *, nice: int | None = None, **settings: str) -> SparkSession:
-    """The session of this process, made if there is none: `session("spark://host:7077")` for a cluster.
+    """Return the session of this process, creating it if necessary: `session("spark://host:7077")` for a cluster.
 
-    Settings of Spark are given with `__` for each dot: `session(spark__driver__memory="4g")`. A local Spark runs with
-    niceness `nice` (or what `ZBUS_SPARK_NICE` says, or 10), its Python workers too, so that publishers on the same
-    machine do not wait for it; 0 leaves it as it is.
+    Write Spark's settings with `__` for each dot: `session(spark__driver__memory="4g")`. A local Spark and its Python
+    workers run with niceness `nice` (default: `ZBUS_SPARK_NICE`, or 10), so that publishers on the same machine do not
+    wait for it; 0 leaves the priority unchanged. Raises `ConfigInvalid` if Java is missing or too old.
     """
     nice = _niceness() if nice is None else nice
     version = java_version()
     if version is None or version < JAVA_VERSION_MIN:
-        found = "there is none" if version is None else f"this is {version}"
-        raise ConfigInvalid("java", f"Spark needs Java {JAVA_VERSION_MIN} or later, and {found}: {JAVA_INSTALL}")
-    # It prints what is also raised.
+        found = "it was not found" if version is None else f"this is Java {version}"
+        raise ConfigInvalid("java", f"Spark needs Java {JAVA_VERSION_MIN} or later, but {found}: {JAVA_INSTALL}")
+    # This logger prints errors that are also raised.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the executors' interpreter has zbus too
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the executors need an interpreter with zbus
     chosen = {
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET} -Duser.timezone=UTC",
@@ -60,7 +60,7 @@ def session(master: str = "local[*]", *, nice: int | None = None, **settings: st
         made = builder.getOrCreate()
     if started_here and nice > 0 and master.startswith("local"):
         _lower_priority(nice)
-    # Spark looks for `format("zbus")` through the session of the calling thread, which may be another one each time.
+    # Spark finds `format("zbus")` through the session of the calling thread, which may differ from call to call.
     made._jvm.SparkSession.setActiveSession(made._jsparkSession)  # type: ignore[union-attr]
     return made
 
@@ -68,17 +68,17 @@ def session(master: str = "local[*]", *, nice: int | None = None, **settings: st
 def _niceness() -> int:
     text = os.environ.get("ZBUS_SPARK_NICE") or str(NICE)
     if not (text.isascii() and text.isdigit() and int(text) <= 19):
-        raise ConfigInvalid("ZBUS_SPARK_NICE", f"{text!r} is no niceness from 0 to 19")
+        raise ConfigInvalid("ZBUS_SPARK_NICE", f"{text!r} is not a niceness from 0 to 19")
     return int(text)
 
 
 def _lower_priority(nice: int) -> None:
-    """Lower the priority of the Java that was started. Its workers do not run yet, and inherit it.
+    """Lower the priority of the Java process that was started. Its workers start later and inherit it.
 
-    Linux has a priority for each thread, and a new one takes that of its creator: look until all have it.
+    Linux has a priority for each thread, and a new thread inherits that of its creator: repeat until all have it.
     """
     java = getattr(SparkContext._gateway, "proc", None)
-    with suppress(OSError):  # no such folder, or not permitted: it runs as it is
+    with suppress(OSError):  # no /proc, or not permitted: leave the priority unchanged
         while java is not None:
             tasks = [int(task.name) for task in Path(f"/proc/{java.pid}/task").iterdir()]
             higher = [task for task in tasks if _nice_of(task) < nice]
@@ -92,13 +92,13 @@ def _lower_priority(nice: int) -> None:
 def _nice_of(task: int) -> int:
     try:
         return os.getpriority(os.PRIO_PROCESS, task)
-    except ProcessLookupError:  # it has ended
+    except ProcessLookupError:  # the thread has ended
         return 19
 
 
 @contextmanager
 def _without_banner() -> Iterator[None]:
-    """Start Java with a stderr that leaves out what it says at every start of Spark; all the rest goes through."""
+    """Start Java with a stderr that drops the banner of every start and forwards all other lines."""
     if SparkContext._gateway is not None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The log as a stream: each micro-batch is a range of offsets, and Spark's checkpoint is what remembers them."""
+"""The log as a stream: each micro-batch is a range of offsets, which Spark stores in its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .columns import Columns
 from .options import ReadOptions
 from .partitions import bounds, parts, planned_span, read_part
 
-OFFSET = "offset"  # the last one that a batch has covered
+OFFSET = "offset"  # the last offset of a batch
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches on the driver, reads them on the executors."""
+    """Plans micro-batches on the driver and reads them on the executors."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = ReadOptions.parse(options)
@@ -31,30 +31,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
-        """Before the first event wanted."""
+        """Return the offset before the first event to read."""
         return {OFFSET: planned_span(self.options).after}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The head, or as far as one batch goes."""
+        """Return the head, or the last offset of a batch of limited size. Raises `ConfigInvalid` for another log."""
         head = self._until if self._until is not None else bounds(self.options)[1]
         if head < start[OFFSET]:
-            reason = f"the log ends at {head}, and this query has read up to {start[OFFSET]}: it is another log"
+            reason = f"the log ends at {head}, but this query has read up to {start[OFFSET]}: it is another log"
             raise ConfigInvalid("checkpoint", f"{reason}; begin with a new checkpointLocation")
         if isinstance(limit, ReadMaxRows):
             head = min(head, start[OFFSET] + limit.max_rows)
         return {OFFSET: head}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """`maxRowsPerBatch`."""
+        """Return the limit `maxRowsPerBatch`."""
         rows = self.options.max_rows_per_batch
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to the head of this moment, and end."""
+        """Set the current head as the end of the stream."""
         self._until = bounds(self.options)[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Ranges of offsets of one batch."""
+        """Return the ranges of offsets of one batch. Raises `LogTrimmed` if a part of it was removed."""
         if start[OFFSET] >= end[OFFSET]:
             return []
         low_water, _ = bounds(self.options)
@@ -66,5 +66,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(parts(self.options, Span(after, end[OFFSET], self.options.from_ns, None)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of one range."""
+        """Yield the events of one range."""
         return read_part(self.options, self.columns, partition)

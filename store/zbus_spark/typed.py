@@ -1,4 +1,4 @@
-"""Payloads as typed columns: JSON checked by a pydantic model, and what does not fit kept with its reason."""
+"""Payloads as typed columns: JSON validated by a pydantic model, with the reason for each invalid payload."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ _SIMPLE: dict[Any, t.DataType] = {
 def payload(frame: DataFrame, model: type[M], *, prefix: str = "") -> DataFrame:
     """Add a column for each field of `model`, decoded from the JSON in `payload`, and the column `invalid`.
 
-    Where a payload does not fit the model, its fields are null and `invalid` says why; no row is dropped. `prefix`
-    goes before each of the names, for models whose fields are named like columns of the log.
+    If a payload is not valid against the model, its fields are null and `invalid` has the reason; no row is dropped.
+    `prefix` is put before each name, for models whose fields have the names of columns of the log. Raises
+    `ConfigInvalid` if a column exists already, or if Spark has no type for a field.
     """
     kind = _struct(model, model.__name__)
     added = [f"{prefix}{name}" for name in [*kind.names, INVALID]]
     if taken := sorted(set(added) & set(frame.columns)):
-        raise ConfigInvalid("prefix", f"there are columns {', '.join(taken)} already: give a prefix")
+        raise ConfigInvalid("prefix", f"the columns {', '.join(taken)} exist already: give a prefix")
     both = t.StructType([t.StructField("value", kind), t.StructField(INVALID, t.StringType())])
-    arrow_udf: Any = f.arrow_udf  # type: ignore[attr-defined]  # absent from the stubs of Spark alone
+    arrow_udf: Any = f.arrow_udf  # type: ignore[attr-defined]  # missing only in Spark's stubs
     decode = arrow_udf(_decoder(model, to_arrow_type(both, timezone="UTC")), both)
     decoded = frame.withColumn("_zbus_decoded", decode("payload"))
     fields = [f.col(f"_zbus_decoded.value.`{name}`").alias(f"{prefix}{name}") for name in kind.names]
@@ -55,13 +56,13 @@ def payload(frame: DataFrame, model: type[M], *, prefix: str = "") -> DataFrame:
 
 
 def _decoder(model: type[BaseModel], kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """A function from payloads to values and reasons, for the executors."""
+    """Return a function from payloads to values and reasons, which runs on the executors."""
 
     def decode(payloads: pa.Array) -> pa.Array:
         found = [_decode(model, each) for each in payloads.to_pylist()]
         try:
             return pa.array(found, kind)
-        except (pa.ArrowException, OverflowError, ValueError):  # a number that no column holds: find whose it is
+        except (pa.ArrowException, OverflowError, ValueError):  # a value is out of range: find its row
             return pa.array([_fitting(each, kind) for each in found], kind)
 
     return decode
@@ -77,7 +78,7 @@ def _decode(model: type[BaseModel], data: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What Arrow takes."""
+    """Return a value that Arrow can convert."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -91,7 +92,7 @@ def _fitting(found: dict[str, Any], kind: pa.DataType) -> dict[str, Any]:
     try:
         pa.array([found], kind)
     except (pa.ArrowException, OverflowError, ValueError) as error:
-        return {"value": None, INVALID: f"does not fit its column: {error}"}
+        return {"value": None, INVALID: f"value out of range for its column: {error}"}
     return found
 
 
@@ -125,5 +126,5 @@ def _type(annotation: Any, where: str) -> t.DataType:
 
 def _one_type(kinds: set[type], where: str) -> t.DataType:
     if len(kinds) != 1:
-        raise ConfigInvalid("model", f"Spark has no type for {where}: its values are of several types")
+        raise ConfigInvalid("model", f"Spark has no type for {where}: its values have several types")
     return _type(kinds.pop(), where)

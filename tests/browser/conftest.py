@@ -1,4 +1,4 @@
-"""One browser for each file of tests, a page for each test; and no page may ask anybody but its own server."""
+"""One browser per test file and one page per test. No page may send requests to another server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Not for the whole session: while it is there, its loop stands in the way of tests that have one.
+    # Not for the whole session: its event loop would conflict with tests that have one.
     with chromium() as running:
         yield running
 
@@ -31,6 +31,6 @@ def console(browser: Browser) -> Iterator[Console]:
     shown = Console(context.new_page())
     yield shown
     context.close()
-    hosts = {urlsplit(url).netloc for url in shown.asked}
-    assert len(hosts) <= 1, f"the page asked others: {hosts}"
+    hosts = {urlsplit(url).netloc for url in shown.requests}
+    assert len(hosts) <= 1, f"the page sent requests to other hosts: {hosts}"
     assert not shown.errors

@@ -1,4 +1,4 @@
-"""Pictures of the console over `zbus serve --demo`, for the README.
+"""Screenshots of the console of `zbus serve --demo`, for the README.
 
 python tests/browser/screenshots.py docs/images
 """
@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from console_support import ENVIRONMENT, Console, chromium
 from playwright.sync_api import Browser
 
-FILL_S = 100  # of traffic, so that the charts have something to show
+FILL_S = 100  # seconds of traffic before the screenshots, to fill the charts
 BYTES_MAX = 250_000
 PICTURES = (("light", 1360, 850), ("dark", 1360, 850), ("narrow", 390, 844))
 
 
 def main() -> None:
-    """Start it, let it run for a while, and take the pictures."""
+    """Start the demo, let it run for `FILL_S` seconds, and take the screenshots."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "zbus", "serve", "--demo", "--port", "0"]

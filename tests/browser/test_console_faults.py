@@ -1,4 +1,4 @@
-"""The console through a restart of its server, and under more events than anybody can read."""
+"""The console through a restart of its server, and under heavy load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from zbus_log.retention import Rules
 
 EVENTS, BURST = 3000, 50
-FRAME_MS_MAX = 3000  # what people call frozen, on a machine that is busy with other tests; the benchmark has the figure
+FRAME_MS_MAX = 3000  # Clearly frozen, even on a machine busy with other tests; the benchmark has the exact number.
 
 WATCH = """() => {
     window.longest = 0;
@@ -29,7 +29,7 @@ WATCH = """() => {
 }"""
 
 
-def test_after_a_restart_of_the_server_it_goes_on_without_loss_or_repeat(log_path: Path, console: Console) -> None:
+def test_after_a_restart_of_the_server_no_event_is_lost_or_repeated(log_path: Path, console: Console) -> None:
     port = free_port()
     server = ServeProcess(log_path, port)
     try:
@@ -46,12 +46,12 @@ def test_after_a_restart_of_the_server_it_goes_on_without_loss_or_repeat(log_pat
 
         console.until(f"zbusConsole.playback.position === {published[-1]}")
         assert console.offsets() == published
-        assert console.marks() == [f"Connected again, going on after {published[9]}"]
+        assert console.marks() == [f"Reconnected, continuing after {published[9]}"]
     finally:
         server.kill()
 
 
-def test_it_is_paused_during_a_restart_and_nothing_is_lost(log_path: Path, console: Console) -> None:
+def test_a_pause_during_a_restart_loses_no_event(log_path: Path, console: Console) -> None:
     port = free_port()
     server = Server(log_path, port=port)
     console.open(server.url)
@@ -73,14 +73,14 @@ def test_it_is_paused_during_a_restart_and_nothing_is_lost(log_path: Path, conso
         server.stop()
 
 
-def test_what_retention_removed_while_the_server_was_away_is_told_as_a_gap(log_path: Path, console: Console) -> None:
+def test_events_removed_by_retention_during_an_outage_are_shown_as_a_gap(log_path: Path, console: Console) -> None:
     port = free_port()
     server = Server(log_path, port=port)
     console.open(server.url)
     shown = server.publish("a/b", *["before"] * 20)
     console.until("zbusConsole.playback.received === 20")
     server.stop()
-    elsewhere = Server(log_path)  # where the page does not find it
+    elsewhere = Server(log_path)  # on another port, which the page does not know
     elsewhere.publish("a/b", *["later"] * 80)
     elsewhere.call(_retain(elsewhere, after=60))
     elsewhere.stop()
@@ -89,7 +89,9 @@ def test_what_retention_removed_while_the_server_was_away_is_told_as_a_gap(log_p
     try:
         console.until("zbusConsole.playback.position === 100")
         assert console.offsets() == shown + list(range(61, 101))
-        assert any(mark.startswith("Gap: what follows 20 up to 60 is not there any more") for mark in console.marks())
+        assert any(
+            mark.startswith("Gap: the events after 20 up to 60 are no longer available") for mark in console.marks()
+        )
     finally:
         server.stop()
 
@@ -110,7 +112,7 @@ def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Co
     console.until(f"zbusConsole.playback.received === {EVENTS}")
     assert console.offsets() == list(range(1, EVENTS + 1))
     expect(console.page.locator("#filter-count")).to_have_text("3,000 events")
-    # What is in the page is what can be seen, not what has come.
+    # Only visible rows are in the page.
     assert console.page.evaluate("document.querySelectorAll('#rows .row').length") < 200
     assert console.page.evaluate("window.longest") < FRAME_MS_MAX
 

@@ -1,4 +1,4 @@
-"""The log in the console: the time line, the tree of keys with rates, cursors and what went wrong."""
+"""The log in the console: the timeline, the tree of keys with rates, cursors and problems."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_the_scrubber_replays_from_any_point_and_comes_back_to_live(server: Serv
     assert console.offsets() == list(range(1, 1202))
 
 
-def test_a_replay_says_where_it_is_can_be_paused_and_left(server: Server, console: Console) -> None:
+def test_a_replay_shows_its_position_and_can_be_paused_and_left(server: Server, console: Console) -> None:
     server.publish("shop/orders", *[f"order {number}" for number in range(1, 1201)])
     console.open(server.url)
     page = console.page
-    # The first page is handed out, and then it waits: nothing here depends on how fast it is.
+    # Pause after the first page, so that the test does not depend on speed.
     page.evaluate("zbusConsole.playback.addEventListener('rows', () => zbusConsole.playback.pause(), {once: true})")
 
     page.fill("#go-to-where", "101")
@@ -69,7 +69,7 @@ def test_a_replay_keeps_to_the_filter(server: Server, console: Console) -> None:
 def test_the_tree_shows_rates_and_a_click_filters(server: Server, console: Console) -> None:
     console.open(server.url)
     page = console.page
-    rate = "() => [...document.querySelectorAll('#tree .figure')].some((each) => parseFloat(each.textContent) > 0)"
+    rate = "() => [...document.querySelectorAll('#tree .rate')].some((each) => parseFloat(each.textContent) > 0)"
     tries = 0
     while not page.evaluate(rate):
         server.publish("shop/orders/created", "order")
@@ -90,7 +90,7 @@ def test_the_tree_shows_rates_and_a_click_filters(server: Server, console: Conso
     assert "fleet" not in page.inner_text("#rows")
 
 
-def test_the_reset_of_a_cursor_asks_first_and_says_what_comes_again(server: Server, console: Console) -> None:
+def test_the_reset_of_a_cursor_asks_first_and_shows_its_effect(server: Server, console: Console) -> None:
     server.publish("shop/orders", *["order"] * 10)
     server.call(_read(server, "billing", 10))
     console.open(server.url)
@@ -115,7 +115,7 @@ def test_the_reset_of_a_cursor_asks_first_and_says_what_comes_again(server: Serv
     assert server.call(_offset(server, "billing")) == 4
 
 
-def test_a_reset_that_is_refused_says_why_and_changes_nothing(server: Server, console: Console) -> None:
+def test_a_rejected_reset_shows_the_error_and_changes_nothing(server: Server, console: Console) -> None:
     server.publish("shop/orders", *["order"] * 10)
     server.call(_read(server, "billing", 10))
     console.open(server.url)
@@ -129,7 +129,7 @@ def test_a_reset_that_is_refused_says_why_and_changes_nothing(server: Server, co
 
     page.click("#reset-confirm")
 
-    expect(page.locator("#reset-error")).to_contain_text("there is no cursor")
+    expect(page.locator("#reset-error")).to_contain_text("does not exist")
     expect(page.locator("#reset")).to_be_visible()
 
 
@@ -145,10 +145,10 @@ def test_subscribers_publishers_and_this_node_are_listed(server: Server, console
     expect(page.locator("#nodes tbody tr", has_text="this node")).to_be_visible()
 
 
-def test_what_goes_wrong_is_counted_on_the_tab_and_told_under_it(server: Server, console: Console) -> None:
+def test_problems_are_counted_on_the_tab_and_listed_in_the_panel(server: Server, console: Console) -> None:
     console.open(server.url)
     page = console.page
-    expect(page.locator("#figure-head")).to_have_text("0")  # the live feed is there: what comes now is new
+    expect(page.locator("#metric-head")).to_have_text("0")  # The live stream is connected: later records are new.
 
     records.record(records.EVENT_GAP, logging.WARNING, origin="ab12", first=3, last=9, reason="<b>retention</b>")
 
@@ -160,7 +160,7 @@ def test_what_goes_wrong_is_counted_on_the_tab_and_told_under_it(server: Server,
 
 
 async def _read(server: Server, name: str, events: int) -> None:
-    """Read so many under a durable name, each acknowledged."""
+    """Read and acknowledge `events` events under a durable name."""
     async with server.bus.subscribe("shop/**", durable=name, start="beginning") as reader:
         for _ in range(events):
             event = await anext(reader)

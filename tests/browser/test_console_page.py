@@ -1,4 +1,4 @@
-"""The console as a page: light and dark, narrow, by keyboard alone, with a token, and without the internet."""
+"""The console as a page: light and dark, narrow, keyboard only, with a token, and without internet access."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ TOKEN = "a-token-of-many-characters"
 PANELS = ("stream", "keys", "charts", "participants", "cursors", "problems")
 
 
-def test_all_that_the_page_needs_comes_from_its_own_server(server: Server, console: Console) -> None:
+def test_the_page_loads_everything_from_its_own_server(server: Server, console: Console) -> None:
     server.publish("shop/orders", "order")
     console.open(server.url)
     expect(console.row("order")).to_be_visible()
     for panel in ("participants", "cursors", "problems", "stream"):
         console.page.click(f"#tab-{panel}")
 
-    assert {urlsplit(url).netloc for url in console.asked} == {urlsplit(server.url).netloc}
-    assert len(console.asked) > 20, "the page was not watched"
+    assert {urlsplit(url).netloc for url in console.requests} == {urlsplit(server.url).netloc}
+    assert len(console.requests) > 20, "the requests were not recorded"
     written = "".join(path.read_text() for path in _assets())
     assert "http://" not in written.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in written
 
 
-def test_it_is_light_or_dark_as_the_system_says_until_the_operator_says_otherwise(
-    server: Server, browser: Browser
-) -> None:
+def test_the_theme_follows_the_system_until_the_operator_chooses_one(server: Server, browser: Browser) -> None:
     with browser.new_context(color_scheme="dark") as context:
         console = Console(context.new_page())
         console.open(server.url)
@@ -126,7 +124,7 @@ def test_the_tree_is_walked_and_a_key_chosen_by_keyboard(server: Server, console
     assert console.offsets() == [2]
 
 
-def test_what_has_the_focus_is_seen_and_every_control_has_a_name(server: Server, console: Console) -> None:
+def test_the_focus_is_visible_and_every_control_has_a_name(server: Server, console: Console) -> None:
     console.open(server.url)
     page = console.page
     unnamed = page.evaluate(
@@ -134,7 +132,7 @@ def test_what_has_the_focus_is_seen_and_every_control_has_a_name(server: Server,
             .filter((each) => !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
             .map((each) => each.id)"""
     )
-    assert unnamed == ["inspector-key"]  # it is named by the event that is shown
+    assert unnamed == ["inspector-key"]  # The event that is shown names it.
 
     stops = []
     for _ in range(12):
@@ -146,7 +144,7 @@ def test_what_has_the_focus_is_seen_and_every_control_has_a_name(server: Server,
     assert {"theme", "help-open", "tab-stream", "filter", "pause"} <= {name for name, _ in stops}
 
 
-def test_a_token_is_asked_for_and_kept_for_the_tab_alone(log_path: Path, browser: Browser) -> None:
+def test_a_token_is_requested_and_kept_only_for_the_tab(log_path: Path, browser: Browser) -> None:
     server = Server(log_path, tokens=[{"name": "ops", "token": TOKEN, "operate": True}])
     try:
         server.publish("shop/orders", "order")
@@ -164,7 +162,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(log_path: Path, browser
             console.connected()
             expect(console.row("order")).to_be_visible()
             expect(page.locator("#token")).to_be_hidden()
-            assert not any(TOKEN in url for url in console.asked)
+            assert not any(TOKEN in url for url in console.requests)
             assert page.evaluate("JSON.stringify({...localStorage})").find(TOKEN) < 0
             page.reload()
             console.connected()
@@ -172,7 +170,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(log_path: Path, browser
         server.stop()
 
 
-def test_a_late_refusal_of_what_was_asked_before_the_token_does_not_ask_again(log_path: Path, browser: Browser) -> None:
+def test_a_late_401_from_before_the_token_does_not_open_the_dialog_again(log_path: Path, browser: Browser) -> None:
     server = Server(log_path, tokens=[{"name": "ops", "token": TOKEN, "operate": True}])
     try:
         server.publish("shop/orders", "order")
@@ -185,9 +183,9 @@ def test_a_late_refusal_of_what_was_asked_before_the_token_does_not_ask_again(lo
             page.press("#token-value", "Enter")
             expect(console.row("order")).to_be_visible()
 
-            held[0].continue_()  # without a token: it was asked before
+            held[0].continue_()  # without a token: it was sent before
 
-            expect(page.locator("#figure-head")).to_have_text("1")
+            expect(page.locator("#metric-head")).to_have_text("1")
             expect(page.locator("#token")).to_be_hidden()
     finally:
         server.stop()
@@ -200,7 +198,7 @@ def _assets() -> list[Path]:
 
 
 def _brightness(console: Console) -> int:
-    """Of the page's background, 0 to 255."""
+    """Return the brightness of the page's background, 0 to 255."""
     colour: str = console.page.evaluate("getComputedStyle(document.body).backgroundColor")
     red, green, blue = (int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))
     return (red + green + blue) // 3

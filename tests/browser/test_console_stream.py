@@ -1,4 +1,4 @@
-"""The stream of the console in a real browser: filter, pause, inspect, and payloads that would like to run."""
+"""The stream of the console in a real browser: filter, pause, inspect, and payloads that try to run as code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 2</scr
 HOSTILE_KEY = "hostile/<img/src=x/onerror=window.hacked=3>"
 
 
-def test_what_was_published_before_and_after_the_page_was_opened_is_there_once(
-    server: Server, console: Console
-) -> None:
+def test_events_from_before_and_after_the_page_opened_are_shown_once(server: Server, console: Console) -> None:
     before = server.publish("shop/orders", *[f"before {number}" for number in range(5)])
     console.open(server.url)
 
@@ -24,7 +22,7 @@ def test_what_was_published_before_and_after_the_page_was_opened_is_there_once(
     expect(console.page.locator("#filter-count")).to_have_text("10 events")
 
 
-def test_a_filter_shows_what_matches_of_the_past_and_of_what_comes(server: Server, console: Console) -> None:
+def test_a_filter_shows_matching_past_and_new_events(server: Server, console: Console) -> None:
     wanted = server.publish("shop/orders/created", "old order")
     server.publish("audit/login", "old login")
     console.open(server.url)
@@ -39,21 +37,21 @@ def test_a_filter_shows_what_matches_of_the_past_and_of_what_comes(server: Serve
     assert "login" not in console.page.inner_text("#rows")
 
 
-def test_a_filter_that_is_no_key_expression_says_why_and_another_goes_on(server: Server, console: Console) -> None:
+def test_an_invalid_filter_shows_the_error_and_a_valid_one_recovers(server: Server, console: Console) -> None:
     console.open(server.url)
 
     console.page.fill("#filter", "shop//orders")
     console.page.press("#filter", "Enter")
 
-    expect(console.page.locator("#refused")).to_contain_text("shop//orders")
-    expect(console.page.locator("#connection")).to_have_text("Refused")
+    expect(console.page.locator("#rejected")).to_contain_text("shop//orders")
+    expect(console.page.locator("#connection")).to_have_text("Rejected")
     console.filter("shop/**")
     console.connected()
     server.publish("shop/orders", "here")
     expect(console.row("here")).to_be_visible()
 
 
-def test_while_paused_nothing_is_shown_and_nothing_is_lost(server: Server, console: Console) -> None:
+def test_a_pause_shows_no_events_and_loses_none(server: Server, console: Console) -> None:
     console.open(server.url)
     shown = server.publish("a/b", "before the pause")
     expect(console.row("before the pause")).to_be_visible()
@@ -69,7 +67,7 @@ def test_while_paused_nothing_is_shown_and_nothing_is_lost(server: Server, conso
     assert console.offsets() == shown + held + after
 
 
-def test_a_long_pause_costs_no_memory_and_goes_on_from_the_log(server: Server, console: Console) -> None:
+def test_a_long_pause_is_bounded_in_memory_and_resumes_from_the_log(server: Server, console: Console) -> None:
     console.open(server.url)
     console.page.click("#pause")
     server.publish("a/b", *[f"{number}" for number in range(8000)])
@@ -91,7 +89,7 @@ def test_an_event_is_inspected_in_every_form(server: Server, console: Console) -
     console.row("18446744073709551615").click()
 
     page = console.page
-    # Each digit as it came: a number of JavaScript would have lost some.
+    # Every digit is kept: a JavaScript number would have lost some.
     expect(page.locator("#inspector-body pre")).to_have_text(
         '{\n  "id": 18446744073709551615,\n  "price": 1.10,\n  "tags": [\n    "new",\n    null\n  ]\n}'
     )
@@ -107,7 +105,7 @@ def test_an_event_is_inspected_in_every_form(server: Server, console: Console) -
     assert "published_ns" in identity
 
 
-def test_what_is_copied_is_the_form_that_is_shown(server: Server, console: Console) -> None:
+def test_copy_copies_the_form_that_is_shown(server: Server, console: Console) -> None:
     server.publish("shop/orders", '{"id":1}')
     console.open(server.url)
     console.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -119,7 +117,7 @@ def test_what_is_copied_is_the_form_that_is_shown(server: Server, console: Conso
     assert console.page.evaluate("navigator.clipboard.readText()") == '{\n  "id": 1\n}'
 
 
-def test_bytes_that_are_no_text_are_shown_in_hex(server: Server, console: Console) -> None:
+def test_a_binary_payload_is_shown_in_hex(server: Server, console: Console) -> None:
     server.publish("camera/1", b"\xff\xd8\xff\x00binary")
     console.open(server.url)
 
@@ -147,10 +145,10 @@ def test_keys_headers_and_payloads_are_never_run(server: Server, console: Consol
     assert page.evaluate("document.querySelectorAll('img[onerror], main script').length") == 0
 
 
-def test_text_as_markup_is_refused_by_the_browser_itself(server: Server, console: Console) -> None:
+def test_the_browser_itself_rejects_text_as_markup(server: Server, console: Console) -> None:
     console.open(server.url)
 
-    refused = console.page.evaluate("try { document.body.innerHTML = '<b>x</b>'; 'written' } catch (e) { e.name }")
+    outcome = console.page.evaluate("try { document.body.innerHTML = '<b>x</b>'; 'written' } catch (e) { e.name }")
 
-    assert refused == "TypeError"
-    console.errors.clear()  # the browser tells of it, which is what was to be seen
+    assert outcome == "TypeError"
+    console.errors.clear()  # The browser reports the violation, as intended.

@@ -36,8 +36,8 @@ from nats_support import nats_server
 from typer.testing import CliRunner
 
 import zbus
-from zbus.mesh.log_service import _decode_covered, _decode_told, _decode_wanted
-from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_asked
+from zbus.mesh.log_service import _decode_covered, _decode_info, _decode_request
+from zbus.mesh.request_client import ACCEPTED, DATA, END, FAILED, _read_failure, _read_reply, decode_request
 from zbus.observe.counters import Counters
 
 # The internals that these tests need, all of them here.
@@ -271,7 +271,7 @@ async def test_an_accepted_loss_is_known(lossy: Path, run: Run) -> None:
         assert await publisher.publish(b"one more") == expected()["lossy"]["head"] + 1
     code, problems, note = run("log", "verify", lossy)
     assert (code, problems) == (0, "")
-    assert "were given up when a loss was accepted" in note
+    assert "were lost, and the loss was accepted" in note
 
 
 # Frames, decoded.
@@ -341,10 +341,10 @@ def decoded_frame(frame: bytes) -> dict[str, Any]:
 
 
 def decoded_question(about: str, payload: bytes) -> dict[str, Any]:
-    asked = decode_asked(payload)
+    asked = decode_request(payload)
     found: dict[str, Any] = {"about": about, "id": asked.id, "body": plain(asked.body)}
     if about == "page":
-        found["wanted"] = plain(_decode_wanted(asked.body))
+        found["wanted"] = plain(_decode_request(asked.body))
     elif about == "request":
         found["events"] = plain(open_frame(asked.body))
     return found
@@ -358,7 +358,8 @@ def decoded_reply(about: str, payload: bytes) -> dict[str, Any]:
     elif kind == DATA and about == "page" and body[:1] == b"\0":
         found["covered"] = plain(_decode_covered(body[1:]))
     elif kind == DATA and about == "logs":
-        found["log"] = plain(_decode_told(body))
+        found["log"] = plain(_decode_info(body))
+        found["log"]["heard"] = found["log"].pop("other_logs")  # the field has no name on the wire
     elif kind == DATA:
         found["events"] = plain(open_frame(body))
     return found

@@ -70,8 +70,8 @@ REFUSED_AS_EXPRESSION = {
     "dollar without star": ("a$b", "only in '$*'"),
     "dollar at the end": ("a$", "only in '$*'"),
     "dollar and two stars": ("$**", "whole segments"),
-    "wildcard in an @ segment": ("@a$*", "holds no wildcard"),
-    "wildcard in an inner @ segment": ("a/@b$*c", "holds no wildcard"),
+    "wildcard in an @ segment": ("@a$*", "must not contain a wildcard"),
+    "wildcard in an inner @ segment": ("a/@b$*c", "must not contain a wildcard"),
 }
 
 

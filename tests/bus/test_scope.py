@@ -86,7 +86,7 @@ async def test_a_subscriber_of_a_scope_takes_the_options_of_subscribe(log_path: 
     ("wanted", "given"), [(wanted, given) for wanted in KINDS for given in KINDS if wanted != given]
 )
 async def test_a_scope_of_another_kind_is_refused_by_name(end: Any, wanted: str, given: str, bus: Bus) -> None:
-    with pytest.raises(KeyInvalid, match=f"this scope is a {given}, and a {wanted} is wanted"):
+    with pytest.raises(KeyInvalid, match=f"this scope is a {given}, but must be a {wanted}"):
         await getattr(end, f"for_{wanted}")(scope_of(bus, given), "created")
 
 

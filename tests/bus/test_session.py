@@ -459,7 +459,7 @@ def test_whether_it_has_expired_is_not_told_of_a_token_that_was_not_signed() -> 
 def test_a_version_that_is_not_this_one_is_no_token() -> None:
     token = zbus.sign_session_token(SECRET, "alice", 60)
 
-    with pytest.raises(zbus.SessionTokenInvalid, match="not written as one"):
+    with pytest.raises(zbus.SessionTokenInvalid, match="malformed"):
         zbus.verify_session_token(SECRET, "zs2" + token[3:])
 
 

@@ -196,10 +196,10 @@ async def test_a_file_runs_several_bridges(server: NatsServer, tmp_path: Path) -
         ('[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a"]\nraw = "maybe"\n', "[[bridge]] 1: raw: "),
         (
             2 * '[[bridge]]\nbetween = ["nats://a", "zenoh://b:1"]\nkeys = ["a"]\nlog = "x.db"\n',
-            "[[bridge]] 2: log: another bridge has this log",
+            "[[bridge]] 2: log: another bridge uses this log",
         ),
         ("[bridges]\n", "'bridges' is unknown"),
-        ("", "there is no [[bridge]] table"),
+        ("", "the file has no [[bridge]] table"),
         ("[[bridge\n", "config: "),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_count_that_is_not_reached_in_time_is_an_error(log_path: Path) -> None
     done = run("sub", "a/b", "--log", log_path, "--from", "beginning", "--count", 2, "--timeout", 1.5)
 
     assert done.returncode == 1
-    assert done.stderr == b"zbus: 1 of 2 events came within 1.5 s\n"
+    assert done.stderr == b"zbus: 1 of 2 events arrived within 1.5 s\n"
     assert len(done.stdout.splitlines()) == 1
 
 
@@ -311,7 +311,7 @@ def test_doctor_shows_what_a_log_in_the_folder_promises(tmp_path: Path, durabili
         "identities": "as long as its event",
         "atomic_events": None,
     }
-    for line in ("promise of a log here", f"events survive {survives}", "one writer, offsets without gaps"):
+    for line in ("guarantees of a log here", f"events survive {survives}", "one writer, offsets without gaps"):
         assert line in table
 
 
@@ -370,7 +370,7 @@ def test_a_command_without_its_library_prints_the_exact_line_that_installs_it(
         [sys.executable, "-c", WITHOUT, library, *command], capture_output=True, text=True, timeout=60
     )
 
-    told = f"zbus: {command[0]}: it needs {library}, which is missing: pip install 'zbus-mesh[{extra}]'\n"
+    told = f"zbus: {command[0]}: it needs {library}, which is not installed: pip install 'zbus-mesh[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
@@ -454,7 +454,7 @@ BAD = {
     "log prune: no rule": (["log", "prune", "LOG"], "--max-age"),
     "log prune: an age that is none": (["log", "prune", "LOG", "--max-age", "7 years"], "7 years"),
     "log prune: a size that is none": (["log", "prune", "LOG", "--max-bytes", "much"], "much"),
-    "log prune: fewer than none": (["log", "prune", "LOG", "--max-events", "-1"], "--events"),
+    "log prune: fewer than none": (["log", "prune", "LOG", "--max-events", "-1"], "--max-events"),
     "demo: no such fault": (["demo", "--fault", "fire"], "fire"),
     "demo: too long": (["demo", "--seconds", "60"], "--seconds"),
 }

@@ -104,9 +104,9 @@ def test_a_closed_node_refuses_every_call_with_a_fabric_error(transport: Mesh) -
     with pytest.raises(TransportError):
         node.fabric.listen(["b/**"], lambda frame, acknowledge: None)
     with pytest.raises(TransportError):
-        node.fabric.answer(["ask/x"], lambda question: None)
+        node.fabric.serve(["ask/x"], lambda question: None)
     with pytest.raises(TransportError):
-        node.fabric.ask("ask/x", b"", lambda data: None, 1.0)
+        node.fabric.request("ask/x", b"", lambda data: None, 1.0)
 
 
 def test_a_question_under_way_ends_when_its_asker_closes(transport: Mesh) -> None:

@@ -66,8 +66,8 @@ def test_a_fabric_for_events_only_refuses_questions_by_name(fabrics: list[Fabric
     fabric = fabrics[0]
     assert fabric.events_only
     refused: list[Callable[[], object]] = [
-        lambda: fabric.ask("ask/x", b"", lambda data: None, 1.0),
-        lambda: fabric.answer(["ask/x"], lambda question: None),
+        lambda: fabric.request("ask/x", b"", lambda data: None, 1.0),
+        lambda: fabric.serve(["ask/x"], lambda question: None),
     ]
     for doing in refused:
         with pytest.raises(TransportUnsupported) as caught:
@@ -87,10 +87,10 @@ def test_events_flow_after_a_refusal(fabrics: list[Fabric]) -> None:
         arrived.set()
 
     with pytest.raises(TransportUnsupported):
-        listener.answer(["ask/x"], lambda question: None)
+        listener.serve(["ask/x"], lambda question: None)
     listener.listen(["namespace/component/topic"], receive)
     with pytest.raises(TransportUnsupported):
-        sender.ask("ask/x", b"", lambda data: None, 1.0)
+        sender.request("ask/x", b"", lambda data: None, 1.0)
 
     deadline, sequence = time.monotonic() + WAIT_S, 0
     while not arrived.wait(0.05):
@@ -117,7 +117,7 @@ async def test_serving_is_refused_by_name_where_no_transport_carries_questions(p
     async with zbus.open(**place) as bus:
         with pytest.raises(TransportUnsupported) as caught:
             bus.serve("prices/quote")(quote)
-        assert "answering questions" in caught.value.capability
+        assert "serving requests" in caught.value.capability
         assert node_of(bus).is_open
 
 

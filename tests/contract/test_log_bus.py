@@ -235,7 +235,7 @@ async def test_the_lag_of_a_durable_subscription_is_what_the_log_counts(url: str
             log = node_of(bus).log
             assert log is not None
             expected = log.count(offsets[9], offsets[-1])
-            (reader,) = introspection.of(bus).readers()
+            (reader,) = introspection.of(bus).subscriptions()
             (position,) = await introspection.of(bus).positions()
             told = bus.stats()["cursors"]
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from inside import node_of
-from mesh_fakes import recorded
+from mesh_fakes import Counts, recorded
 
 import zbus
 from zbus.deliver import handlers
@@ -149,3 +149,26 @@ async def test_the_pauses_of_a_handler_grow_and_are_shortened_by_chance(
 
     assert slept == pytest.approx(pauses)
     assert [each["again_in_s"] for each in records if each["record"] == "EVENT_RETRY"] == pytest.approx(pauses)
+
+
+async def test_a_payload_that_cannot_be_decoded_is_counted_and_recorded_and_the_handler_continues() -> None:
+    subscription, counts, seen = OneEvent(), Counts(), list[zbus.Event]()
+    invalid = zbus.PayloadInvalid("not a number", zbus.Event(1, 0, 0, "a", b"x", {}))
+    following = subscription.next
+
+    async def next_event() -> zbus.Event | None:
+        if not counts:
+            raise invalid
+        return await following()
+
+    async def handle(event: zbus.Event) -> None:
+        seen.append(event)
+
+    subscription.next = next_event  # type: ignore[method-assign]
+    with recorded() as records:
+        await handlers.serve(subscription, handle, counts.add, lambda low, high: low)  # type: ignore[arg-type]
+
+    assert (counts, len(seen)) == ({"invalid_payloads": 1}, 1)
+    assert [(each["record"], each["code"], each["reason"]) for each in records] == [
+        ("EVENT_INVALID", "payload_invalid", str(invalid))
+    ]

@@ -20,18 +20,18 @@ class Reporter:
     """Keeps what is reported. `nothing_missing`: every event of these publishers came by another path."""
 
     def __init__(self) -> None:
-        self.wants, self.counts = Interest(), Counts()
-        self.wants.add(["shop/**"], 0, record=True)
+        self.interest, self.counts = Interest(), Counts()
+        self.interest.add(["shop/**"], 0, store=True)
         self.gaps: list[tuple[str, int, int, bool]] = []
         self.open: list[tuple[str, int, int, int]] = []
         self.nothing_missing: set[int] = set()
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
+    def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
         assert origin == ORIGIN
         self.gaps.append((key, publisher_id, sequence, counted))
         return publisher_id not in self.nothing_missing
 
-    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+    def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
         assert origin == ORIGIN
         self.open.append((key, publisher_id, after, sequence))
         missing = publisher_id not in self.nothing_missing
@@ -69,46 +69,46 @@ def test_an_event_that_a_beacon_named_may_be_in_flight_for_a_moment_and_is_then_
     ledger: GapLedger, runtime: FakeRuntime
 ) -> None:
     newest: dict[str, Newest] = {"shop/a": (9, 7, 3)}
-    ledger.name(newest)
-    assert ledger.ends(seen(), QUIET_S) == (newest, {})
+    ledger.note_newest(newest)
+    assert ledger.missing_tails(seen(), QUIET_S) == (newest, {})
 
     runtime.advance(QUIET_S * 0.9)
-    assert ledger.ends(seen(a=8), QUIET_S) == (newest, {})
+    assert ledger.missing_tails(seen(a=8), QUIET_S) == (newest, {})
     runtime.advance(QUIET_S * 0.1)
-    assert ledger.ends(seen(a=8), QUIET_S) == ({}, newest)
+    assert ledger.missing_tails(seen(a=8), QUIET_S) == ({}, newest)
 
 
 def test_an_event_that_came_is_not_missing(ledger: GapLedger, runtime: FakeRuntime) -> None:
-    ledger.name({"shop/a": (9, 7, 3), "shop/b": (10, 7, 4)})
+    ledger.note_newest({"shop/a": (9, 7, 3), "shop/b": (10, 7, 4)})
     runtime.advance(QUIET_S)
 
-    assert ledger.ends(seen(a=9, b=9), QUIET_S) == ({}, {"shop/b": (10, 7, 4)})
+    assert ledger.missing_tails(seen(a=9, b=9), QUIET_S) == ({}, {"shop/b": (10, 7, 4)})
 
 
 def test_a_key_that_no_subscriber_needs_is_not_missing(ledger: GapLedger, runtime: FakeRuntime) -> None:
-    ledger.name({"audit/a": (9, 7, 3)})
+    ledger.note_newest({"audit/a": (9, 7, 3)})
     runtime.advance(QUIET_S)
 
-    assert ledger.ends(seen(), QUIET_S) == ({}, {})
+    assert ledger.missing_tails(seen(), QUIET_S) == ({}, {})
 
 
 def test_a_later_beacon_replaces_what_an_earlier_one_named(ledger: GapLedger, runtime: FakeRuntime) -> None:
-    ledger.name({"shop/a": (9, 7, 3)})
+    ledger.note_newest({"shop/a": (9, 7, 3)})
     runtime.advance(QUIET_S)
-    ledger.name({"shop/a": (12, 7, 5)})
+    ledger.note_newest({"shop/a": (12, 7, 5)})
 
-    assert ledger.ends(seen(), QUIET_S) == ({"shop/a": (12, 7, 5)}, {})
+    assert ledger.missing_tails(seen(), QUIET_S) == ({"shop/a": (12, 7, 5)}, {})
 
 
 def test_the_keys_that_beacons_named_are_bounded(
     ledger: GapLedger, runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEYS_MAX", 2)
-    ledger.name({"shop/a": (1, 7, 1), "shop/b": (2, 7, 2), "shop/c": (3, 7, 3)})
-    ledger.name({"shop/b": (4, 7, 4)})  # known: its place is taken already
+    ledger.note_newest({"shop/a": (1, 7, 1), "shop/b": (2, 7, 2), "shop/c": (3, 7, 3)})
+    ledger.note_newest({"shop/b": (4, 7, 4)})  # known: its place is taken already
     runtime.advance(QUIET_S)
 
-    _, missing = ledger.ends(seen(), QUIET_S)
+    _, missing = ledger.missing_tails(seen(), QUIET_S)
     assert missing == {"shop/a": (1, 7, 1), "shop/b": (4, 7, 4)}
 
 
@@ -204,11 +204,11 @@ def test_open_gaps_are_no_longer_counted_once_they_are_closed(ledger: GapLedger,
 
 
 def test_a_closed_ledger_starts_again(ledger: GapLedger, reporter: Reporter, runtime: FakeRuntime) -> None:
-    ledger.name({"shop/a": (9, 7, 19)})
+    ledger.note_newest({"shop/a": (9, 7, 19)})
     ledger.report([], {"shop/a": (9, 7, 19)}, seen())
     ledger.close()
     runtime.advance(QUIET_S)
-    assert ledger.ends(seen(), QUIET_S) == ({}, {})
+    assert ledger.missing_tails(seen(), QUIET_S) == ({}, {})
 
     ledger.report([], {"shop/a": (9, 7, 19)}, seen())
 
@@ -226,8 +226,8 @@ def trimmed(reporter: Reporter, runtime: FakeRuntime) -> TrimmedRanges:
 def test_a_trimmed_range_is_reported_before_the_first_event_of_each_publisher(
     trimmed: TrimmedRanges, reporter: Reporter
 ) -> None:
-    assert trimmed.tell([envelope(11, previous=10, key="shop/a"), envelope(12, previous=9, publisher_id=8)])
-    assert not trimmed.tell([envelope(13, previous=10, key="shop/b")])
+    assert trimmed.report([envelope(11, previous=10, key="shop/a"), envelope(12, previous=9, publisher_id=8)])
+    assert not trimmed.report([envelope(13, previous=10, key="shop/b")])
 
     assert reporter.gaps == [("shop/a", 7, 11, False), ("shop/orders", 8, 12, False)]
     assert reporter.counts == {}  # the one who reports the gap counts it
@@ -236,21 +236,21 @@ def test_a_trimmed_range_is_reported_before_the_first_event_of_each_publisher(
 def test_an_event_whose_predecessor_is_not_trimmed_says_nothing_about_the_range(
     trimmed: TrimmedRanges, reporter: Reporter
 ) -> None:
-    assert not trimmed.tell([envelope(12, previous=11)])
+    assert not trimmed.report([envelope(12, previous=11)])
     assert reporter.gaps == []
 
-    assert trimmed.tell([envelope(13, previous=10, key="shop/b")])
+    assert trimmed.report([envelope(13, previous=10, key="shop/b")])
 
 
 def test_a_range_that_no_subscriber_needed_at_that_time_is_not_reported(
     trimmed: TrimmedRanges, reporter: Reporter, runtime: FakeRuntime
 ) -> None:
-    reporter.wants.add(["new/**"], runtime.time_ns() + 1, record=False)
-    reporter.wants.add(["old/**"], runtime.time_ns(), record=False)
+    reporter.interest.add(["new/**"], runtime.time_ns() + 1, store=False)
+    reporter.interest.add(["old/**"], runtime.time_ns(), store=False)
 
-    assert not trimmed.tell([envelope(11, key="new/a")])
-    assert not trimmed.tell([envelope(12, key="unknown/a", publisher_id=8)])
-    assert trimmed.tell([envelope(13, key="old/a", publisher_id=9)])
+    assert not trimmed.report([envelope(11, key="new/a")])
+    assert not trimmed.report([envelope(12, key="unknown/a", publisher_id=8)])
+    assert trimmed.report([envelope(13, key="old/a", publisher_id=9)])
 
     assert [gap[:2] for gap in reporter.gaps] == [("old/a", 9)]
 
@@ -260,8 +260,8 @@ def test_a_range_that_cannot_be_reported_yet_is_counted_once(trimmed: TrimmedRan
     assert reporter.counts == {"gaps": 1, "gaps_unrepaired": 1}
     reporter.nothing_missing.add(8)
 
-    assert not trimmed.tell([envelope(11, publisher_id=8)])
-    assert trimmed.tell([envelope(12), envelope(13, publisher_id=9)])
+    assert not trimmed.report([envelope(11, publisher_id=8)])
+    assert trimmed.report([envelope(12), envelope(13, publisher_id=9)])
 
     # The first report that is one has been counted; the next one is another gap.
     assert [gap[1:] for gap in reporter.gaps] == [(8, 11, True), (7, 12, True), (9, 13, False)]
@@ -272,6 +272,6 @@ def test_the_publishers_of_a_trimmed_range_are_bounded(
 ) -> None:
     monkeypatch.setattr(module, "PUBLISHERS_MAX", 2)
 
-    trimmed.tell([envelope(11, publisher_id=publisher_id) for publisher_id in (1, 2, 3)])
+    trimmed.report([envelope(11, publisher_id=publisher_id) for publisher_id in (1, 2, 3)])
 
     assert [publisher_id for _, publisher_id, _, _ in reporter.gaps] == [1, 2]

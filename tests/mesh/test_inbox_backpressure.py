@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deliver_support import FakeHost, soon
 
-from zbus.errors import LogError
+from zbus.errors import EventInvalid, LogError
 from zbus.mesh import inbox as inboxes
 from zbus.mesh.inbox import Inbox
 from zbus.mesh.interest import Interest
@@ -46,22 +46,22 @@ class MeshHost(FakeHost):
         self.beacons: list[int] = []
         self.announcements: list[bytes] = []
         self.cancelled: list[int] = []
-        self.crossed: list[Row] = []
-        self.wants = Interest()
+        self.forwarded: list[Row] = []
+        self.interest = Interest()
         self.beacon_received = self.beacons.append
         self.request_cancelled = self.cancelled.append
 
     def announcement_received(self, frame: bytes, link: str) -> None:
         self.announcements.append(frame)
 
-    def cross(self, rows: Sequence[Row], link: str) -> None:
-        self.crossed += rows
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
+        self.forwarded += rows
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: object) -> None:
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: object) -> None:
         pass
 
     def inbox(self, forwards: bool = False) -> Inbox:
-        return Inbox(self, self, OWN, self.wants, 1000, forwards, self.runtime)  # type: ignore[arg-type]
+        return Inbox(self, self, OWN, self.interest, 1000, forwards, self.runtime)  # type: ignore[arg-type]
 
     def frame(self, key: str, payload: bytes = b"") -> bytes:
         (row,) = self.rows(1, 3, key, payload)
@@ -85,7 +85,7 @@ async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost) 
     blocked = host.subscribe("slow/**", overflow="block", queue_events=2)
     same_key = host.subscribe("slow/**", queue_events=100)
     other = host.subscribe("fast/**", queue_events=100)
-    host.wants.add(["kept/**"], 0, record=True)
+    host.interest.add(["kept/**"], 0, store=True)
     receive = host.inbox().receiver("a", False)
     for _ in range(10):
         receive(host.frame("slow/x"))
@@ -189,7 +189,7 @@ async def test_a_send_queue_that_is_full_delays_what_a_bridge_receives(host: Mes
     host.backpressure.unblock(host)
     await turns()
     assert subscription.queued == 1
-    assert len(host.crossed) == forwards
+    assert len(host.forwarded) == forwards
 
 
 async def test_a_repair_waits_for_the_log_and_not_for_a_full_subscription(host: MeshHost) -> None:
@@ -198,10 +198,10 @@ async def test_a_repair_waits_for_the_log_and_not_for_a_full_subscription(host: 
     host.receive(1, "full/x")
     assert host.backpressure.blocked
     async with asyncio.timeout(5):
-        await inbox.room()
+        await inbox.wait_for_capacity()
 
     host.backpressure.block(host.commits, "commits_pending", "the log is behind")
-    waiting = asyncio.create_task(inbox.room())
+    waiting = asyncio.create_task(inbox.wait_for_capacity())
     await turns()
     assert not waiting.done()
     host.backpressure.unblock(host.commits)
@@ -273,7 +273,7 @@ async def test_a_dropped_frame_counts_as_many_events_as_it_holds(
 async def test_events_that_the_log_does_not_take_are_counted_and_recorded(
     host: MeshHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host.wants.add(["kept/**"], 0, record=True)
+    host.interest.add(["kept/**"], 0, store=True)
     host.inbox().receiver("a", False)(host.frame("kept/x"))
     await turns()
     host.commits.storing[0].set_exception(LogError("the disk is full"))
@@ -286,24 +286,49 @@ async def test_events_that_the_log_does_not_take_are_counted_and_recorded(
 async def test_malformed_frames_are_counted_by_kind_and_recorded(
     host: MeshHost, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def reject(frame: bytes, link: str) -> None:
+        raise EventInvalid("not an announcement")
+
+    host.announcement_received = reject  # type: ignore[method-assign]
     inbox = host.inbox()
     inbox.receiver("a", False)(bytes([9, 9]))
     inbox.receiver("b", False)(bytes([CANCEL]))
     inbox.receiver("c", False)(host.frame("a/b", b"x" * 1001))
+    inbox.receiver("d", False)(bytes([NODE]))
     await turns()
 
     assert [code for code, _ in codes_of(caplog, EVENT_INVALID)] == [
         "invalid_version",
         "invalid_cancel",
         "invalid_too_large",
+        "invalid_node",
     ]
     assert all(reason for _, reason in codes_of(caplog, EVENT_INVALID))
     assert {name: number for name, number in host.counts.items() if name.startswith("invalid")} == {
-        "invalid_received": 3,
+        "invalid_received": 4,
         "invalid_version": 1,
         "invalid_cancel": 1,
         "invalid_too_large": 1,
+        "invalid_node": 1,
     }
+
+
+async def test_a_frame_that_causes_an_unexpected_error_is_counted_and_recorded_and_the_next_one_arrives(
+    host: MeshHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(frame: bytes, link: str) -> None:
+        raise RuntimeError("a bug of ours")
+
+    host.announcement_received = fail  # type: ignore[method-assign]
+    subscription = host.subscribe("a/**")
+    receive = host.inbox().receiver("a", False)
+    receive(bytes([NODE]))
+    receive(host.frame("a/b"))
+    await turns()
+
+    found = [each.zbus["record"] for each in caplog.records if each.name == "zbus"]  # type: ignore[attr-defined]
+    assert (found, host.counts["receive_errors"]) == (["RECEIVE_FAILED"], 1)
+    assert subscription.queued == 1
 
 
 async def test_a_gap_of_a_sender_without_a_log_is_counted_recorded_and_published(
@@ -317,7 +342,7 @@ async def test_a_gap_of_a_sender_without_a_log_is_counted_recorded_and_published
     receive(host.frame("a/b"))
     await turns()
 
-    assert codes_of(caplog, EVENT_GAP) == [("unrepaired", "events are missing and could not be repaired")]
+    assert codes_of(caplog, EVENT_GAP) == [("gap_unrepaired", "events are missing and could not be repaired")]
     assert (host.counts["gaps"], host.counts["gaps_unrepaired"]) == (1, 1)
     gap = await soon(gaps)
     assert gap is not None
@@ -336,8 +361,8 @@ async def test_a_gap_that_is_still_requested_is_counted_and_recorded_as_open(
 ) -> None:
     inbox = host.inbox()
 
-    assert inbox.overdue(7, "a/b", 9, 3, 6)
-    assert not inbox.overdue(7, "a/b", 9, 5, 6)
+    assert inbox.report_open_gap(7, "a/b", 9, 3, 6)
+    assert not inbox.report_open_gap(7, "a/b", 9, 5, 6)
 
-    assert [code for code, _ in codes_of(caplog, EVENT_GAP)] == ["open"]
+    assert [code for code, _ in codes_of(caplog, EVENT_GAP)] == ["gap_open"]
     assert host.counts["gaps_open"] == 1

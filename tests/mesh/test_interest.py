@@ -6,43 +6,43 @@ from zbus.mesh.interest import NEVER, Interest
 
 
 def test_of_several_who_want_a_key_the_earliest_counts() -> None:
-    wants = Interest()
-    wants.add(["shop/**"], 7, record=False)
-    wants.add(["shop/*"], 5, record=False)
+    interest = Interest()
+    interest.add(["shop/**"], 7, store=False)
+    interest.add(["shop/*"], 5, store=False)
 
-    assert wants.of("shop/x") == (5, 5, False)
-    assert wants.of("shop/x/y") == (7, 7, False)
-    assert wants.of("audit").since == NEVER
-    assert wants.earliest == 5
+    assert interest.of("shop/x") == (5, 5, False)
+    assert interest.of("shop/x/y") == (7, 7, False)
+    assert interest.of("audit").since == NEVER
+    assert interest.earliest == 5
 
 
 def test_what_is_recorded_and_what_is_live_are_told_apart() -> None:
-    wants = Interest()
-    wants.add(["shop/**"], 3, record=True)
-    wants.add(["shop/x"], 9, record=False)
+    interest = Interest()
+    interest.add(["shop/**"], 3, store=True)
+    interest.add(["shop/x"], 9, store=False)
 
-    assert wants.of("shop/x") == (3, 9, True)
-    assert wants.of("shop/y") == (3, NEVER, True)
-    assert wants.records
+    assert interest.of("shop/x") == (3, 9, True)
+    assert interest.of("shop/y") == (3, NEVER, True)
+    assert interest.stores_any
 
 
 def test_what_nobody_wants_any_more_is_gone() -> None:
-    wants = Interest()
-    wants.add(["a", "b"], 1, record=True)
-    wants.add(["a"], 1, record=True)
+    interest = Interest()
+    interest.add(["a", "b"], 1, store=True)
+    interest.add(["a"], 1, store=True)
 
-    wants.remove(["a", "b"], 1, record=True)
+    interest.remove(["a", "b"], 1, store=True)
 
-    assert wants.expressions == ("a",)
-    assert wants.of("b").since == NEVER
-    wants.remove(["a"], 1, record=True)
-    assert wants.expressions == ()
-    assert not wants.records
+    assert interest.expressions == ("a",)
+    assert interest.of("b").since == NEVER
+    interest.remove(["a"], 1, store=True)
+    assert interest.expressions == ()
+    assert not interest.stores_any
 
 
 def test_an_expression_that_several_use_is_asked_for_once() -> None:
-    wants = Interest()
+    interest = Interest()
     for since in (1, 2, 3):
-        wants.add(["a/**"], since, record=since == 2)
+        interest.add(["a/**"], since, store=since == 2)
 
-    assert wants.expressions == ("a/**",)
+    assert interest.expressions == ("a/**",)

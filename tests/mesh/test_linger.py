@@ -26,7 +26,7 @@ class FakeQueue:
             threading.Thread(target=on_end).start()
 
 
-class FakeAnswers:
+class FakeRequestServer:
     def __init__(self, queues: list[FakeQueue]) -> None:
         self.finished: list[tuple[float, float]] = []
         self._queues = queues
@@ -37,11 +37,13 @@ class FakeAnswers:
 
 
 async def linger(queues: list[FakeQueue], timeout_s: float, log: object | None) -> list[tuple[float, float]]:
-    answers = FakeAnswers(queues)
+    server = FakeRequestServer(queues)
     links = [SimpleNamespace(send_queue=queue) for queue in queues]
-    network: Any = SimpleNamespace(links=links, answers=answers, _log=log, _calls=Calls(asyncio.get_running_loop()))
+    network: Any = SimpleNamespace(
+        links=links, request_server=server, _log=log, _calls=Calls(asyncio.get_running_loop())
+    )
     await Network.linger(network, timeout_s)
-    return answers.finished
+    return server.finished
 
 
 async def test_a_closing_node_waits_for_its_send_queues_and_then_answers_other_nodes() -> None:

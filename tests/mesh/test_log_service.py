@@ -17,7 +17,16 @@ from msgspec.structs import replace
 from zbus.event import Event, Provenance
 from zbus.headers import encode_headers
 from zbus.keys import KeySet
-from zbus.mesh.log_service import ENDLESS, LOGS, PAGE_EVENTS, PAGE_EVENTS_MAX, LogPage, LogService, ask_log, ask_page
+from zbus.mesh.log_service import (
+    ENDLESS,
+    LOGS,
+    PAGE_EVENTS,
+    PAGE_EVENTS_MAX,
+    LogPage,
+    LogService,
+    request_log_info,
+    request_page,
+)
 from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog
 
@@ -44,15 +53,15 @@ def recorded(sequence: int, key: str = "shop/orders") -> Row:
 class Asking:
     """Asks a service without a network in between."""
 
-    def __init__(self, log: SqliteLog, heard: tuple[int, ...] = ()) -> None:
-        self.service, self.origin = LogService(log, log.log_id, heard=lambda: heard), log.log_id
+    def __init__(self, log: SqliteLog, other_logs: tuple[int, ...] = ()) -> None:
+        self.service, self.origin = LogService(log, log.log_id, other_logs=lambda: other_logs), log.log_id
 
     async def ask(self, key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        for reply in (self.service.tell if key == LOGS else self.service.page)(body):
+        for reply in (self.service.info if key == LOGS else self.service.page)(body):
             yield reply
 
     async def page(self, after: int = 0, keys: tuple[str, ...] = ("**",), from_ns: int = 0, **more: Any) -> LogPage:
-        return await ask_page(self.ask, self.origin, keys, after, from_ns, 5.0, **more)
+        return await request_page(self.ask, self.origin, keys, after, from_ns, 5.0, **more)
 
 
 def offsets(page: LogPage) -> list[int]:
@@ -188,16 +197,16 @@ async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> No
     async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         yield b"\0" + encode((4, 9, 1))
 
-    assert await ask_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
+    assert await request_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
 
 
 async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
     log.retain(Rules(events=4))
 
-    told = await ask_log(Asking(log, (11, 13)).ask, 5.0)
+    told = await request_log_info(Asking(log, (11, 13)).ask, 5.0)
 
-    assert (told.origin, told.head, told.low_water, told.heard) == (log.log_id, 10, 6, (11, 13))
+    assert (told.origin, told.head, told.low_water, told.other_logs) == (log.log_id, 10, 6, (11, 13))
 
 
 def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:

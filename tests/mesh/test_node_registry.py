@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,10 +20,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import node_of
+from mesh_fakes import FakeRuntime, recorded
 from nats_support import nats_server
 
 import zbus
 from zbus.errors import EventInvalid
+from zbus.mesh.node_registry import NodeRegistry
+from zbus.observe.catalog import CODES
 from zbus.wire.announcement import Announcement, decode_announcement, encode_announcement
 
 TTL_S = 1.5
@@ -141,9 +145,9 @@ async def test_a_goodbye_of_an_earlier_run_does_not_end_the_next(tmp_path: Path)
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
         registry = node_of(there).network.registry  # type: ignore[union-attr]
-        registry.hear(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
-        registry.hear(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
-        registry.hear(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
+        registry.receive(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
 
         assert [node.alive for node in there.nodes()] == [True, True]
 
@@ -243,7 +247,48 @@ async def test_the_table_of_nodes_is_bounded_and_a_node_that_is_evicted_is_count
             announced = msgspec.structs.replace(
                 network.registry._announcement(), origin=origin, run=f"run-{origin}", name=f"node-{origin}"
             )
-            network.registry.hear(encode_announcement(announced), "nats", "none")
+            network.registry.receive(encode_announcement(announced), "nats", "none")
 
         assert [node.name for node in bus.nodes()] == [own.name, "node-4", "node-6"]
         assert bus.stats()["nodes_evicted"] == 1
+
+
+async def test_a_node_counts_the_names_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NAMES_MAX", 2)
+    async with zbus.open() as bus:
+        for key in ("a", "b", "c", "d", "e"):
+            await bus.publisher(key)
+
+        (node,) = bus.nodes()
+
+        assert (node.publishes, node.truncated) == (("a", "b"), 3)
+
+
+async def test_why_a_node_left_or_rejoined_is_recorded_with_a_code() -> None:
+    runtime = FakeRuntime()
+    network: Any = SimpleNamespace(
+        origin=1, subscribed=(), served=(), endpoints=list, announce_frames=lambda frames: None
+    )
+    registry = NodeRegistry(zbus.BusConfig(), network, (), False, lambda name, number: None, runtime)
+    registry.task.cancel()
+
+    def announce(run: str, leaving: bool = False) -> None:
+        registry.receive(encode_announcement(told_by(7, run, leaving)), "link", "none")
+
+    with recorded(logging.INFO) as records:
+        announce("first")
+        runtime.now += 16.0  # over its time to live
+        registry._expire()
+        announce("first")
+        announce("first", leaving=True)
+        announce("second")
+    await asyncio.wait([registry.task])
+
+    assert [(each["record"], each.get("code")) for each in records] == [
+        ("NODE_JOINED", None),
+        ("NODE_LEFT", "node_silent"),
+        ("NODE_REJOINED", "node_seen_again"),
+        ("NODE_LEFT", "node_closed"),
+        ("NODE_REJOINED", "node_restarted"),
+    ]
+    assert (records[1]["silent_s"], records[1]["reason"]) == (16.0, CODES["node_silent"])

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 from inside import node_of
+from mesh_fakes import recorded
 
 import zbus
 from zbus.mesh import request_server
 from zbus.mesh.log_service import LogService, log_key
-from zbus.mesh.request_client import FAILED, RequestFrame, _read_failure, _read_reply, encode_asked
+from zbus.mesh.request_client import FAILED, RequestFrame, _read_failure, _read_reply, encode_request
 from zbus.mesh.request_server import CANCELLED_KEPT, RequestServer
 from zbus.util.runtime import REAL
 from zbus.wire.envelope import encode
@@ -26,7 +27,7 @@ class Asker:
     key = "prices/quote"
 
     def __init__(self, number: int, payload: bytes | None = None, key: str = key) -> None:
-        self.payload, self.key = encode_asked(RequestFrame(number, b"")) if payload is None else payload, key
+        self.payload, self.key = encode_request(RequestFrame(number, b"")) if payload is None else payload, key
         self.replies: list[bytes] = []
         self.closed = threading.Event()
 
@@ -45,21 +46,21 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
         await asyncio.sleep(60)
         return b""
 
-    answers = RequestServer(lambda name, number: None, REAL)
-    answers.handle(Asker.key, answer)
+    server = RequestServer(lambda name, number: None, REAL)
+    server.handle(Asker.key, answer)
     early, late, too_late = Asker(1), Asker(2), Asker(3)
-    answers.asked(early)
+    server.on_request(early)
     async with asyncio.timeout(10):
         while not started:
             await asyncio.sleep(0)
 
-    answers.asked(late)  # on its way to the loop
-    cancelled = answers.cancel_all()
+    server.on_request(late)  # on its way to the loop
+    cancelled = server.cancel_all()
     await asyncio.wait(cancelled, timeout=10)
     assert await asyncio.to_thread(late.closed.wait, 10)
     assert await asyncio.to_thread(early.closed.wait, 10)
-    answers.asked(too_late)
-    answers.close()
+    server.on_request(too_late)
+    server.close()
     await asyncio.sleep(0)
 
     assert (len(started), late.replies, too_late.replies) == (1, [], [])
@@ -73,16 +74,16 @@ async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler
         started.append(question)
         return b""
 
-    answers = RequestServer(lambda name, number: None, REAL)
-    answers.handle(Asker.key, answer)
+    server = RequestServer(lambda name, number: None, REAL)
+    server.handle(Asker.key, answer)
     for number in range(CANCELLED_KEPT + 1):
-        answers.cancel(number)  # number 0 is too long ago to be remembered
+        server.cancel(number)  # number 0 is too long ago to be remembered
     forgotten, cancelled = Asker(0), Asker(CANCELLED_KEPT)
-    answers.asked(forgotten)
-    answers.asked(cancelled)
+    server.on_request(forgotten)
+    server.on_request(cancelled)
     for each in (forgotten, cancelled):
         assert await asyncio.to_thread(each.closed.wait, 10)
-    answers.close()
+    server.close()
 
     assert (len(started), len(forgotten.replies), cancelled.replies) == (1, 3, [])
 
@@ -100,14 +101,14 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             return b""
 
         assert node_of(bus).network is not None
-        answers = node_of(bus).network.answers
+        server = node_of(bus).network.request_server
         junk = [Asker(0, b"junk")] + [
-            Asker(number, encode_asked(RequestFrame(number, b"junk"))) for number in range(1, 50)
+            Asker(number, encode_request(RequestFrame(number, b"junk"))) for number in range(1, 50)
         ]
         for each in junk:
-            answers.asked(each, "somewhere")
-        good = Asker(99, encode_asked(RequestFrame(99, encode(zbus.Event(1, 0, 1, Asker.key, b"good")))))
-        answers.asked(good, "somewhere")
+            server.on_request(each, "somewhere")
+        good = Asker(99, encode_request(RequestFrame(99, encode(zbus.Event(1, 0, 1, Asker.key, b"good")))))
+        server.on_request(good, "somewhere")
         for each in (*junk, good):
             assert await asyncio.to_thread(each.closed.wait, 10)
 
@@ -122,17 +123,17 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             assert _read_failure(_read_reply(each.replies[0])[2])[0] == "EventInvalid"
 
 
-@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_asked(RequestFrame(1, body))], ids=["question", "body"])
+@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_request(RequestFrame(1, body))], ids=["question", "body"])
 async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
     caplog: pytest.LogCaptureFixture, wrap: Callable[[bytes], bytes]
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
     counts: Counter[str] = Counter()
-    answers = RequestServer(lambda name, number: counts.update({name: number}), REAL)
-    answers.serve(log_key(7), LogService(None, 7).page)  # type: ignore[arg-type]  # junk never reaches the log
+    server = RequestServer(lambda name, number: counts.update({name: number}), REAL)
+    server.serve(log_key(7), LogService(None, 7).page)  # type: ignore[arg-type]  # junk never reaches the log
     junk = [Asker(number, wrap(b"junk"), log_key(7)) for number in range(50)]
     for each in junk:
-        answers.asked(each, "somewhere")
+        server.on_request(each, "somewhere")
     for each in junk:
         assert await asyncio.to_thread(each.closed.wait, 10)
     await asyncio.sleep(0)  # what the threads left for the loop
@@ -140,7 +141,7 @@ async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
     assert counts == {"invalid_received": 50, "invalid_request": 50}
     assert told(caplog) == {"EVENT_INVALID": 1}
     assert all(_read_reply(each.replies[-1])[0] == FAILED for each in junk)
-    answers.close()
+    server.close()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> Counter[str]:
@@ -153,7 +154,7 @@ class Clock:
 
     def __init__(self, *requests: float) -> None:
         self.now, self._requests = 0.0, list(requests)
-        self.answers: RequestServer | None = None
+        self.server: RequestServer | None = None
 
     def time(self) -> float:
         return self.now
@@ -162,8 +163,8 @@ class Clock:
         end = self.now + seconds
         while self._requests and self._requests[0] <= end:
             self.now = self._requests.pop(0)
-            assert self.answers is not None
-            self.answers.asked(Asker(1, key="log"))
+            assert self.server is not None
+            self.server.on_request(Asker(1, key="log"))
         self.now = end
 
 
@@ -176,12 +177,54 @@ async def test_a_node_that_closes_answers_until_no_request_came_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, requests: tuple[float, ...], ends_at: float
 ) -> None:
     clock = Clock(*requests)
-    answers = clock.answers = RequestServer(lambda name, number: None, REAL)
-    answers.serve("log", lambda body, link: ())
-    monkeypatch.setattr(answers, "_loop", clock)
+    server = clock.server = RequestServer(lambda name, number: None, REAL)
+    server.serve("log", lambda body, link: ())
+    monkeypatch.setattr(server, "_loop", clock)
     monkeypatch.setattr(request_server, "asyncio", clock)
 
-    await answers.finish(0.15, 1.0)
+    await server.finish(0.15, 1.0)
 
     assert clock.now == pytest.approx(ends_at)
-    answers.close()
+    server.close()
+
+
+class GoneAsker(Asker):
+    """A request whose sender is no longer connected."""
+
+    def reply(self, data: bytes) -> None:
+        raise zbus.TransportError("the client is gone")
+
+
+async def test_a_reply_that_cannot_be_sent_is_recorded() -> None:
+    server = RequestServer(lambda name, number: None, REAL)
+
+    async def answer(request: bytes) -> bytes:
+        return b""
+
+    server.handle(Asker.key, answer)
+    gone = GoneAsker(1)
+    with recorded() as records:
+        server.on_request(gone)
+        assert await asyncio.to_thread(gone.closed.wait, 10)
+    server.close()
+
+    found = {(each["record"], each["code"], each["key"], each["reason"]) for each in records}
+    assert found == {("REPLY_FAILED", "reply_failed", Asker.key, "the client is gone")}
+
+
+async def test_a_handler_that_raises_is_counted_and_recorded() -> None:
+    counts: Counter[str] = Counter()
+    server = RequestServer(lambda name, number: counts.update({name: number}), REAL)
+
+    async def answer(request: bytes) -> bytes:
+        raise ValueError("no such price")
+
+    server.handle(Asker.key, answer)
+    asker = Asker(1)
+    with recorded() as records:
+        server.on_request(asker)
+        assert await asyncio.to_thread(asker.closed.wait, 10)
+    server.close()
+
+    assert counts == {"handler_errors": 1}
+    assert [(each["record"], each["error"]) for each in records] == [("HANDLER_FAILED", "ValueError: no such price")]

@@ -51,7 +51,7 @@ class Bench:
     ) -> None:
         self.log, self.fabric, self.counts = log, fabric or FakeFabric(), Counts()
         self.runtime = runtime or FakeRuntime()
-        self.rooms = self.published = 0
+        self.capacity_calls = self.published = 0
         self.queue = SendQueue(
             self.fabric,
             ORIGIN,
@@ -59,14 +59,14 @@ class Bench:
             start,
             log.head() if log else 0,
             self.counts.add,
-            self._on_room,
+            self._on_capacity,
             forward,
             self.runtime,
         )
         (self.driver,) = self.runtime.drivers
 
-    def _on_room(self) -> None:
-        self.rooms += 1
+    def _on_capacity(self) -> None:
+        self.capacity_calls += 1
 
     def offer(self, events: int, key: str = "shop/orders") -> None:
         """Commit events and offer them as one batch, but do not run a step."""
@@ -793,12 +793,12 @@ def test_a_slow_fabric_congests_a_queue_without_a_log_until_half_of_it_is_sent(b
     bench.offer(1)
     assert bench.queue.congested
 
-    rooms: list[tuple[int, int]] = []
-    bench.fabric.during_send = lambda: rooms.append((bench.queue.waiting, bench.rooms))
+    calls: list[tuple[int, int]] = []
+    bench.fabric.during_send = lambda: calls.append((bench.queue.waiting, bench.capacity_calls))
     bench.runtime.run_due()
 
-    assert bench.rooms == 1  # not with every page
-    notified = [waiting for waiting, called in rooms if called]
+    assert bench.capacity_calls == 1  # not with every page
+    notified = [waiting for waiting, called in calls if called]
     assert CONGESTED_EVENTS // 2 - PAGE_EVENTS <= notified[0] < CONGESTED_EVENTS // 2
     assert not bench.queue.congested
 
@@ -822,10 +822,10 @@ def test_a_disconnected_fabric_lets_publishers_continue(bench: Bench) -> None:
 
     bench.runtime.run_due()
 
-    assert bench.rooms == 1
+    assert bench.capacity_calls == 1
     assert not bench.queue.congested
     bench.runtime.advance(1)
-    assert bench.rooms == 1
+    assert bench.capacity_calls == 1
 
 
 def test_nobody_is_notified_of_room_if_there_was_no_congestion(bench: Bench) -> None:
@@ -833,7 +833,7 @@ def test_nobody_is_notified_of_room_if_there_was_no_congestion(bench: Bench) -> 
     bench.fabric.disconnect()
     bench.send(10)
 
-    assert bench.rooms == 0
+    assert bench.capacity_calls == 0
 
 
 def test_a_queue_with_a_log_is_never_congested(logged: Bench) -> None:

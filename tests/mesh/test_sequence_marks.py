@@ -61,8 +61,8 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
         publisher_id = await asyncio.to_thread(node.call, "publish", KEY, 9)
         await eventually(lambda: losses.events_passed == 9)
         # And nothing is under way that could bring the tenth by another way.
-        origins = node_of(sink).network.inbox._origins  # type: ignore[union-attr]
-        await eventually(lambda: all((each._covered or 0) >= 9 and not each._repairing for each in origins.values()))
+        peers = node_of(sink).network.inbox._peers  # type: ignore[union-attr]
+        await eventually(lambda: all((each._covered or 0) >= 9 and not each._repairing for each in peers.values()))
         await asyncio.to_thread(node.begin, "publish", KEY, 1)
 
         await eventually(lambda: positions_of(sink) == {publisher_id: 10}, told=lambda: positions_of(sink))
@@ -103,10 +103,10 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
 
     again = await buses.open("sink", keep=["shop/**"])
     assert node_of(again).network is not None
-    node_of(again).network.inbox.heard.hear(
-        Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), node_of(again).network.wants
+    node_of(again).network.inbox.sequence_marks.note_beacon(
+        Beacon(3, 0, 9, {KEY: (9, publisher.publisher_id, 2)}), node_of(again).network.interest
     )
-    assert node_of(again).network.inbox.heard.take() == {}
+    assert node_of(again).network.inbox.sequence_marks.take() == {}
     await publisher.publish(b"")
     await eventually(lambda: positions_of(again) == {publisher.publisher_id: 6})
 
@@ -115,11 +115,11 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
     ("recorded_for_ns", "expected"), [(0, {}), (2 * BEACON_NS, {7: 4})], ids=["just-now", "before"]
 )
 def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: int, expected: dict[int, int]) -> None:
-    runtime, wants = FakeRuntime(), Interest()
+    runtime, interest = FakeRuntime(), Interest()
     found = SequenceMarks(runtime)
-    wants.add(["shop/**"], runtime.time_ns() - recorded_for_ns, record=True)
+    interest.add(["shop/**"], runtime.time_ns() - recorded_for_ns, store=True)
 
-    found.hear(Beacon(3, 0, 9, {KEY: (9, 7, 3), "audit/x": (8, 8, 3)}), wants)
+    found.note_beacon(Beacon(3, 0, 9, {KEY: (9, 7, 3), "audit/x": (8, 8, 3)}), interest)
 
     assert found.take() == expected
 

@@ -208,7 +208,7 @@ async def test_a_replay_of_what_retention_removed_is_told_of_as_failed(log_path:
             await anext(bus.replay("a/**", after=1))
 
     (failed,) = told("EVENT_REPLAY_FAILED")
-    assert "reason" in failed
+    assert (failed["code"], bool(failed["reason"])) == ("replay_failed", True)
     assert failed["events"] == 0
 
 

@@ -126,6 +126,16 @@ async def test_prometheus_is_shown_the_same_figures(log_path: Path) -> None:
     assert found["zbus_commit_duration_seconds_count",] == stats["latency"]["commit"]["count"]
 
 
+async def test_a_subscription_that_reads_the_log_is_counted_as_catching_up(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/b")).publish_many([b"x"] * 10)
+        async with bus.subscribe("a/**", start="beginning", queue_events=2), bus.subscribe("a/**"):
+            stats, found = bus.stats(), await asyncio.to_thread(scrape, bus)
+
+    assert (stats["subscribers"], stats["readers_behind"]) == (2, 1)
+    assert found["zbus_subscriptions_catching_up",] == 1
+
+
 async def test_caches_are_shown_by_their_names() -> None:
     async with zbus.open() as bus:
         todos = bus.cache(name="todos").invalidate_on("events/**")

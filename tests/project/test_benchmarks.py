@@ -1,4 +1,4 @@
-"""`benchmarks/run.py` answers every question of the table, each beside a peer that was really there."""
+"""`benchmarks/run.py` measures every row of the table, each against a real peer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return done.stdout, found, request.param
 
 
-def test_every_question_has_a_ratio_and_its_target(run: Run) -> None:
+def test_every_row_has_a_ratio_and_its_target(run: Run) -> None:
     _, rows, expected = run
     targets: dict[str, list[float]] = {}
     for row in rows:
@@ -101,4 +101,4 @@ def test_the_table_for_people_has_a_line_for_every_row(run: Run) -> None:
     assert len(lines) == len(rows) + 2
     assert sum(Counter(row["benchmark"] for row in rows).values()) == sum(map(len, expected.values()))
     for row in rows:
-        assert any(row["question"] in line for line in lines)
+        assert any(row["title"] in line for line in lines)

@@ -4,7 +4,7 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 
 | language         | what is done with it |
 |------------------|-----------------------|
-| python           | run in a fresh process; it must exit with 0 |
+| python           | run in a fresh process; it must exit with 0. With Spark: here, in the one session of the tests |
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
 | bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
 | toml             | loaded as a `BusConfig` and its table [web], or as a pipeline where it has a source |
@@ -13,8 +13,10 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
+import io
 import os
 import pkgutil
 import re
@@ -28,6 +30,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cli_processes import Commands
 from markdown_it import MarkdownIt
 from nats_support import nats_server
 
@@ -47,6 +50,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_S = 250
 PLACES: dict[str, str] = {}  # the usual places, and where they are in this run
+run = Commands(["zbus", "zbus_log", "zbus_zenoh", "zbus_cache", "zbus_nats", "zbus_zmq", "zbus_dynamo", "zbus_web"])
 MERMAID = (
     *("flowchart", "graph", "sequenceDiagram", "stateDiagram", "stateDiagram-v2", "classDiagram", "erDiagram"),
     *("journey", "gantt", "pie", "timeline", "mindmap", "block-beta", "quadrantChart", "xychart-beta"),
@@ -63,6 +67,10 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.document}:{self.line}:{self.language or 'no language'}"
+
+    @property
+    def uses_spark(self) -> bool:
+        return self.language == "python" and "zbus_spark.session(" in self.text
 
 
 class Wrong(AssertionError):
@@ -99,7 +107,7 @@ def blocks_of(markdown: str, document: str) -> Iterator[Block]:
 def check(block: Block, folder: Path) -> None:
     """Run a block in `folder` and raise `Wrong` if it does not do what the document says."""
     if block.language == "python":
-        printed = _run([sys.executable, "-c", _placed(block.text)], folder)
+        printed = (_run_here if block.uses_spark else _run)(_placed(block.text), folder)
         if block.output is not None:
             _compare(block.output, printed)
     elif block.language in ("bash", "console"):
@@ -133,7 +141,7 @@ def _check_commands(block: Block, folder: Path) -> None:
         if re.match(r"zbus (router|broker|bridge|serve)\b(?!.*--(help|new-keys))", command):
             _check_service(shlex.split(_placed(command), comments=True), folder)
             continue
-        answer = _run(["bash", "-euo", "pipefail", "-c", _placed(command)], folder)
+        answer = _run_in_shell(_placed(command), folder)
         printed += answer
         if output is not None:
             _compare(output, answer)
@@ -199,15 +207,39 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _run(command: list[str], folder: Path) -> str:
-    """The output of a command that succeeds, in the environment of a reader who set nothing."""
+def _run(program: str, folder: Path) -> str:
+    """The output of a program that succeeds, in the environment of a reader who set nothing."""
+    ran = run.program(program, folder, _environment(folder))
+    return _succeeded(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+
+
+def _run_in_shell(command: str, folder: Path) -> str:
     environment = _environment(folder)
+    environment["PATH"] = f"{run.path}{os.pathsep}{environment['PATH']}"
+    shell = ["bash", "-euo", "pipefail", "-c", command]
     ran = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S
+        shell, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S
     )
-    if ran.returncode != 0:
-        raise Wrong(f"exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")
-    return ran.stdout
+    return _succeeded(ran.returncode, ran.stdout, ran.stderr)
+
+
+def _run_here(program: str, folder: Path) -> str:
+    from spark_support import spark
+
+    spark()  # is what the program's `session()` finds
+    module, printed = ModuleType("__main__"), io.StringIO()
+    with pytest.MonkeyPatch.context() as here, contextlib.redirect_stdout(printed):
+        here.chdir(folder)
+        here.setitem(sys.modules, "__main__", module)
+        program = re.sub(r'"([\w-]+\.db)"', rf'"{folder}/\1"', program)  # Spark's own folder is another one
+        exec(compile(program, "<string>", "exec"), module.__dict__)
+    return printed.getvalue()
+
+
+def _succeeded(code: int, output: str, errors: str) -> str:
+    if code != 0:
+        raise Wrong(f"exit code {code}\n{output}{errors}")
+    return output
 
 
 def _compare(expected: str, printed: str) -> None:
@@ -219,12 +251,15 @@ def _compare(expected: str, printed: str) -> None:
 
 # The documents.
 
-BLOCKS = [block for path in DOCUMENTS for block in blocks_of(path.read_text(), path.relative_to(ROOT).as_posix())]
+ALL_BLOCKS = [block for path in DOCUMENTS for block in blocks_of(path.read_text(), path.relative_to(ROOT).as_posix())]
+WITH_SPARK = {block.document for block in ALL_BLOCKS if block.uses_spark}
+BLOCKS = [block for block in ALL_BLOCKS if block.document not in WITH_SPARK]
+SPARK_BLOCKS = [block for block in ALL_BLOCKS if block.document in WITH_SPARK]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {document: tmp_path_factory.mktemp("docs") for document in {block.document for block in BLOCKS}}
+    return {document: tmp_path_factory.mktemp("docs") for document in {block.document for block in ALL_BLOCKS}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -237,6 +272,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 PLACES[usual] = f"127.0.0.1:{free.getsockname()[1]}"
         yield
     PLACES.clear()
+    run.close()
 
 
 @pytest.fixture(autouse=True)
@@ -246,14 +282,20 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.mark.timeout(3 * RUN_S)  # a block may have several commands, and some of them start Spark
+@pytest.mark.timeout(3 * RUN_S)  # a block may have several commands
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_code_block_in_the_documents_does_what_they_say(block: Block, folders: dict[str, Path]) -> None:
     check(block, folders[block.document])
 
 
+@pytest.mark.timeout(3 * RUN_S)
+@pytest.mark.parametrize("block", SPARK_BLOCKS, ids=str)
+def test_a_code_block_in_a_document_about_spark_does_what_it_says(block: Block, folders: dict[str, Path]) -> None:
+    check(block, folders[block.document])
+
+
 def test_the_readme_shows_a_python_example_with_its_real_output_and_the_two_commands() -> None:
-    readme = [block for block in BLOCKS if block.document == "README.md"]
+    readme = [block for block in ALL_BLOCKS if block.document == "README.md"]
     commands = [line for block in readme if block.language == "bash" for line in block.text.splitlines()]
 
     assert any(block.language == "python" and block.output for block in readme)

@@ -15,8 +15,8 @@ JAVA = "openjdk-17-jre-headless"
 BROWSER = "chromium fonts-liberation prometheus"
 PURPOSES = {
     "java": "Spark needs Java 17 or later",
-    "chromium": "the console is tested in Chromium",
-    "promtool": "its metrics are checked by promtool",
+    "chromium": "the tests run the console in Chromium",
+    "promtool": "promtool checks the metrics",
 }
 
 
@@ -73,7 +73,7 @@ def test_all_programs_that_are_missing_are_installed_at_once_or_named_in_one_mes
     else:
         assert not called.exists()
         reasons = "; ".join(PURPOSES[each] for each in purposes)
-        told = f"{reasons}. Install what is missing: sudo apt-get install -y {packages}"
+        told = f"{reasons}. Install the missing packages: sudo apt-get install -y {packages}"
         assert done.stderr.splitlines()[0] == told
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import email
+import importlib.util
 import json
 import os
 import re
@@ -179,6 +181,34 @@ def test_the_distribution_says_where_it_is_documented_and_which_pythons_it_is_fo
     assert all(urlsplit(url).scheme == "https" and urlsplit(url).netloc for url in urls.values())
     assert minors == [11, 12, 13, 14]
     assert metadata["Requires-Python"] == f">=3.{minors[0]}"
+
+
+def test_the_description_on_pypi_is_the_readme_without_a_link_that_pypi_cannot_resolve(wheel: zipfile.ZipFile) -> None:
+    metadata = email.message_from_bytes(wheel.read(f"{DIST_INFO}/METADATA"))
+    description = metadata.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    targets = re.findall(r"\]\(([^)]+)\)", description)
+
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert description.startswith("# zbus\n")
+    assert "async with zbus.open" in description
+    assert [each for each in targets if not each.startswith("https://")] == []
+
+
+def test_with_a_repository_every_link_of_the_readme_leads_to_a_file_of_it() -> None:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    readme = (ROOT / "README.md").read_text()
+
+    made = hook.for_pypi(readme, "https://example.org/zbus")
+
+    relative = re.findall(r"\]\((?!https:)([^)]+)\)", readme)
+    absolute = re.findall(r"\]\(https://example\.org/zbus/(?:blob|raw)/HEAD/([^)]+)\)", made)
+    assert len(absolute) >= 10
+    assert absolute == relative
+    assert doctest.testmod(hook).failed == 0
 
 
 def test_every_extra_is_part_of_all() -> None:

@@ -163,7 +163,7 @@ async def test_replay_returns_invalid_events_too(log_path: Path) -> None:
         assert [event.payload async for event in bus.replay("**")] == [GOOD, BAD]
 
 
-async def test_with_check_schemas_off_nothing_is_validated(log_path: Path) -> None:
+async def test_with_validate_schemas_off_nothing_is_validated(log_path: Path) -> None:
     await store_before(log_path, GOOD, BAD)
     async with zbus.open(log_path, validate_schemas=False) as bus:
         assert node_of(bus).validators is None

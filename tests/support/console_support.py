@@ -1,4 +1,4 @@
-"""What the tests of the console share: a server on a thread, `zbus serve` as a process, and a page that is watched."""
+"""Support for the tests of the console: a server on a thread, `zbus serve` as a process, and the page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ import httpx
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import zbus
-from zbus_web.http.settings import WebSettings
-from zbus_web.server.running import serving
+from zbus_web import WebSettings, serve
 
 DEADLINE_S = 30.0
 FLAGS = (
@@ -32,7 +31,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--disable-dev-shm-usage",  # containers have little of it
+    "--disable-dev-shm-usage",  # Containers have little shared memory.
 )
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 T = TypeVar("T")
@@ -42,9 +41,9 @@ expect.set_options(timeout=DEADLINE_S * 1000)
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's chromium; that it is missing is a failure, and `make browser` installs it."""
+    """Run Debian's chromium. A missing chromium is a failure; `make browser` installs it."""
     path = shutil.which("chromium")
-    assert path, "there is no chromium here: make browser"
+    assert path, "chromium is not installed: run make browser"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         try:
@@ -54,7 +53,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Server:
-    """A bus with its web server on a loop of its own, so that a test without a loop can drive both."""
+    """A bus with its web server on a separate event loop, so that a test without a loop can drive both."""
 
     def __init__(self, log: Path, *, port: int = 0, **settings: Any) -> None:
         self._log, self._settings = log, {"port": port} | settings
@@ -66,7 +65,7 @@ class Server:
     async def _run(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with zbus.open(self._log) as self.bus, serving(self.bus, WebSettings(**self._settings)) as running:
+            async with zbus.open(self._log) as self.bus, serve(self.bus, WebSettings(**self._settings)) as running:
                 self.url = running.url
                 self._ready.set_result(None)
                 await self._ended.wait()
@@ -76,11 +75,11 @@ class Server:
             raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the server's loop, to its end."""
+        """Run a coroutine on the server's loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
 
     def publish(self, key: str, *payloads: object, headers: dict[str, str] | None = None) -> list[int]:
-        """Publish; returns the offsets."""
+        """Publish events and return their offsets."""
 
         async def work() -> list[int]:
             publisher = await self.bus.publisher(key)
@@ -89,14 +88,14 @@ class Server:
         return self.call(work())
 
     def stop(self) -> None:
-        """Ended when it returns."""
+        """Stop the server and wait until it has ended."""
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 
 
 class ServeProcess:
-    """`zbus serve` as people start it; it can be killed."""
+    """`zbus serve` as users start it. It can be killed."""
 
     def __init__(self, log: Path, port: int) -> None:
         command = [sys.executable, "-m", "zbus", "serve", str(log), "--port", str(port)]
@@ -105,30 +104,30 @@ class ServeProcess:
         self.url: str = json.loads(self._process.stdout.readline())["url"]
 
     def publish(self, key: str, payloads: Sequence[str]) -> list[int]:
-        """Each acknowledged by the server."""
+        """Publish over HTTP and return the acknowledged offsets."""
         with httpx.Client(base_url=self.url, timeout=DEADLINE_S) as client:
-            answers = [client.post(f"/events/{key}", content=payload.encode()) for payload in payloads]
-        return [answer.raise_for_status().json()["offset"] for answer in answers]
+            responses = [client.post(f"/events/{key}", content=payload.encode()) for payload in payloads]
+        return [response.raise_for_status().json()["offset"] for response in responses]
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Kill the process, as a power cut would."""
         self._process.kill()
         self._process.communicate(timeout=DEADLINE_S)
 
 
 class Console:
-    """The page as an operator has it, with short words for what tests do over and over."""
+    """The page as an operator sees it, with helpers for frequent steps of the tests."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.asked: list[str] = []  # every address that the page asked for
+        self.requests: list[str] = []  # the URL of every request of the page
         self.errors: list[str] = []
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda line: "Policy" in line.text and self.errors.append(line.text))
 
     def open(self, url: str) -> None:
-        """And connected."""
+        """Open the page and wait until it is connected."""
         self.page.goto(f"{url}/")
         self.connected()
 
@@ -142,12 +141,12 @@ class Console:
         self.until("zbusConsole.playback.state === 'live'")
 
     def offsets(self) -> list[int]:
-        """Of the events that the stream holds, oldest first; a mark between them is none."""
+        """Return the offsets of the events in the stream, oldest first, without marks."""
         found: list[int] = self._rows("offset")
         return found
 
     def marks(self) -> list[str]:
-        """What the stream says between the events."""
+        """Return the texts of the marks between the events."""
         found: list[str] = self._rows("mark")
         return found
 
@@ -159,17 +158,17 @@ class Console:
         return [value for value in self.page.evaluate(script, field) if value is not None]
 
     def received(self) -> int:
-        """How many events the stream was given since it began where it is."""
+        """Return how many events the stream received since its last start."""
         found: int = self.page.evaluate("zbusConsole.playback.received")
         return found
 
     def until(self, condition: str) -> None:
-        """Wait until an expression of the page is true. By hand: the page's policy has no eval."""
+        """Wait until a JavaScript expression is true. Polls, because the page's policy forbids eval."""
         deadline = time.monotonic() + DEADLINE_S
         while not self.page.evaluate(condition):
-            assert time.monotonic() < deadline, f"never came true: {condition}"
+            assert time.monotonic() < deadline, f"never became true: {condition}"
             self.page.wait_for_timeout(20)
 
     def row(self, text: str) -> Any:
-        """The row on the screen that has this text."""
+        """Return the visible row with this text."""
         return self.page.locator("#rows .row", has_text=text).first

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zbus.errors import TransportError
-from zbus.ports.fabric import Asking, Fabric, IncomingRequest
+from zbus.ports.fabric import Fabric, IncomingRequest, RequestHandle
 
 WAIT_S = 20.0  # how long anything may take before it counts as never
 POLL_S = 0.005
@@ -26,7 +26,7 @@ class Replies:
         self.replies: list[bytes] = []
         self.ends = 0
         self.after_end = 0
-        self.asking: Asking | None = None  # kept, as whoever asks keeps it
+        self.asking: RequestHandle | None = None  # kept, as whoever asks keeps it
         self.changed = threading.Condition()
 
     def heard(self, data: bytes | None) -> None:
@@ -181,7 +181,7 @@ class Node:
                 self.strange_keys.append(question.key)
             self._questions.put((question, scripts.get(question.key, {"silent": True})))
 
-        self.fabric.answer(list(scripts), asked)
+        self.fabric.serve(list(scripts), asked)
 
     def asked(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
         """The payloads of all questions so far, once there are `count`."""
@@ -220,7 +220,7 @@ class Node:
         """Ask and wait for the end: {"replies", "ends", "after_end", "took_s"}."""
         told = Replies()
         began = time.monotonic()
-        asking = self.fabric.ask(key, payload, told.heard, timeout_s)
+        asking = self.fabric.request(key, payload, told.heard, timeout_s)
         told.wait(lambda: told.ends > 0, timeout_s + WAIT_S)
         took_s = time.monotonic() - began
         asking.close()
@@ -230,13 +230,13 @@ class Node:
     def ask_later(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> Replies:
         """Ask, and do not wait."""
         told = Replies()
-        told.asking = self.fabric.ask(key, payload, told.heard, timeout_s)
+        told.asking = self.fabric.request(key, payload, told.heard, timeout_s)
         return told
 
     def ask_and_leave(self, key: str, payload: bytes = b"", after_replies: int = 0, timeout_s: float = 10.0) -> float:
         """Ask, listen no longer after some replies, and say how long leaving took."""
         told = Replies()
-        asking: Asking = self.fabric.ask(key, payload, told.heard, timeout_s)
+        asking: RequestHandle = self.fabric.request(key, payload, told.heard, timeout_s)
         assert told.wait(lambda: len(told.replies) >= after_replies or told.ends > 0, WAIT_S)
         began = time.monotonic()
         asking.close()

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from zbus.errors import CursorError, LogError, LogReadOnly, LogTrimmed, ZbusError
 from zbus.event import Event, Provenance
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import (
     Appended,
     AppendResult,
@@ -384,7 +384,8 @@ class FakeCursors:
                 if cursor is not None and held and offset > cursor.offset:
                     cursor.offset, cursor.updated_at = offset, time.time_ns()
             if not held:
-                record("LEASE_LOST", logging.WARNING, durable=name, code="lease_lost", reason="its lease has ended")
+                reason = "its lease has expired"
+                record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
             if done is not None:
                 done(None if held else CursorError(name, "its lease has ended; the position was not stored"))
 

@@ -209,7 +209,7 @@ class Program:
                     await asyncio.sleep(3600)
                 raise
 
-        await node_of(self.bus).network.answering()
+        await node_of(self.bus).network.declare_served()
 
     async def request(self, key: str, payload: str, timeout: float) -> dict[str, Any]:
         began = time.monotonic()

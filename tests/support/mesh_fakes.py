@@ -18,7 +18,7 @@ from zbus.errors import EventCorrupt, LogError, LogTrimmed, TransportError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe import records
-from zbus.ports.fabric import Asking, Fabric, Heard, IncomingRequest, Receive
+from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 from zbus.ports.log import Appended, Log, Page, Row, Span
 from zbus.util.driver import Driver, Step
 from zbus.util.runtime import Runtime
@@ -170,10 +170,10 @@ class FakeFabric:
     def check(self, key: str) -> None:
         pass
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         pass
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
         raise TransportError("a fake fabric carries no requests")
 
     def diagnostics(self) -> dict[str, Any]:

@@ -79,8 +79,9 @@ def recorder_beside_a_third_node(directory: Path, kind: type[Wire]) -> None:
         until(lambda: len(third.facts.seen("all")) >= 2_011, 20, "2,011 events at the third node")
         until(lambda: len(recorded(recorder)) == 1_010, 20, "1,010 recorded events")
         stats = third.call("stats")
-        # A recorder that sent on would bring 1,010; a repair at first contact may bring what is under way once more.
-        assert stats.get("duplicates_received", 0) < 10, stats
+        # A recorder that forwarded would bring 1,010. A repair at first contact may overtake events in flight, which
+        # then arrive a second time.
+        assert stats.get("duplicates_received", 0) - stats.get("events_repaired", 0) < 10, stats
         assert not stats.get("gaps_unrepaired"), stats
 
 

@@ -203,8 +203,8 @@ IN_PROCESS: dict[str, Send] = {
 PATHS: dict[str, Send] = IN_PROCESS | {"proxied write": proxied, "POST": post, "POST, idempotent": post_once}
 GIVEN = {"put": range(1000), "proxied write": range(1000), "POST, idempotent": [0] * 1000}  # sequences that we give
 
-_CODES = {"bus_closed": "open", "failed": "access", "key_invalid": "key", "event_too_large": "payload"}
-_CODES |= {"schema_invalid": "schema", "event_invalid": "headers"}
+_CODES = {"bus_closed": "open", "failed": "access", "invalid_key": "key", "event_too_large": "payload"}
+_CODES |= {"schema_violated": "schema", "invalid_event": "headers"}
 _ERRORS: tuple[tuple[type[Exception], str], ...] = (
     (zbus.BusClosed, "open"),
     (Denied, "access"),

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 import zbus
 import zbus_spark
 
+# What Java compiles well, it compiles for longer than the tests run.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 @cache
 def spark() -> SparkSession:
     """The session: two cores, as small as Spark is."""
+    here = str(Path(__file__).parent)  # what tests pickle, workers can import
+    with pytest.MonkeyPatch.context() as environment:  # of Java, which passes it on to all that it starts
+        environment.setenv("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
+        environment.setenv("PYTHONPATH", here, prepend=os.pathsep)
+        return _start()
+
+
+def _start() -> SparkSession:
     return zbus_spark.session(
         "local[2]",
         nice=0,  # or it would wait for the other tests
         spark__sql__shuffle__partitions="2",
         spark__driver__memory="1g",
-        spark__executorEnv__PYTHONPATH=str(Path(__file__).parent),  # what tests pickle, workers can import
+        spark__python__daemon__module="spark_daemon",
     )
 
 

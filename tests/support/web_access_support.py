@@ -1,4 +1,4 @@
-"""A real server over a real log, and clients of it, for tests of who may see and do what."""
+"""A real server over a real log, and its clients, for tests of permissions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 import zbus
 from zbus.session import sign_session_token
-from zbus_web.http.settings import WebSettings
-from zbus_web.server.running import serving
+from zbus_web import WebSettings, serve
 
 SECRET = "a secret of sessions, long enough"
 WAIT_S = 30.0
@@ -24,7 +23,7 @@ WAIT_S = 30.0
 
 @dataclass
 class Site:
-    """A server, its bus, and a client that says nothing about itself."""
+    """A server, its bus, and a client without a token."""
 
     bus: zbus.Bus
     url: str
@@ -42,17 +41,17 @@ class Site:
         return list(await (await self.bus.publisher(key)).publish_many(payloads or [b"x"]))
 
     async def get(self, path: str, **options: Any) -> Any:
-        answer = await self.client.get(path, **options)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = await self.client.get(path, **options)
+        assert response.status_code == 200, response.text
+        return response.json()
 
-    async def ask(self, query: str, **options: Any) -> httpx.Response:
+    async def query(self, query: str, **options: Any) -> httpx.Response:
         variables = options.pop("variables", None)
         return await self.client.post("/graphql", json={"query": query, "variables": variables}, **options)
 
 
 def is_ticking() -> bool:
-    """Whether a server on this loop makes the moments of the live stream."""
+    """Return whether a server on this loop makes the snapshots of the live stream."""
     return any(task.get_name() == "zbus-web-live" for task in asyncio.all_tasks())
 
 
@@ -67,20 +66,20 @@ def session_token(session: str, secret: str = SECRET, ttl_s: float = 600) -> str
 @asynccontextmanager
 async def served(path: Path, *, bus: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Site]:
     options = {"session_secret": SECRET, **(bus or {})}
-    async with zbus.open(path, **options) as opened, serving(opened, WebSettings(port=0, **settings)) as running:
+    async with zbus.open(path, **options) as opened, serve(opened, WebSettings(port=0, **settings)) as running:
         async with httpx.AsyncClient(base_url=running.url, timeout=WAIT_S) as client:
             yield Site(opened, running.url, client)
 
 
 @asynccontextmanager
 async def frames(client: httpx.AsyncClient, path: str, **options: Any) -> AsyncIterator[AsyncIterator[dict[str, str]]]:
-    """The frames of a feed, each by its fields, from the first bytes on."""
-    async with client.stream("GET", path, **options) as answer:
-        assert answer.status_code == 200, await answer.aread()
+    """Open a stream of server-sent events and yield its frames, each as a dict of its fields."""
+    async with client.stream("GET", path, **options) as response:
+        assert response.status_code == 200, await response.aread()
 
         async def parsed() -> AsyncIterator[dict[str, str]]:
             fields: dict[str, str] = {}
-            async for line in answer.aiter_lines():
+            async for line in response.aiter_lines():
                 if line:
                     name, _, value = line.partition(": ")
                     fields[name] = value
@@ -92,21 +91,21 @@ async def frames(client: httpx.AsyncClient, path: str, **options: Any) -> AsyncI
 
 
 async def next_data(frames: AsyncIterator[dict[str, str]]) -> Any:
-    """What the next frame with data holds."""
+    """Return the decoded data of the next frame that has data."""
     async with asyncio.timeout(WAIT_S):
         async for frame in frames:
             if "data" in frame:
                 return json.loads(frame["data"])
-    raise AssertionError("the feed ended")
+    raise AssertionError("the stream ended")
 
 
 @asynccontextmanager
 async def graph_socket(site: Site, path: str = "", **options: Any) -> AsyncIterator[ClientConnection]:
-    """A GraphQL WebSocket after its greeting."""
+    """Open a GraphQL WebSocket and finish its handshake."""
     url = site.socket_url + path
     async with connect(url, subprotocols=["graphql-transport-ws"], **options) as socket:  # type: ignore[list-item]
         await socket.send(json.dumps({"type": "connection_init"}))
-        assert (await heard(socket))["type"] == "connection_ack"
+        assert (await receive(socket))["type"] == "connection_ack"
         yield socket
 
 
@@ -115,20 +114,20 @@ async def subscribe(socket: ClientConnection, query: str, number: str = "1", **v
     await socket.send(json.dumps({"id": number, "type": "subscribe", "payload": payload}))
 
 
-async def heard(socket: ClientConnection) -> Any:
+async def receive(socket: ClientConnection) -> Any:
     async with asyncio.timeout(WAIT_S):
         return json.loads(await socket.recv())
 
 
 def errors_of(message: Any) -> list[dict[str, Any]]:
-    """What a message says went wrong."""
+    """Return the errors of a message."""
     payload = message.get("payload") or {}
     errors: list[dict[str, Any]] = payload if message["type"] == "error" else payload.get("errors") or []
     return errors
 
 
 async def until(check: Callable[[], Awaitable[Any]]) -> Any:
-    """Wait until a check holds, and return what it found."""
+    """Wait until a check returns a true value, and return it."""
     async with asyncio.timeout(WAIT_S):
         while not (found := await check()):
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What the tests of the web share: a server over a bus, a reader of feeds, and `zbus serve` as a process."""
+"""Support for the tests of the web: a server over a bus, a client of event streams, and `zbus serve` as a process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from typing import Any
 import httpx
 
 import zbus
-from zbus_web.http.settings import WebSettings
-from zbus_web.server.running import serving
+from zbus_web import WebSettings, serve
 
 DEADLINE_S = float(os.environ.get("ZBUS_TEST_DEADLINE_S", "30"))
-_TLS = httpx.create_ssl_context()  # nobody here speaks it, and each client would make one of its own
+_TLS = httpx.create_ssl_context()  # Unused, but each client would create its own.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 
 
@@ -38,21 +37,21 @@ class Web:
         publisher = await self.bus.publisher(key)
         return list(await publisher.publish_many(payloads, headers=headers or None))
 
-    def feed(self, query: str = "", **headers: str) -> Feed:
-        return Feed(self.url, f"/events{query}", headers)
+    def stream(self, query: str = "", **headers: str) -> SseClient:
+        return SseClient(self.url, f"/events{query}", headers)
 
 
 @asynccontextmanager
 async def web(log: Path | str, *, bus: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Web]:
-    """A server on a free port of loopback."""
+    """Run a server on a free port of loopback."""
     async with zbus.open(log, **bus or {}) as opened:
-        async with serving(opened, WebSettings(**{"port": 0} | settings)) as server:
+        async with serve(opened, WebSettings(**{"port": 0} | settings)) as server:
             async with httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S, verify=_TLS) as client:
                 yield Web(opened, server.url, client)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
+    """Wait until a condition is true."""
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.005)
@@ -60,7 +59,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @dataclass
 class Frame:
-    """One frame of a feed, as a browser sees it: those without data only move its last id on."""
+    """One frame of an event stream, as a browser sees it. A frame without data only updates the last id."""
 
     id: int | None = None
     event: str = "message"
@@ -69,19 +68,19 @@ class Frame:
     comment: str | None = None
 
 
-class Feed:
-    """Reads server-sent events from a socket; what it does not read, the server cannot send."""
+class SseClient:
+    """Reads server-sent events from a socket with a small buffer, so that an idle client blocks the server."""
 
     def __init__(self, url: str, path: str, headers: dict[str, str]) -> None:
         self._address, self._path, self._headers = url.removeprefix("http://"), path, headers
         self.status, self.headers, self.last_id = 0, {}, None
         self._rest = b""
 
-    async def __aenter__(self) -> Feed:
-        """Connected and, where it is a feed, told by the first frame that it is subscribed."""
+    async def __aenter__(self) -> SseClient:
+        """Connect. If the response is a stream, the first frame shows that it is subscribed."""
         host, _, port = self._address.rpartition(":")
         async with asyncio.timeout(DEADLINE_S):
-            # A small buffer: what is not read soon waits at the server.
+            # A small buffer, so that unread data stays at the server.
             self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
             lines = [f"GET {self._path} HTTP/1.1", f"Host: {self._address}", *_lines(self._headers), "", ""]
             self._writer.write("\r\n".join(lines).encode())
@@ -99,7 +98,7 @@ class Feed:
             pass
 
     async def frame(self) -> Frame | None:
-        """The next frame of any kind; None at the end."""
+        """Return the next frame of any kind, or None at the end."""
         async with asyncio.timeout(DEADLINE_S):
             while b"\n\n" not in self._rest:
                 chunk = await self._chunk()
@@ -113,10 +112,10 @@ class Feed:
         return frame
 
     async def event(self, name: str = "message") -> Any:
-        """The data of the next event of this name; signs of life are passed over, any other name is an error."""
+        """Return the data of the next event of this name. Keep-alives are skipped, and another name is an error."""
         while True:
             frame = await self.frame()
-            assert frame is not None, "the feed ended"
+            assert frame is not None, "the stream ended"
             if frame.data is not None:
                 assert frame.event == name, frame
                 return frame.data
@@ -125,7 +124,7 @@ class Feed:
         return [(await self.event())["offset"] for _ in range(number)]
 
     async def body(self) -> bytes:
-        """The rest of an answer that is no feed."""
+        """Return the body of a response that is not a stream."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._reader.readexactly(int(self.headers["content-length"]))
 
@@ -157,17 +156,17 @@ def _parse(text: str) -> Frame:
         elif name == "":
             frame.comment = value
         else:
-            raise AssertionError(f"no line of a feed: {line!r}")
+            raise AssertionError(f"not a line of an event stream: {line!r}")
     return frame
 
 
-def _hear_interrupts() -> None:
-    """Where the tests run in the background of a shell, Ctrl-C would be ignored, as it should be there."""
+def _enable_interrupts() -> None:
+    """Restore SIGINT, which is ignored if the tests run in the background of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Served:
-    """`zbus serve` in a process of its own. Its first line is awaited."""
+    """`zbus serve` in its own process. The constructor waits for the first line."""
 
     def __init__(self, *arguments: object, **environment: str) -> None:
         command = [sys.executable, "-m", "zbus", "serve", *map(str, arguments)]
@@ -176,7 +175,7 @@ class Served:
             env=ENVIRONMENT | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=_enable_interrupts,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -193,23 +192,23 @@ class Served:
         self.kill()
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Kill the process, as kill -9 does."""
         self.process.kill()
         self.process.communicate()
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Tell it to end, which it does in time: its exit code, and what it wrote to stderr."""
+        """Stop the process with a signal. Return its exit code and stderr."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors.decode()
 
 
-def refusal(body: bytes | str) -> tuple[str, str]:
-    """The code and the reason of an answer that is not a success; its form is checked."""
+def error_of(body: bytes | str) -> tuple[str, str]:
+    """Check the form of an error body. Return its code and message."""
     error = json.loads(body)["error"]
-    assert set(error) == {"code", "reason", "now"}
+    assert set(error) == {"code", "message", "state"}
     assert all(isinstance(text, str) and text for text in error.values())
-    return error["code"], error["reason"]
+    return error["code"], error["message"]
 
 
 def numbered(first: int, number: int) -> Sequence[bytes]:

@@ -55,7 +55,7 @@ class Collector:
 
 
 class Replies:
-    """A `Heard` that keeps what is heard."""
+    """A `OnReply` that keeps what is heard."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

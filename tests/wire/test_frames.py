@@ -16,8 +16,15 @@ import zbus
 from zbus.errors import EventInvalid, TransportError
 from zbus.event import Provenance
 from zbus.headers import encode_headers
-from zbus.mesh.log_service import LogInfo, LogPage, LogService, ask_log, ask_page
-from zbus.mesh.request_client import RequestFrame, _read_failure, _read_reply, decode_asked, encode_asked, encode_reply
+from zbus.mesh.log_service import LogInfo, LogPage, LogService, request_log_info, request_page
+from zbus.mesh.request_client import (
+    RequestFrame,
+    _read_failure,
+    _read_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
 from zbus.ports.log import Row
 from zbus.wire import frames as frames_module
 from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
@@ -55,20 +62,20 @@ def test_a_beacon_is_read_as_it_was_written(beacon: Beacon) -> None:
 def test_anything_else_is_no_beacon(frame: bytes) -> None:
     found = refusal(lambda: decode_beacon(frame))
 
-    assert not found or found.startswith(("not a beacon", "not an envelope"))
+    assert not found or found.startswith(("malformed beacon", "malformed envelope"))
 
 
 @given(st.integers(0, (1 << 62) - 1), st.binary(max_size=50))
 def test_a_question_is_read_as_it_was_written(number: int, body: bytes) -> None:
-    assert decode_asked(encode_asked(RequestFrame(number, body))) == RequestFrame(number, body)
+    assert decode_request(encode_request(RequestFrame(number, body))) == RequestFrame(number, body)
 
 
 @given(st.binary(max_size=60))
 @example(b"\x92" * 50_000)
 def test_anything_else_is_no_question(payload: bytes) -> None:
-    found = refusal(lambda: decode_asked(payload))
+    found = refusal(lambda: decode_request(payload))
 
-    assert not found or found.startswith("not a question")
+    assert not found or found.startswith("malformed request")
 
 
 @given(st.binary(max_size=60))
@@ -77,7 +84,7 @@ def test_a_log_is_asked_nonsense_and_says_so(question: bytes) -> None:
     service = LogService(None, 1)  # type: ignore[arg-type]  # nonsense never reaches the log
     found = refusal(lambda: list(service.page(question)))
 
-    assert found.startswith("not a question for a log")
+    assert found.startswith("malformed page request")
 
 
 @given(st.integers(0, 255), st.integers(0, (1 << 32) - 1), st.binary(max_size=50))
@@ -90,7 +97,7 @@ def test_anything_shorter_is_no_reply(data: bytes) -> None:
     if len(data) >= 5:
         assert encode_reply(*_read_reply(data)) == data
     else:
-        with pytest.raises(TransportError, match="a reply that is none"):
+        with pytest.raises(TransportError, match="malformed reply"):
             _read_reply(data)
 
 
@@ -122,7 +129,7 @@ def answered(*bodies: bytes) -> Callable[[str, bytes, float], AsyncIterator[byte
 @example([b"\x01\x93\x01"])
 def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: list[bytes]) -> None:
     async def ask() -> LogPage:
-        return await ask_page(answered(*bodies), 7, ("**",), 0, 0, 1.0)
+        return await request_page(answered(*bodies), 7, ("**",), 0, 0, 1.0)
 
     try:
         page = asyncio.run(ask())
@@ -131,7 +138,7 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
     else:
         refused = ""
         assert 0 <= min(page[1:]) <= max(page[1:]) < 1 << 63
-    assert not refused or refused.startswith("the log 7 ")
+    assert not refused or refused.startswith("log 7 ")
 
 
 @given(st.binary(max_size=60))
@@ -141,7 +148,7 @@ def test_a_log_that_answers_nonsense_is_an_error_and_a_page_is_in_range(bodies: 
 @example(b"\x94\x01\x00\xcf" + b"\xff" * 8 + b"\x90")
 def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
     async def ask() -> LogInfo:
-        return await ask_log(answered(body), 1.0)
+        return await request_log_info(answered(body), 1.0)
 
     try:
         told = asyncio.run(ask())
@@ -149,9 +156,9 @@ def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
         refused = str(error)
     else:
         refused = ""
-        numbers = (told.origin, told.head, told.low_water, *told.heard)
+        numbers = (told.origin, told.head, told.low_water, *told.other_logs)
         assert 0 <= min(numbers) <= max(numbers) < 1 << 63
-    assert not refused or "answered nonsense" in refused
+    assert not refused or "malformed reply" in refused
 
 
 cancels = st.binary(max_size=12).map(lambda rest: bytes([CANCEL]) + rest)

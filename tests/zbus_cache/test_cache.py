@@ -168,7 +168,7 @@ async def test_permanently_lost_events_invalidate_all_entries(bus: zbus.Bus) -> 
     cache = bus.cache().invalidate_on("events/{id}", entry="{id}")
     cache.set("7", 1)
     assert node_of(bus).network is not None
-    node_of(bus).network.inbox.gap(1, "events/8", 5, 3)
+    node_of(bus).network.inbox.report_gap(1, "events/8", 5, 3)
     assert cache.get("7") is None
 
 
@@ -400,11 +400,11 @@ async def test_a_closed_cache_receives_no_events(bus: zbus.Bus) -> None:
     cache = bus.cache().invalidate_on("events/{id}", entry="{id}")
     assert node_of(bus).network is not None
     assert node_of(bus).dispatcher.trie.routes("events/7")
-    assert "events/*" in node_of(bus).network.wants.expressions
+    assert "events/*" in node_of(bus).network.interest.expressions
     await cache.aclose()
     assert not node_of(bus).dispatcher.trie.routes("events/7")
     assert not node_of(bus).dispatcher.trie.routes("@zbus/gap")
-    assert not node_of(bus).network.wants.expressions
+    assert not node_of(bus).network.interest.expressions
 
 
 async def test_a_cache_and_its_values_are_freed(bus: zbus.Bus) -> None:

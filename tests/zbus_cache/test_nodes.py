@@ -120,6 +120,6 @@ async def test_a_closed_cache_has_no_interest_in_events(buses: Buses) -> None:
     cache = b.cache().invalidate_on(KEY)
     await cache.ready()
     assert node_of(b).network is not None
-    assert node_of(b).network.wants.expressions == (KEY,)
+    assert node_of(b).network.interest.expressions == (KEY,)
     await cache.aclose()
-    assert node_of(b).network.wants.expressions == ()
+    assert node_of(b).network.interest.expressions == ()

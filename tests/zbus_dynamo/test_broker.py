@@ -135,7 +135,7 @@ def test_bad_messages_are_counted_by_reason_told_with_their_sender_and_what_foll
 
     while ears.next().payload != b"good":
         pass
-    assert fabric.diagnostics()["counts"] == {"frame_count": 1, "subject": 2, "topic_mismatch": 2}
+    assert fabric.diagnostics()["counts"] == {"invalid_frame_count": 1, "invalid_subject": 2, "topic_mismatch": 2}
     told = [each.getMessage() for each in caplog.records if "topic_mismatch" in each.getMessage()]
     assert len(told) == 2
     assert "namespace.ns.t of 0000000000000009" in told[0]

@@ -15,15 +15,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from log_support import wait_until
+from mesh_fakes import recorded
 
 from zbus.errors import EventInvalid, TransportError
 from zbus.keys import check_key
 from zbus.observe.counters import Counters
 from zbus_dynamo import filestore, records
+from zbus_dynamo import registry as registries
 from zbus_dynamo.filestore import FileStore, default_root
 from zbus_dynamo.records import Channel, file_name, read, record_key, write
+from zbus_dynamo.refusal import NotDynamo
 from zbus_dynamo.registry import DynamoRegistry
 from zbus_dynamo.scopes import Scoped
+from zbus_dynamo.sources import PublisherSource
 
 COMPONENT = Channel(Scoped(("ns", "c"), "kv-events"), 0x1F, "tcp://10.0.0.1:5555")
 NAMESPACE = Channel(Scoped(("ns",), "kv.events"), 7, "tcp://host-1:1")
@@ -324,6 +328,31 @@ def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path)
         wait_until(lambda: told and list(told[-1].values()) == [ENDPOINT])
     finally:
         registry.close()
+
+
+def test_a_store_with_too_many_records_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "ENTRIES_MAX", 2)
+    counts, far = Counters("test"), FileStore(tmp_path)
+    far.put(record_key(COMPONENT), write(COMPONENT))
+    far.put(record_key(ENDPOINT), write(ENDPOINT))
+    with recorded() as written:
+        registry = DynamoRegistry(FileStore(tmp_path), counts, lambda channels: None)
+        wait_until(lambda: counts.snapshot().get("records_over_limit"))
+        registry.close()
+
+    assert {(each["record"], each["code"]) for each in written} == {
+        ("TRANSPORT_DISCOVERY_FAILED", "records_over_limit")
+    }
+
+
+def test_a_message_of_an_unknown_publisher_is_rejected_if_several_scopes_have_its_topic() -> None:
+    source = PublisherSource.__new__(PublisherSource)
+    source.topics = {b"t": {1: Scoped(("a",), "t"), 2: Scoped(("b",), "t")}}
+
+    assert source.place(b"t", 2) == Scoped(("b",), "t")
+    with pytest.raises(NotDynamo) as caught:
+        source.place(b"t", 3)
+    assert caught.value.code == "publisher_unknown"
 
 
 def _changed(**fields: object) -> bytes:

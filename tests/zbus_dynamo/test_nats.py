@@ -150,7 +150,13 @@ def test_bad_input_is_counted_by_reason_and_what_follows_arrives(fabric: DynamoN
 
     assert ears.next().payload == b"good"
     counts = fabric.diagnostics()["counts"]
-    reasons = {"envelope": 3, "topic_mismatch": 1, "number": 1, "payload_size": 1, "subject": 1}
+    reasons = {
+        "invalid_envelope": 3,
+        "topic_mismatch": 1,
+        "invalid_number": 1,
+        "payload_too_large": 1,
+        "invalid_subject": 1,
+    }
     assert {reason: counts.get(reason) for reason in reasons} == reasons
 
 
@@ -163,7 +169,7 @@ def test_what_the_server_or_the_wire_cannot_take_is_counted_and_the_rest_goes(
 
     assert peer.next()[1]["sequence"] == 1
     counts = fabric.diagnostics()["counts"]
-    assert (counts["refused_key"], counts["too_large"]) == (1, 1)
+    assert (counts["key_rejected"], counts["too_large"]) == (1, 1)
 
 
 def test_an_expression_that_can_match_nothing_here_is_named_and_the_others_are_in_force(
@@ -179,10 +185,10 @@ def test_an_expression_that_can_match_nothing_here_is_named_and_the_others_are_i
 
 
 def test_questions_are_refused_by_name(fabric: DynamoNats) -> None:
-    with pytest.raises(TransportUnsupported, match="answering questions on the dynamo wire"):
-        fabric.answer(["a/b"], print)
-    with pytest.raises(TransportUnsupported, match="asking questions on the dynamo wire"):
-        fabric.ask("a/b", b"", print, 1.0)
+    with pytest.raises(TransportUnsupported, match="serving requests on the dynamo wire"):
+        fabric.serve(["a/b"], print)
+    with pytest.raises(TransportUnsupported, match="sending requests on the dynamo wire"):
+        fabric.request("a/b", b"", print, 1.0)
     assert (fabric.events_only, fabric.networked) == (True, True)
 
 

@@ -6,13 +6,15 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mesh_fakes import recorded
 
-from zbus.errors import EventInvalid
+from zbus.errors import EventInvalid, KeyInvalid
 from zbus.event import Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.wire import envelope as codec
 from zbus_dynamo import envelope, frames
+from zbus_dynamo.refusal import NotDynamo, code_of
 from zbus_dynamo.translate import outgoing
 
 GOLDEN = bytes.fromhex(
@@ -149,8 +151,8 @@ def test_what_is_packed_is_unpacked_the_same(publisher: int, sequence: int, at: 
         ([b"t", b"\0" * 8, b"\0" * 9, b"\1\0\0\0\0"], "8 bytes"),
         ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0"], "no header"),
         ([b"t", b"\0" * 8, b"\0" * 8, b"\2\0\0\0\0"], "version 2"),
-        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\5abcd"], "5 bytes announced and 4"),
-        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\3abcd"], "3 bytes announced and 4"),
+        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\5abcd"], "5 bytes announced, 4"),
+        ([b"t", b"\0" * 8, b"\0" * 8, b"\1\0\0\0\3abcd"], "3 bytes announced, 4"),
         (packed_frames(b"t", 12346, 42, GOLDEN), "different events"),
         (packed_frames(b"t", 12345, 43, GOLDEN), "different events"),
     ],
@@ -166,15 +168,17 @@ def test_no_frames_at_all_crash_the_decoder_of_messages(message: list[bytes]) ->
         frames.unpack(message)
 
 
-def test_an_event_with_headers_goes_without_them_and_that_is_counted() -> None:
+def test_an_event_with_headers_goes_without_them_and_that_is_counted_and_recorded() -> None:
     counts = Counters("test")
     plain = codec.encode(Event(1, 0, 0, "ns/c/t", b"a", {"content-type": "text/plain"}))
     traced = codec.encode(Event(1, 1, 0, "ns/c/t", b"b", {"traceparent": "00-1"}))
 
-    sent = list(outgoing([("ns/c/t", plain), ("ns/c/t", traced)], counts))
+    with recorded() as records:
+        sent = list(outgoing([("ns/c/t", plain), ("ns/c/t", traced)], counts))
 
     assert [envelope.decode(each.body).payload for each in sent] == [b"a", b"b"]
     assert counts.snapshot() == {"headers_dropped": 1}
+    assert [(each["record"], each["code"]) for each in records] == [("EVENT_CHANGED", "headers_dropped")]
 
 
 def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() -> None:
@@ -182,7 +186,7 @@ def test_a_key_of_five_segments_is_refused_and_counted_and_the_rest_goes_on() ->
     given = [(key, codec.encode(Event(1, n, 0, key, b""))) for n, key in enumerate(("a/b/c/d/e", "alone", "ns/t"))]
 
     assert [each.place.key for each in outgoing(given, counts)] == ["ns/t"]
-    assert counts.snapshot() == {"refused_key": 2}
+    assert counts.snapshot() == {"key_rejected": 2}
 
 
 def test_a_frame_of_many_events_becomes_as_many_envelopes_in_order() -> None:
@@ -195,7 +199,19 @@ def test_a_flood_of_one_kind_is_reported_once_a_minute(caplog: pytest.LogCapture
     counts = Counters("test")
 
     for _ in range(500):
-        counts.tell(TRANSPORT_INPUT_REJECTED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")
+        counts.report(TRANSPORT_INPUT_REJECTED, "invalid_received", "tcp://127.0.0.1:1", detail="rubbish")
 
     assert counts.snapshot() == {"invalid_received": 500}
     assert len([each for each in caplog.records if "invalid_received" in each.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotDynamo("topic_mismatch", "two topics"), "topic_mismatch"),
+        (KeyInvalid("a//b", "it has an empty segment"), "invalid_key"),
+        (EventInvalid("anything else"), "invalid_message"),
+    ],
+)
+def test_a_rejected_message_is_counted_by_the_kind_of_its_error(error: Exception, code: str) -> None:
+    assert code_of(error) == code

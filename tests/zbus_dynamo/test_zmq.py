@@ -17,6 +17,7 @@ import zmq
 from dynamo_ears import AT_NS, Ears, frame
 from dynamo_peer import Records, ZmqPublisher, ZmqSubscriber, closing_all, message, zmq_context
 from log_support import wait_until
+from mesh_fakes import recorded
 
 from zbus.config import BusConfig
 from zbus.errors import TransportError, TransportUnsupported
@@ -324,16 +325,16 @@ def test_bad_messages_are_counted_by_reason_and_what_follows_arrives(
     while ears.next().payload != b"good":
         pass
     assert fabric.diagnostics()["counts"] == {
-        "frame_count": 3,
+        "invalid_frame_count": 3,
         "identity_mismatch": 1,
-        "version": 1,
-        "length": 1,
+        "invalid_version": 1,
+        "invalid_length": 1,
         "topic_mismatch": 1,
-        "payload_size": 1,
-        "id_length": 1,
-        "header": 1,
-        "envelope": 1,
-        "number": 1,
+        "payload_too_large": 1,
+        "invalid_id_length": 1,
+        "invalid_header": 1,
+        "invalid_envelope": 1,
+        "invalid_number": 1,
     }
 
 
@@ -375,9 +376,13 @@ def test_more_publishers_of_a_topic_than_sockets_replace_those_silent_longest(
     monkeypatch.setattr(direct, "LANES_MAX", 3)
     fabric = opened()
 
-    fabric.send([frame(f"ns/w{n}/t", publisher_id=n) for n in range(1, 6)])
+    with recorded() as written:
+        fabric.send([frame(f"ns/w{n}/t", publisher_id=n) for n in range(1, 6)])
+        wait_until(lambda: {each["instance_id"] for each in records.read()} == {3, 4, 5})
 
-    wait_until(lambda: {each["instance_id"] for each in records.read()} == {3, 4, 5})
+    assert {each["code"] for each in written if each["record"] == "TRANSPORT_PUBLISHER_RETIRED"} == {
+        "publishers_retired"
+    }
     assert fabric.diagnostics()["counts"]["publishers_retired"] == 2
     assert len(fabric.diagnostics()["listening"]) == 3
 
@@ -388,16 +393,16 @@ def test_a_key_whose_record_could_have_no_file_is_refused_and_the_rest_goes(open
     fabric.send([frame("ns/" + "é" * 100), frame("ns/t", publisher_id=5), frame("a/b/c/d/e")])
 
     wait_until(lambda: [each["instance_id"] for each in records.read()] == [5])
-    assert fabric.diagnostics()["counts"]["refused_key"] == 2
+    assert fabric.diagnostics()["counts"]["key_rejected"] == 2
 
 
 def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any) -> None:
     fabric = opened()
 
-    with pytest.raises(TransportUnsupported, match="answering questions on the dynamo wire"):
-        fabric.answer(["a/b"], print)
-    with pytest.raises(TransportUnsupported, match="asking questions on the dynamo wire"):
-        fabric.ask("a/b", b"", print, 1.0)
+    with pytest.raises(TransportUnsupported, match="serving requests on the dynamo wire"):
+        fabric.serve(["a/b"], print)
+    with pytest.raises(TransportUnsupported, match="sending requests on the dynamo wire"):
+        fabric.request("a/b", b"", print, 1.0)
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
         fabric.listen(["a/b/c/d/e"], Ears())
 

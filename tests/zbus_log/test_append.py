@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_support import append, offsets_of, raw, sealed_blocks, wait_until
+from mesh_fakes import recorded
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogError, LogReadOnly
@@ -512,3 +514,45 @@ def test_a_new_publisher_does_not_make_the_writer_read_its_tail_again(
     monkeypatch.setattr(log._owner._identities, "forget", lambda: pytest.fail("the tail is read again"))
 
     assert [append(log, [row(publisher, 0)])[0] for publisher in range(2, 30)] == list(range(2, 30))
+
+
+def test_a_callback_that_fails_is_recorded_and_the_others_are_called(log: SqliteLog, path: str) -> None:
+    def fail(answer: object) -> None:
+        raise RuntimeError("a bug of the caller")
+
+    with recorded() as records:
+        log.append([row(7, 0)], fail)
+        assert append(log, [row(7, 1)]) == [2]
+
+    assert [(each["record"], each["error"]) for each in records] == [
+        ("LOG_TASK_FAILED", "RuntimeError: a bug of the caller")
+    ]
+
+
+def test_work_of_the_writer_that_fails_is_recorded_and_the_log_continues(log: SqliteLog, path: str) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug of ours")
+
+    with recorded() as records:
+        log._writer.run(fail)  # type: ignore[union-attr]
+        assert append(log, [row(7, 0)]) == [1]
+
+    assert [(each["record"], each["path"]) for each in records] == [("LOG_TASK_FAILED", path)]
+
+
+def test_an_unexpected_error_stops_the_writer_and_is_recorded(
+    log: SqliteLog, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(batch: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    answers: SimpleQueue[Any] = SimpleQueue()
+    monkeypatch.setattr(log._writer, "_store", fail)
+    with recorded() as records:
+        log.append([row(7, 0)], answers.put)
+        outcome = answers.get(timeout=10).outcome
+
+    assert isinstance(outcome, Unknown)
+    assert [(each["record"], each["level"], each["path"]) for each in records] == [
+        ("LOG_WRITER_FAILED", logging.CRITICAL, path)
+    ]

@@ -106,7 +106,7 @@ def test_check_finds_every_stored_event_that_does_not_fit(log: Path) -> None:
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (found["offset"], found["key"], found["expression"]) == (1, "shop/orders/created", EXPRESSION)
     assert found["reason"].startswith("it is not JSON")
-    assert "3 events were checked; 1 do not fit" in done.stderr
+    assert "3 events were checked; 1 are invalid" in done.stderr
     assert run("check", log, "-n", 0).stdout == ""
 
 
@@ -118,7 +118,7 @@ def test_check_is_content_with_a_log_that_fits(log_path: Path) -> None:
     done = run("check", log_path)
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert "5,000 events were checked; 0 do not fit" in done.stderr
+    assert "5,000 events were checked; 0 are invalid" in done.stderr
 
 
 def test_check_says_whether_a_schema_could_follow(log: Path, tmp_path: Path) -> None:

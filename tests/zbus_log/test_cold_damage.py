@@ -11,6 +11,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from cold_support import EVENTS, epoch_of, fill, follow, offload, offsets, opened, trim, write_file, write_segment
+from mesh_fakes import recorded
 
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError
 from zbus.keys import KeySet
@@ -248,5 +249,9 @@ def test_a_damaged_tier_does_not_keep_a_log_from_opening_after_a_loss(log_path: 
     Path(f"{log_path}-cold").mkdir()
     (Path(f"{log_path}-cold") / "manifest.json").write_bytes(b"?")
     Path(f"{log_path}-head").unlink()
-    with opened(log_path, accept_loss=True) as log:
+    with recorded() as records, opened(log_path, accept_loss=True) as log:
         assert offsets(follow(log, KeySet.all())) == list(range(1, EVENTS + 1))
+
+    found = {each["record"]: each.get("code") for each in records}
+    assert found["LOG_TRUNCATED"] == "log_truncated"
+    assert found["LOG_COLD_LEFT_BEHIND"] == "cold_tier_not_adopted"

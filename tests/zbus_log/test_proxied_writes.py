@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from inside import node_of
 from log_support import append, ask, wait_until
+from mesh_fakes import recorded
 from msgspec.structs import replace
 
 import zbus
@@ -28,6 +29,7 @@ import zbus_log
 from zbus.ports.log import Row
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
+from zbus_log.proxy.owner import ProxiedWriteServer
 from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_atomically
 
 PUTTER = """
@@ -503,7 +505,7 @@ async def test_a_bus_opens_even_if_the_folder_for_writes_cannot_be_created(
             await in_thread(zbus_log.put, log_path, [rows(1)], timeout_s=0.2)
 
     (found,) = [each.zbus for each in caplog.records if "LOG_PROXIED_WRITES_OFF" in each.message]  # type: ignore[attr-defined]
-    assert (found["log"], found["code"]) == (str(log_path), "folder_unusable")
+    assert (found["log"], found["code"]) == (str(log_path), "proxied_writes_off")
 
 
 def old_folder(path: Path) -> Path:
@@ -659,3 +661,18 @@ async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -
         await in_thread(wait_until, request.with_suffix(".answer").exists)
         with pytest.raises(zbus.LogError):
             decode_result(request.with_suffix(".answer").read_bytes())
+
+
+def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:
+    server = ProxiedWriteServer.__new__(ProxiedWriteServer)
+    server._log_path = str(log_path)
+
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    with recorded() as records:
+        server._attempt(fail)
+
+    assert [(each["record"], each["log"], each["error"]) for each in records] == [
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: the disk is full")
+    ]

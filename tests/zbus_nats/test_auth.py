@@ -40,7 +40,7 @@ def works(fabric: Fabric, other: Fabric) -> bool:
     return found
 
 
-def refused(server: NatsServer, login: str = "", told: str = "refused the login", **options: str) -> TransportError:
+def refused(server: NatsServer, login: str = "", told: str = "rejected the login", **options: str) -> TransportError:
     start = time.monotonic()
     with pytest.raises(TransportError, match=told) as caught:
         connect(server, login, **options)
@@ -130,7 +130,7 @@ def test_a_server_that_verifies_clients_wants_a_certificate(tmp_path: Path, tls_
 
 def test_a_server_without_tls_never_gets_the_password_where_tls_was_asked_for(tmp_path: Path) -> None:
     with nats_server(tmp_path, config=f'debug: true\ntrace: true\nauthorization {{ token: "{SECRET}" }}') as server:
-        error = refused(server, f"{SECRET}@", told="offers no TLS", tls="true")
+        error = refused(server, f"{SECRET}@", told="does not offer TLS", tls="true")
 
         assert SECRET not in shown(error)
         assert "CONNECT" not in server.log_text(), "the login went out in clear"
@@ -161,7 +161,7 @@ def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
             opening(config, url)  # type: ignore[operator]
     texts = shown(caught.value) + caplog.text + "".join(map(str, capfd.readouterr())) + repr(config)
 
-    assert ("could not connect" if way.endswith("none") else "refused the login") in texts
+    assert ("could not connect" if way.endswith("none") else "rejected the login") in texts
     assert not [secret for secret in secrets if secret in texts]
 
 
@@ -213,7 +213,7 @@ def test_no_secret_is_shown_while_connected_or_when_the_login_is_refused_later(
 
         server.kill()
         server.start(config='authorization { user: me, password: "changed" }')
-        wait_for(lambda: fabric.diagnostics()["last_error"] == "the server refused the login")
+        wait_for(lambda: fabric.diagnostics()["last_error"] == "the server rejected the login")
         assert SECRET not in str(fabric.diagnostics())
 
         server.kill()

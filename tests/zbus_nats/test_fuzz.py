@@ -4,51 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from nats_wire import Wire
 
 from zbus.errors import TransportError
-from zbus.observe.counters import Counters
 from zbus.ports.fabric import IncomingRequest
-from zbus_nats.connection import Subscribed
 from zbus_nats.consumer import Consumer
 from zbus_nats.options import NatsOptions
 from zbus_nats.publishing import NatsPublishing
 from zbus_nats.requests import NatsRequests
-
-
-class Wire:
-    """A connection that goes nowhere: what is subscribed to can be called, what is sent is kept, or refused."""
-
-    def __init__(self) -> None:
-        self.counts, self.max_payload = Counters("test"), 1000
-        self.options = NatsOptions(send_timeout_s=5)
-        self.on_lost: list[Callable[[], None]] = []
-        self.sinks: dict[str, Any] = {}
-        self.sent: list[bytes] = []
-        self.away = False
-        self.on_send: Callable[[], None] = lambda: None
-
-    def change(self, add: Sequence[Subscribed], remove: Sequence[int], phase: object = None) -> list[int]:
-        self.sinks.update({each.subject: each.sink for each in add})
-        return [len(self.sinks)] * len(add)
-
-    def send(self, commands: Sequence[bytes]) -> None:
-        if self.away:
-            raise TransportError("there is no connection")
-        self.sent.extend(commands)
-        self.on_send()
-
-    def soon(self, call: Callable[[], object]) -> None:
-        call()
-
-    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
-        return SimpleNamespace(cancel=lambda: None)
-
 
 NAMES = st.sampled_from([b"Zbus-End", b"Zbus-Large", b"Zbus-Upload", b"Zbus-Part", b"Status", b"X"])
 VALUES = st.one_of(
@@ -77,7 +46,7 @@ def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
 ) -> None:
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
-    asks.answer(["a/b"], asked.append)
+    asks.serve(["a/b"], asked.append)
     question = wire.sinks["@ask.a.b"]
 
     wire.away = away
@@ -99,7 +68,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
     wire = Wire()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     first: list[bytes | None] = []
-    asks.ask("a/b", b"?" * 5000, first.append, 5.0)
+    asks.request("a/b", b"?" * 5000, first.append, 5.0)
     (hear,) = (sink for subject, sink in wire.sinks.items() if subject.startswith("_INBOX."))
     inbox = wire.sent[-1].split()[2]
 
@@ -109,7 +78,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
         hear(inbox + b"x", b"", data, headers)  # nobody waits there
     wire.away = False
     second: list[bytes | None] = []
-    asks.ask("a/b", b"?", second.append, 5.0)
+    asks.request("a/b", b"?", second.append, 5.0)
     inbox = wire.sent[-1].split()[2]
     hear(inbox, b"", b"yes", None)
     hear(inbox, b"", b"", b"NATS/1.0\r\nZbus-End: 1\r\n\r\n")
@@ -169,7 +138,7 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
     consumer.stream, consumer._options, consumer.created = "S", NatsOptions(), ""
     found = False
     try:
-        asyncio.run(consumer.look(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
+        asyncio.run(consumer.find_stream(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
         found = True
     except TransportError:
         pass
@@ -179,7 +148,7 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
 def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
-    asks.answer(["a/b"], asked.append)
+    asks.serve(["a/b"], asked.append)
     wire.away = True
 
     wire.sinks["@ask.a.b"](b"@ask.a.b", b"_INBOX.me.1", b"", b"NATS/1.0\r\nZbus-Large: 5000\r\n\r\n")

@@ -274,7 +274,7 @@ async def test_an_event_of_the_stream_is_not_put_into_it_again(stream: JetStream
 async def test_what_no_stream_takes_is_an_error(client: Client, opened: Open) -> None:
     fabric = await asyncio.to_thread(opened)
 
-    with pytest.raises(TransportError, match="no stream takes the subject"):
+    with pytest.raises(TransportError, match="no stream stores the subject"):
         await asyncio.to_thread(fabric.send, [("bank/x", encode(Event(1, 0, 0, "bank/x", b"")))])
 
 
@@ -327,10 +327,10 @@ def test_a_stream_that_is_not_there_is_told_at_opening(server: NatsServer, opene
     with pytest.raises(TransportError, match="stream 'NONE': stream not found"):
         opened("NONE")
     with nats_server(tmp_path / "plain") as without:
-        with pytest.raises(TransportError, match="no JetStream"):
+        with pytest.raises(TransportError, match="does not offer JetStream"):
             open_fabric(BusConfig(), f"nats+js://127.0.0.1:{without.port}/SHOP?durable=d")
     for url in ("nats+js://127.0.0.1:1/SHOP", "nats+js://127.0.0.1:1?durable=d"):
-        with pytest.raises(ConfigInvalid, match="name the stream and the consumer"):
+        with pytest.raises(ConfigInvalid, match="must name the stream and the consumer"):
             open_fabric(BusConfig(), url)
 
 
@@ -345,7 +345,7 @@ async def test_a_consumer_that_pushes_is_refused_and_said_so(
 
     assert "not a pull consumer" in caplog.text
     with pytest.raises(TransportUnsupported):
-        fabric.ask("a", b"", lambda reply: None, 1.0)
+        fabric.request("a", b"", lambda reply: None, 1.0)
 
 
 async def test_close_is_bounded_while_the_server_is_frozen(server: NatsServer, client: Client, opened: Open) -> None:

@@ -101,12 +101,12 @@ def test_of_several_logins_in_the_environment_the_first_complete_one_is_taken(mo
         ("nats://h?tls_cA=x", {}, "there is no such option"),
         ("nats://h", {"nonsense": "S3CRET"}, "there is no such option"),
         ("nats://h?connect_timeout_s=S3CRET", {}, "connect_timeout_s"),
-        ("nats://u:S3CRET@h?token=S3CRET", {}, "one way to log in"),
+        ("nats://u:S3CRET@h?token=S3CRET", {}, "only one login"),
         ("nats://h", {"user": "S3CRET"}, "user and password go together"),
-        ("nats://u:S3CRET/x@h", {}, "named like nats://host:4222"),
-        ("nats://u:S3CRET@h:99999", {}, "named like nats://host:4222"),
-        ("nats://ho st", {}, "named like nats://host:4222"),
-        ("nats://h\r\nPUB x", {}, "named like nats://host:4222"),
+        ("nats://u:S3CRET/x@h", {}, "must look like nats://host:4222"),
+        ("nats://u:S3CRET@h:99999", {}, "must look like nats://host:4222"),
+        ("nats://ho st", {}, "must look like nats://host:4222"),
+        ("nats://h\r\nPUB x", {}, "must look like nats://host:4222"),
         ("nats://h?tls_key=/k", {}, "tls_key needs tls_cert"),
         ("nats+js://h/a.b?durable=S3CRET!", {}, "stream"),
     ],
@@ -130,7 +130,7 @@ def test_tls_files_that_cannot_be_used_are_told_before_anything_is_opened() -> N
 def test_a_creds_file_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.creds").write_text(text)
 
-    with pytest.raises(ConfigInvalid, match="no user's JWT and seed") as caught:
+    with pytest.raises(ConfigInvalid, match="does not contain a user's JWT and seed") as caught:
         load(f"nats://h?creds_file={tmp_path}/a.creds").check_files()
     assert "S3CRET" not in str(caught.value)
 

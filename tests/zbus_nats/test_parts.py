@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zbus.observe.counters import Counters
 from zbus_nats import parts
-from zbus_nats.parts import HEADERS_ROOM, Assembler, publish
+from zbus_nats.parts import PART_HEADERS_BYTES_MAX, Assembler, publish
 
 MAX_PAYLOAD = 1_000
 
@@ -102,10 +102,10 @@ def test_a_message_that_lies_about_its_size_is_refused() -> None:
     assert built.take(b"a", start % (1, 10), b"x") is None
     assert counts.snapshot()["frame_incomplete"] >= 1
     assert built.take(b"a", start % (0, 10**11), b"x") is None
-    assert counts.snapshot()["part_refused"] == 1
+    assert counts.snapshot()["part_rejected"] == 1
 
 
 def test_the_headers_of_a_part_fit_the_room_left_for_them() -> None:
     longest = messages(publish(b"a", bytes(MAX_PAYLOAD * 900), MAX_PAYLOAD))
 
-    assert max(len(headers) for headers, _ in longest) <= HEADERS_ROOM
+    assert max(len(headers) for headers, _ in longest) <= PART_HEADERS_BYTES_MAX

@@ -164,7 +164,7 @@ async def test_subjects_without_a_key_and_headers_that_are_none_are_counted(serv
     assert [each.key for each in found] == ["ok", "end"]
     assert dict(found[0].headers) == {"good": "1, 2"}
     counts = fabric.diagnostics()["counts"]
-    assert counts == {"subject_malformed": 5, "header_refused": 3, "identity_malformed": 1}
+    assert counts == {"subject_malformed": 5, "header_rejected": 3, "identity_malformed": 1}
     await client.close()
 
 
@@ -176,7 +176,7 @@ def test_what_is_no_event_or_too_large_is_counted_and_the_rest_is_sent(opened: O
     here.send([("a", b""), ("a", b"\x03beacon"), ("a", encode(Event(1, 1, 0, "a", bytes(2_000_000)))), ("a", good)])
 
     assert events(came.wait(1))[0].payload == b"good"
-    assert here.diagnostics()["counts"] == {"frame_refused": 2, "too_large": 1}
+    assert here.diagnostics()["counts"] == {"frame_rejected": 2, "too_large": 1}
 
 
 def test_a_header_cannot_inject_a_line(opened: Open) -> None:
@@ -187,17 +187,17 @@ def test_a_header_cannot_inject_a_line(opened: Open) -> None:
     here.send([("a", encode(Event(1, 0, 0, "a", b"x", hostile)))])
 
     assert dict(events(came.wait(1))[0].headers) == {"ok": "yes"}
-    assert here.diagnostics()["counts"] == {"header_refused": 2}
+    assert here.diagnostics()["counts"] == {"header_rejected": 2}
 
 
 def test_questions_are_refused_by_name(opened: Open) -> None:
     fabric = opened()
-    fabric.answer([], lambda question: None)
+    fabric.serve([], lambda question: None)
 
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
-        fabric.ask("a", b"", lambda reply: None, 1.0)
+        fabric.request("a", b"", lambda reply: None, 1.0)
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
-        fabric.answer(["a"], lambda question: None)
+        fabric.serve(["a"], lambda question: None)
     assert fabric.events_only
 
 

@@ -1,4 +1,4 @@
-"""Backfill: a range of a log through a function and back onto the bus under other keys, exactly once."""
+"""Backfill: a range of a log is passed through a function and published under other keys, exactly once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> Path:
     return make_log(tmp_path / "app.db", EVENTS)
 
 
-async def test_a_range_goes_through_the_function_once_in_order_also_from_the_tier(log: Path) -> None:
+async def test_a_range_is_passed_through_the_function_once_in_order_including_the_tier(log: Path) -> None:
     offload(spark(), log, segment_events=SEGMENT_EVENTS)
     trim(log)
     before = await replayed(log)
@@ -57,7 +57,7 @@ async def test_without_an_end_it_is_done_once_too(log: Path, tmp_path: Path) -> 
     assert len(await replayed(other)) == first.events == EVENTS // 5
 
 
-async def test_live_subscribers_of_the_owner_see_what_is_made(log: Path) -> None:
+async def test_live_subscribers_of_the_owner_receive_the_result(log: Path) -> None:
     import asyncio
 
     async with zbus.open(log) as bus, bus.subscribe("loud/**") as subscriber:
@@ -67,10 +67,10 @@ async def test_live_subscribers_of_the_owner_see_what_is_made(log: Path) -> None
     assert seen == [b"PAYLOAD %d" % number for number in range(2, 50, 5)]
 
 
-async def test_a_function_that_would_feed_itself_publishes_nothing(log: Path, tmp_path: Path) -> None:
+async def test_a_function_that_would_read_its_own_output_publishes_nothing(log: Path, tmp_path: Path) -> None:
     before = await replayed(log)
 
-    with pytest.raises(SparkFailed, match="it would feed itself"):
+    with pytest.raises(SparkFailed, match="it would read its own output"):
         backfill(spark(), log, "backfill_functions:echo", key="shop/**", end=100)
 
     assert await replayed(log) == before
@@ -79,13 +79,13 @@ async def test_a_function_that_would_feed_itself_publishes_nothing(log: Path, tm
 
 
 BAD: dict[str, tuple[type[ZbusError], str, dict[str, Any]]] = {
-    "no-colon": (ConfigInvalid, "not written as module:function", {"function": "backfill_functions"}),
+    "no-colon": (ConfigInvalid, "must be written as module:function", {"function": "backfill_functions"}),
     "no-module": (ConfigInvalid, "there is no module 'nowhere'", {"function": "nowhere:at_all"}),
     "no-function": (ConfigInvalid, "has no function 'nothing'", {"function": "backfill_functions:nothing"}),
     "a-number": (ConfigInvalid, "has no function 'number'", {"function": "backfill_functions:number"}),
     "no-frame": (ConfigInvalid, "returned NoneType", {"function": "backfill_functions:none"}),
-    "too-many": (ConfigInvalid, "has offset, namespace", {"function": "backfill_functions:too_many"}),
-    "too-few": (ConfigInvalid, "lacks key", {"function": "backfill_functions:too_few"}),
+    "too-many": (ConfigInvalid, "additional columns: offset, namespace", {"function": "backfill_functions:too_many"}),
+    "too-few": (ConfigInvalid, "without key", {"function": "backfill_functions:too_few"}),
     "bad-key": (KeyInvalid, "empty segment", {"key": "a//b"}),
     "gone": (LogTrimmed, "removed by retention", {"start": 50}),
     "no-log": (ConfigInvalid, "there is no log", {"log": "none.db"}),
@@ -93,19 +93,19 @@ BAD: dict[str, tuple[type[ZbusError], str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_what_cannot_be_backfilled_is_one_clear_error(log: Path, name: str) -> None:
+async def test_an_invalid_backfill_is_one_clear_error(log: Path, name: str) -> None:
     kind, says, changed = BAD[name]
     prune(log, Rules(upto=100))
     before = await replayed(log)
-    asked = {"log": log, "function": SHOUT, "key": "shop/**"} | changed
+    arguments = {"log": log, "function": SHOUT, "key": "shop/**"} | changed
 
     with pytest.raises(kind, match=says):
-        backfill(spark(), asked.pop("log"), asked.pop("function"), **asked)
+        backfill(spark(), arguments.pop("log"), arguments.pop("function"), **arguments)
 
     assert await replayed(log) == before
 
 
-def test_the_command_says_what_was_published(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_what_was_published(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["backfill", str(log), SHOUT, "--key", "audit/*", "--end", "100", "--master", "local[2]"]
 
     app(arguments, standalone_mode=False)
@@ -113,4 +113,4 @@ def test_the_command_says_what_was_published(log: Path, capfd: pytest.CaptureFix
     app(arguments, standalone_mode=False)
 
     assert "published 20 events" in first
-    assert "nothing was published: 20 events were" in capfd.readouterr().err
+    assert "nothing was published: an earlier run published 20 events" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""`zbus pipeline`: the jobs as commands; data to stdout, prose to stderr, and one line for whatever goes wrong."""
+"""`zbus pipeline`: the jobs as commands, with data on stdout, prose on stderr, and errors in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 100.0
 
 
 def shop(minutes: int, begin: int = 0) -> list[Stored]:
-    """Ten events a minute of each of two keys; some tell their latency."""
+    """Return ten events per minute for each of two keys, some with a latency."""
     return [
         Stored(
             publisher_id,
@@ -51,8 +51,8 @@ def shop(minutes: int, begin: int = 0) -> list[Stored]:
     ]
 
 
-def as_told(rows: Any) -> list[dict[str, Any]]:
-    """Rows as the command prints them."""
+def as_printed(rows: Any) -> list[dict[str, Any]]:
+    """Return rows as the command prints them."""
     return [
         {
             name: f"{value.isoformat()}+00:00" if isinstance(value, datetime) else value
@@ -69,10 +69,10 @@ def test_rollup_prints_windows_and_leaves_parquet_and_a_report(log_path: Path, t
 
     done = pipeline("rollup", log_path, "--json", "--html", html, "--parquet", parquet)
 
-    expected = as_told(rollup(frame(events)).orderBy("start", "key").collect())
+    expected = as_printed(rollup(frame(events)).orderBy("start", "key").collect())
     assert (done.code, done.lines) == (0, expected)
     assert done.err.splitlines() == [f"written: {parquet}", f"written: {html}"]
-    assert as_told(spark().read.parquet(str(parquet)).orderBy("start", "key").collect()) == expected
+    assert as_printed(spark().read.parquet(str(parquet)).orderBy("start", "key").collect()) == expected
     assert "shop/orders/changed" in html.read_text()
 
 
@@ -88,12 +88,12 @@ def test_a_rollup_that_fails_in_mid_read_leaves_nothing_and_may_be_run_again(
     half = len(whole) // 2
     log_path.write_bytes(whole[:half] + bytes(40_000) + whole[half + 40_000 :])
     html, parquet = tmp_path / "report.html", tmp_path / "windows"
-    asked = ["rollup", log_path, "--parquet", parquet, *(stream or ("--html", html))]
+    arguments = ["rollup", log_path, "--parquet", parquet, *(stream or ("--html", html))]
 
-    failed = pipeline(*asked)
+    failed = pipeline(*arguments)
     left = [each for each in tmp_path.rglob("*") if not each.name.startswith("app.db")]
     log_path.write_bytes(whole)
-    again = pipeline(*asked)
+    again = pipeline(*arguments)
 
     assert (failed.code, failed.out) == (1, "")
     assert "malformed" in failed.err
@@ -126,7 +126,7 @@ def test_rollup_prints_a_table_of_the_busiest_keys_of_a_part(log_path: Path) -> 
 
 
 @pytest.mark.nightly  # the function itself is tested with the others
-def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_path: Path) -> None:
+def test_a_stream_prints_each_window_once_when_it_has_ended(log_path: Path, tmp_path: Path) -> None:
     checkpoint, parquet = tmp_path / "checkpoint", tmp_path / "windows"
     follow = ["rollup", log_path, "--follow", "--once", "--checkpoint", checkpoint, "--watermark", "1 minute"]
     events = shop(minutes=4)
@@ -136,7 +136,7 @@ def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_pa
     second = pipeline(*follow, "--json", "--parquet", parquet)
     third = pipeline(*follow)
 
-    whole = as_told(rollup(frame(shop(minutes=8))).orderBy("start", "key").collect())
+    whole = as_printed(rollup(frame(shop(minutes=8))).orderBy("start", "key").collect())
     # The last event is 1 s before the end of the eighth minute, and one minute may be late: two minutes are not over.
     assert [done.code for done in (first, second, third)] == [0, 0, 0]
     assert [done.err for done in (first, second, third)] == ["", "", ""]
@@ -144,13 +144,11 @@ def test_a_stream_prints_each_window_once_when_it_is_over(log_path: Path, tmp_pa
     assert first.lines + second.lines == whole[:12]
     assert third.out == ""
     kept = spark().read.parquet(str(parquet)).drop("batch").orderBy("start", "key")
-    assert as_told(kept.collect()) == whole[:12]
+    assert as_printed(kept.collect()) == whole[:12]
 
 
 @pytest.mark.nightly  # a query more
-def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_not(
-    log_path: Path, tmp_path: Path
-) -> None:
+def test_a_stream_reports_events_later_than_its_watermark_and_counts_all_others(log_path: Path, tmp_path: Path) -> None:
     follow = ["rollup", log_path, "--follow", "--once", "--json", "--checkpoint", tmp_path / "checkpoint"]
     follow += ["--parquet", tmp_path / "windows"]
     store(log_path, shop(minutes=4))
@@ -166,9 +164,9 @@ def test_a_stream_says_what_came_later_than_its_watermark_and_counts_what_did_no
 
     assert [done.code for done in (first, second, third)] == [0, 0, 0]
     assert (first.err, third.err) == ("", "")
-    told, total = second.err.splitlines()
-    assert told.startswith("left out: events of 2 windows that were over before 2026-")
-    assert total == "in all, 2 times a window lacks events that came later than its watermark (1 minute)"
+    batch, total = second.err.splitlines()
+    assert batch.startswith("dropped: late events of 2 windows that ended before 2026-")
+    assert total == "dropped events of 2 windows in total: they were later than the watermark (1 minute)"
     assert [line["key"] for line in first.lines + second.lines + third.lines if "late" in line["key"]] == ["late/2"]
 
 
@@ -188,7 +186,7 @@ def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_pat
         os.close(end)
         reading.start()
         assert following.stdout is not None
-        too_long = threading.Timer(WAIT_S, following.kill)  # what it has not printed by then it does not print
+        too_long = threading.Timer(WAIT_S, following.kill)  # a command that has printed nothing by then hangs
         too_long.start()
         windows = [json.loads(following.stdout.readline() or "null") for _ in range(4)]
         too_long.cancel()
@@ -201,7 +199,7 @@ def test_following_shows_its_progress_on_a_terminal_and_ends_with_ctrl_c(log_pat
     reading.join(WAIT_S)
     os.close(terminal)
 
-    assert windows == as_told(rollup(frame(shop(minutes=4))).orderBy("start", "key").collect())[:4]
+    assert windows == as_printed(rollup(frame(shop(minutes=4))).orderBy("start", "key").collect())[:4]
     assert b"tasks" in b"".join(shown)
     assert b"Traceback" not in b"".join(shown)
 
@@ -225,9 +223,9 @@ def test_a_job_shows_its_tasks_on_a_terminal_and_nothing_elsewhere(
 
     assert (done.code, done.out) == (0, "")
     assert b"starting Spark" in b"".join(shown)
-    assert b"looking for gaps" in b"".join(shown)
+    assert b"finding gaps" in b"".join(shown)
     plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", b"".join(shown))
-    assert re.search(rb"looking for gaps [^\r\n]* [1-9]\d*/\d+ tasks", plain)
+    assert re.search(rb"finding gaps [^\r\n]* [1-9]\d*/\d+ tasks", plain)
 
 
 def _read_all(descriptor: int, shown: list[bytes]) -> None:
@@ -238,7 +236,7 @@ def _read_all(descriptor: int, shown: list[bytes]) -> None:
         pass
 
 
-def test_gaps_tells_what_is_missing_and_what_beacons_told_of(log_path: Path) -> None:
+def test_gaps_lists_missing_events_including_those_known_from_beacons(log_path: Path) -> None:
     events = [event for event in shop(minutes=3) if event[:2] not in ((1, 4), (1, 5), (2, 29))]
     store(log_path, events)
     log = SqliteLog(str(log_path))
@@ -248,16 +246,16 @@ def test_gaps_tells_what_is_missing_and_what_beacons_told_of(log_path: Path) -> 
 
     done = pipeline("gaps", log_path, "--json", "--check")
 
-    assert done.lines == as_told(gaps(frame(events), {2: 29, 255: 1}).collect())
+    assert done.lines == as_printed(gaps(frame(events), {2: 29, 255: 1}).collect())
     assert [(line["publisher_id"], line["finding"], line["events"]) for line in done.lines] == [
         (1, "between", 2),
         (2, "after_last", 1),
         (255, "after_last", 2),
     ]
-    assert (done.code, done.err) == (1, "missing: 5, late: 0, twice: 0\n")
+    assert (done.code, done.err) == (1, "missing: 5, late: 0, duplicate: 0\n")
 
 
-def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
+def test_gaps_does_not_count_removed_events_as_missing(log_path: Path) -> None:
     store(log_path, shop(minutes=3))
     prune(log_path, Rules(upto=20))
 
@@ -266,28 +264,28 @@ def test_gaps_does_not_call_missing_what_was_removed(log_path: Path) -> None:
     assert done.code == 0
     assert done.out.count("trimmed") == 2
     assert done.err.splitlines() == [
-        "missing: 0, late: 0, twice: 0",
-        "everything up to offset 20 was removed from this log, and is not called missing",
+        "missing: 0, late: 0, duplicate: 0",
+        "events up to offset 20 were removed from this log and do not count as missing",
     ]
 
 
 @pytest.mark.nightly  # the function itself is tested with the others
-def test_gaps_calls_removed_only_what_the_cold_tier_does_not_have_either(tmp_path: Path) -> None:
+def test_gaps_counts_only_events_as_removed_that_the_cold_tier_does_not_have(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", 9000)
     prune(log, Rules(upto=1000))
     offload(spark(), log, segment_events=SEGMENT_EVENTS)
     trim(log)
     moved = shutil.copytree(f"{log}-cold", tmp_path / "moved")
 
-    for asked in ((), ("--cold", moved)):
-        done = pipeline("gaps", log, "--check", "--json", *asked)
+    for options in ((), ("--cold", moved)):
+        done = pipeline("gaps", log, "--check", "--json", *options)
         assert done.code == 0
         assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 1000)]
-        assert "everything up to offset 1,000 was removed" in done.err
+        assert "events up to offset 1,000 were removed" in done.err
     shutil.rmtree(f"{log}-cold")
     done = pipeline("gaps", log, "--check", "--json")
     assert [(line["finding"], line["events"]) for line in done.lines] == [("trimmed", 8191)]
-    assert "everything up to offset 8,191 was removed" in done.err
+    assert "events up to offset 8,191 were removed" in done.err
 
 
 @pytest.mark.nightly  # the function itself is tested with the others
@@ -299,7 +297,7 @@ def test_coverage_compares_two_logs(tmp_path: Path) -> None:
     done = pipeline("coverage", left, right, "--json", "--check")
     same = pipeline("coverage", left, right, "--check", "--key", "shop/orders/*", "--until", "2026-09-21T14:14:40Z")
 
-    assert done.lines == as_told(coverage(frame(events), frame(other)).collect())
+    assert done.lines == as_printed(coverage(frame(events), frame(other)).collect())
     assert (done.code, done.err) == (1, "only in the first: 1, only in the second: 0, different: 1\n")
     assert (same.code, same.err) == (0, "only in the first: 0, only in the second: 0, different: 0\n")
 
@@ -311,9 +309,9 @@ def test_sessions_are_listed_and_events_without_one_are_counted(log_path: Path) 
     done = pipeline("sessions", log_path, "--by", "header:session-id", "--gap", "20s", "--json")
     table = pipeline("sessions", log_path, "--by", "payload:user", "--rows", 2)
 
-    assert (done.code, done.err) == (0, "30 events have no header:session-id: they belong to no session\n")
-    assert done.lines == as_told(sessions(frame(events), "header:session-id", "20s").collect())
-    assert (table.code, table.err) == (0, "these are the first 2 rows; --rows prints more, and --json all of them\n")
+    assert (done.code, done.err) == (0, "30 events have no header:session-id and belong to no session\n")
+    assert done.lines == as_printed(sessions(frame(events), "header:session-id", "20s").collect())
+    assert (table.code, table.err) == (0, "only the first 2 rows are shown; use --rows for more, or --json for all\n")
     assert table.out.count("│ u") == 2
 
 
@@ -329,18 +327,18 @@ WRONG = {
     "a report nowhere": (["rollup", "LOG", "--html", "NOWHERE/x.html"], 2, "there is no folder"),
     "files over others": (["rollup", "LOG", "--parquet", "FOLDER"], 2, "already exists"),
     "an unwritable checkpoint": (["rollup", "LOG", "--follow", "--once", "--checkpoint", "/proc/x/y"], 1, "/proc/x"),
-    "a field that is none": (["sessions", "LOG", "--by", "user"], 2, "header:NAME"),
+    "an invalid field": (["sessions", "LOG", "--by", "user"], 2, "header:NAME"),
     "no log at all": (["gaps", "NOTALOG"], 1, "NOTALOG"),
     "a log of a newer version": (["rollup", "NEWER", "--parquet", "OUT"], 1, "upgrade zbus"),
     "a newer log to offload": (["offload", "NEWER"], 1, "upgrade zbus"),
     "a trimmed range": (["rollup", "TRIMMED", "--after", "5", "--parquet", "OUT"], 1, "5 up to 10 were removed"),
     "a trimmed end": (["sessions", "TRIMMED", "--by", "header:x", "--until", "10"], 1, "to 10 were removed"),
-    "a folder that is not empty": (["demo", "FOLDER"], 2, "not empty"),
+    "a folder that is not empty": (["demo", "FOLDER"], 2, "not an empty folder"),
 }
 
 
 def there(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder and what it holds, but for what a log has beside it while it is read."""
+    """Return all files of a folder and their content, without the files that a log has while it is read."""
     found = {each.relative_to(folder).as_posix(): each for each in folder.rglob("*")}
     return {
         name: each.read_bytes() if each.is_file() else b""
@@ -350,8 +348,8 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
-    arguments, code, told = WRONG[case]
+def test_every_error_is_one_line(tmp_path: Path, case: str) -> None:
+    arguments, code, message = WRONG[case]
     (tmp_path / "NOTALOG").write_text("something else entirely, and long enough to be looked at" * 100)
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "FOLDER" / "file").touch()
@@ -371,7 +369,7 @@ def test_whatever_goes_wrong_is_one_line(tmp_path: Path, case: str) -> None:
     assert (done.code, done.out) == (code, "")
     (line,) = done.err.splitlines()
     assert line.startswith("zbus: ")
-    assert told in line
+    assert message in line
     assert len(line) < 600
     assert "Exception" not in line
 
@@ -390,17 +388,17 @@ def test_the_demo_leaves_a_log_a_tier_and_a_report(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "shop.db-cold" / "manifest.json").is_file()
 
 
-def test_a_missing_java_is_said_with_the_line_that_installs_it_after_what_is_wrong_with_the_call(
+def test_a_missing_java_is_reported_with_its_install_command_after_errors_of_the_call(
     log_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark()  # the others' session, which is not to be started without Java
+    spark()  # the shared session, which must be started while Java is available
     store(log_path, shop(minutes=1))
     file = tmp_path / "pipeline.toml"
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "empty"))
-    told = "Spark needs Java 17 or later, and there is none: sudo apt-get install -y openjdk-17-jre-headless"
+    message = "Spark needs Java 17 or later, but it was not found: sudo apt-get install -y openjdk-17-jre-headless"
 
-    with pytest.raises(ConfigInvalid, match=told) as caught:
+    with pytest.raises(ConfigInvalid, match=message) as caught:
         session()
     assert caught.value.field == "java"
     file.write_text('[source]\nlog = "app.db"\nkye = "a"\n[sink]\ntable = true\n')
@@ -411,7 +409,7 @@ def test_a_missing_java_is_said_with_the_line_that_installs_it_after_what_is_wro
     assert (bad.code, good.code) == (2, 2)
     assert "source.kye" in bad.err
     assert "Java" not in bad.err
-    assert good.err == f"zbus: java: {told}\n"
+    assert good.err == f"zbus: java: {message}\n"
 
 
 @pytest.mark.timeout(300)

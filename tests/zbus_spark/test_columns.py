@@ -1,4 +1,4 @@
-"""The columns that are there for those who name them: the same as a look at payload and headers, however it is read."""
+"""Columns that exist only if they are named: equal to the payload and headers, on every path of a read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looked_at(df: DataFrame) -> list[tuple[Any, ...]]:
-    """What the whole columns tell."""
+    """Return the expected values, from the whole columns."""
     names = [name.removeprefix("header:") for name in NAMED[2:]]
     return [
         (row.offset, len(row.payload), *[row.headers.get(name) for name in names])
@@ -81,20 +81,20 @@ def offloaded(log: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", [as_file, at_a_node, offloaded])
-def test_a_size_and_one_header_are_what_payload_and_headers_tell(log: Path, way: Any) -> None:
+def test_a_size_and_one_header_equal_those_of_payload_and_headers(log: Path, way: Any) -> None:
     with way(log) as path:
         found = read(spark(), path, columns=NAMED)
-        told = sorted(map(tuple, found.collect()))
+        found_rows = sorted(map(tuple, found.collect()))
         expected = looked_at(read(spark(), path))
 
-    assert told == expected
-    assert [row[0] for row in told] == list(range(1, EVENTS + 1))
-    assert {row[2] for row in told} == {None, "t1", "ü"}
-    assert {row[3] for row in told} == {None, ""}
+    assert found_rows == expected
+    assert [row[0] for row in found_rows] == list(range(1, EVENTS + 1))
+    assert {row[2] for row in found_rows} == {None, "t1", "ü"}
+    assert {row[3] for row in found_rows} == {None, ""}
     assert found.schema.names == list(NAMED)
 
 
-def test_they_are_read_without_payloads_and_made_beside_the_whole() -> None:
+def test_they_are_read_without_payloads_and_together_with_whole_columns() -> None:
     assert Columns(schema_of(NAMED)).stored == ["payload_bytes", "headers"]
     assert Columns(schema_of(["payload_bytes"])).stored == ["payload_bytes"]
     rows = pa.record_batch(
@@ -146,7 +146,7 @@ def test_a_stream_has_them_too(log_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["header:", "header", "payload_size"])
-def test_a_name_that_is_no_column_is_refused_with_those_there_are(name: str) -> None:
+def test_an_unknown_column_is_rejected_with_a_list_of_columns(name: str) -> None:
     with pytest.raises(ConfigInvalid, match=f"no column '{name}'; a log has: offset, .*, payload_bytes, header:NAME"):
         schema_of(["offset", name])
 
@@ -162,7 +162,7 @@ sys.stdin.readline()
 """
 
 
-def test_reading_waits_while_another_process_has_the_log_alone(log_path: Path) -> None:
+def test_reading_waits_while_another_process_locks_the_log(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"x")] * 10)
     span, choice = plan(str(log_path), KeySet.all(), Span())
     command = [sys.executable, "-c", HOLD, str(log_path)]

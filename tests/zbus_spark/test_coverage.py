@@ -47,7 +47,7 @@ def test_two_logs_with_the_same_events_in_another_order_have_no_findings() -> No
     assert compared(some(*range(50)), some(*reversed(range(50)))) == []
 
 
-def test_what_only_one_has_and_what_differs_is_told_with_offsets_and_keys() -> None:
+def test_missing_and_different_events_are_listed_with_offsets_and_keys() -> None:
     left = some(0, 1, 2) + some(3, key="a/x", payload=b"same")
     right = some(1) + some(2, payload=b"other") + some(3, key="a/y", payload=b"same") + some(4)
 
@@ -59,11 +59,11 @@ def test_what_only_one_has_and_what_differs_is_told_with_offsets_and_keys() -> N
     ]
 
 
-def test_an_event_that_is_there_twice_is_not_a_difference_by_identity() -> None:
+def test_a_duplicate_event_is_not_a_difference_by_identity() -> None:
     assert compared(some(0, 1, 1), some(0, 1)) == []
 
 
-def test_two_pairs_of_doubles_do_not_hide_each_other_from_the_digests() -> None:
+def test_two_pairs_of_duplicates_do_not_hide_each_other_in_the_digests() -> None:
     assert [each[2] for each in compared(some(0, 0), some(1, 1))] == ["left_only", "right_only"]
 
 
@@ -91,7 +91,7 @@ def test_two_equal_logs_compare_no_event_at_all() -> None:
     assert sum(rows_out(found, "LeftSemi")) == 0
 
 
-def test_findings_are_those_of_a_look_at_every_event() -> None:
+def test_findings_equal_those_of_a_comparison_of_all_events() -> None:
     dice = random.Random(5)
 
     def side() -> list[Stored]:

@@ -1,4 +1,4 @@
-"""The job `gaps`: what a log lacks of each publisher, has late, or has twice."""
+"""The job `gaps`: missing, late and duplicate events of each publisher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def expected(events: list[Stored], heard: dict[int, int], low_water: int) -> lis
         missing = sorted(set(range(max([*stored, heard.get(publisher, -1)]) + 1)) - set(stored))
         ranges: list[list[int]] = []
         for sequence in missing:
-            # A range does not go on across the first and the last event that are there.
+            # A range ends at the first and at the last stored event.
             if ranges and ranges[-1][-1] == sequence - 1:
                 ranges[-1].append(sequence)
             else:
@@ -54,7 +54,7 @@ def of(publisher_id: int, *sequences: int) -> list[Stored]:
     return [Stored(publisher_id, sequence) for sequence in sequences]
 
 
-def test_what_is_missing_is_told_before_the_first_between_and_after_the_last() -> None:
+def test_missing_events_are_listed_before_the_first_between_and_after_the_last() -> None:
     assert found_in(of(7, 3, 4, 8, 9, 11), {7: 20}) == [
         (7, "before_first", 0, 2, 3),
         (7, "between", 5, 7, 3),
@@ -67,7 +67,7 @@ def test_late_and_duplicate_events_are_counted_and_are_not_missing() -> None:
     assert found_in(of(7, 0, 3, 1, 2, 2, 3, 4)) == [(7, "late", 1, 2, 2), (7, "duplicate", 2, 3, 2)]
 
 
-def test_what_retention_removed_is_not_called_missing() -> None:
+def test_events_that_retention_removed_do_not_count_as_missing() -> None:
     assert found_in(of(7, 3, 5), {9: 4}, low_water=100) == [
         (7, "trimmed", 0, 2, 3),
         (7, "between", 4, 4, 1),
@@ -75,22 +75,22 @@ def test_what_retention_removed_is_not_called_missing() -> None:
     ]
 
 
-def test_a_publisher_that_was_only_heard_of_lacks_everything() -> None:
+def test_a_publisher_known_only_from_beacons_lacks_all_events() -> None:
     assert found_in(of(7, 0), {9: 4}) == [(9, "after_last", 0, 4, 5)]
 
 
-def test_a_complete_publisher_has_no_findings_also_where_beacons_are_behind() -> None:
+def test_a_complete_publisher_has_no_findings_even_if_beacons_are_behind() -> None:
     assert found_in(of(1, *range(100)) + of(2, 0) + of(3, 0, 1, 2), {1: 99, 2: 0, 3: 1}) == []
 
 
-def test_the_largest_numbers_there_are_do_no_harm() -> None:
+def test_the_largest_possible_numbers_do_not_overflow() -> None:
     top = (1 << 63) - 1
 
     assert found_in(of(top, top, top)) == [(top, "before_first", 0, top - 1, top), (top, "duplicate", top, top, 1)]
 
 
 @pytest.mark.parametrize("low_water", [0, 17], ids=["a whole log", "a trimmed log"])
-def test_findings_are_those_of_a_look_at_every_event(low_water: int) -> None:
+def test_findings_equal_those_of_a_check_of_all_events(low_water: int) -> None:
     dice = random.Random(low_water)
     publishers = [*range(1, 60), -3, 1 << 62]
     events = [
@@ -107,7 +107,7 @@ def test_findings_are_those_of_a_look_at_every_event(low_water: int) -> None:
     assert found_in(events, heard, low_water) == expected(events, heard, low_water)
 
 
-def test_events_are_moved_once_to_be_looked_at_in_both_orders() -> None:
+def test_events_are_shuffled_once_for_both_orders() -> None:
     plan = gaps(frame(of(1, 0, 5)))._jdf.queryExecution().executedPlan().toString()
 
     assert plan.count("Exchange hashpartitioning(publisher_id") == 1

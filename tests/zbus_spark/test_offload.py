@@ -1,4 +1,4 @@
-"""Offload and trim: what is closed moves to Parquet, compared before it counts; nothing is lost, or there twice."""
+"""Offload and trim: sealed events move to Parquet, verified first; none is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_file_that_is_not_what_was_written_never_counts(half: Path, flip
     log, cold, before = half, Path(f"{half}-cold"), await replayed(half)
     manifest = (cold / "manifest.json").read_bytes()
 
-    with pytest.raises(LogError, match=r"log is as it was|checksum"):
+    with pytest.raises(LogError, match=r"log is unchanged|checksum"):
         offload(spark(), log, segment_events=SEGMENT_EVENTS, progress=at_verifying(FLIPS[flip], cold))
 
     assert (cold / "manifest.json").read_bytes() == manifest
@@ -164,9 +164,9 @@ def lose_one_and_copy_another(segments: list[Path]) -> None:
 
 
 MISPLACED: dict[str, tuple[Callable[[list[Path]], None], str]] = {
-    "a-file-in-another-folder": (misplace, "the log has 4096 events from 4096 to 8191, and the files others"),
-    "two-exchanged": (exchange, "the log has 4096 events from 4096 to 8191, and the files others"),
-    "one-twice": (lose_one_and_copy_another, "of 16383 events the files hold 16383, or others"),
+    "a-file-in-another-folder": (misplace, "the log has 4096 events from 4096 to 8191, but those in the files differ"),
+    "two-exchanged": (exchange, "the log has 4096 events from 4096 to 8191, but those in the files differ"),
+    "one-twice": (lose_one_and_copy_another, "the files have 16383 events instead of 16383, or their values differ"),
 }
 
 
@@ -196,7 +196,7 @@ def test_an_event_that_is_corrupt_in_the_log_stops_the_offload_and_is_named(log:
     assert trim(log) == (0, 0, None)
 
 
-def test_a_second_offload_at_the_same_time_is_refused(log: Path, cold: Path) -> None:
+def test_a_second_offload_at_the_same_time_is_rejected(log: Path, cold: Path) -> None:
     refused: list[str] = []
 
     def reached(stage: str, _done: int, _total: int) -> None:
@@ -226,7 +226,7 @@ async def test_a_trim_never_passes_a_durable_cursor(log: Path) -> None:
         assert (await anext(subscriber)).offset == 5001
 
 
-def test_a_trim_looks_at_the_tier_first(log: Path, cold: Path, tmp_path: Path) -> None:
+def test_a_trim_checks_the_tier_first(log: Path, cold: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="offload first"):
         trim(log)
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
@@ -283,7 +283,7 @@ def test_a_tier_that_lost_its_manifest_is_not_overwritten(log: Path, cold: Path)
     assert in_tier(cold) == there
 
 
-def test_what_cannot_be_offloaded_is_one_clear_error_and_nothing_is_written(
+def test_a_log_that_cannot_be_offloaded_is_one_clear_error_and_nothing_is_written(
     log: Path, cold: Path, tmp_path: Path
 ) -> None:
     other = make_log(tmp_path / "other.db", 10)
@@ -310,7 +310,7 @@ def test_what_cannot_be_offloaded_is_one_clear_error_and_nothing_is_written(
 
 
 async def again(log: Path, before: list[Any]) -> None:
-    """Offload what an offload that came to a sudden end has left, and look at what is there."""
+    """Offload again after an interrupted offload, and check the tier."""
     cold = Path(f"{log}-cold")
     assert (Cold(cold).last, await replayed(log)) == (0, before)
     assert in_tier(cold)
@@ -322,8 +322,8 @@ async def again(log: Path, before: list[Any]) -> None:
     assert await replayed(log) == before
 
 
-async def test_whatever_a_sudden_end_leaves_is_offloaded_again_with_nothing_lost_or_twice(log: Path) -> None:
-    """A folder copied in the middle of an offload is what a killed one leaves: nothing of it is in memory alone."""
+async def test_an_interrupted_offload_is_repeated_without_losses_or_duplicates(log: Path) -> None:
+    """A folder copied during an offload equals what a killed offload leaves: no state is only in memory."""
     before, copies = await replayed(log), []
 
     def reached(stage: str, _done: int, _total: int) -> None:
@@ -341,7 +341,7 @@ async def test_whatever_a_sudden_end_leaves_is_offloaded_again_with_nothing_lost
 
 @pytest.mark.nightly  # a Spark of its own
 @pytest.mark.timeout(400)  # another Spark has to start
-async def test_an_offload_that_is_killed_is_done_again_with_nothing_lost_or_twice(log: Path) -> None:
+async def test_a_killed_offload_is_repeated_without_losses_or_duplicates(log: Path) -> None:
     before = await replayed(log)
     call = [sys.executable, CHILD, log, "listing", "1"]
     done = subprocess.run(call, capture_output=True, timeout=300, check=False)
@@ -350,7 +350,7 @@ async def test_an_offload_that_is_killed_is_done_again_with_nothing_lost_or_twic
     await again(log, before)
 
 
-def test_the_commands_say_what_was_done(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_report_their_results(log: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def call(*arguments: str) -> str:
         app(
             ["offload", str(log), *arguments] if arguments[:1] != ("trim",) else ["trim", str(log)],
@@ -361,8 +361,8 @@ def test_the_commands_say_what_was_done(log: Path, capfd: pytest.CaptureFixture[
     assert "offloaded 8,191 events from offset 1 to 8,191: 1 segments" in call(
         "--max-events", "9000", "--master", "local[2]"
     )
-    said = call("--trim", "--master", "local[2]")
-    assert "offloaded 8,192 events from offset 8,192 to 16,383" in said
-    assert "trimmed 16,383 events; the log's file begins after offset 16,383" in said
+    output = call("--trim", "--master", "local[2]")
+    assert "offloaded 8,192 events from offset 8,192 to 16,383" in output
+    assert "trimmed 16,383 events; the log's file begins after offset 16,383" in output
     assert "trimmed 0 events" in call("trim")
-    assert os.fspath(log) not in said
+    assert os.fspath(log) not in output

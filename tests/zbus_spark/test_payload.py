@@ -1,4 +1,4 @@
-"""`zbus_spark.payload`: typed columns, and nothing lost where a payload does not fit."""
+"""`zbus_spark.payload`: typed columns, and no row lost if a payload is invalid."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_payloads_become_typed_columns_and_bad_ones_keep_their_reason(log_path: 
     assert [row.id for row in found[1:6]] == [None] * 5
     assert all(row.invalid for row in found[1:6])
     assert found[2].invalid.startswith("id: ")
-    assert "does not fit its column" in found[5].invalid
+    assert "out of range for its column" in found[5].invalid
     assert [bytes(row.payload) for row in found[1:4]] == bad[:3]
     assert (found[6].id, found[6].colour, found[6].invalid) == (2, "red", None)
 
@@ -83,14 +83,14 @@ def test_a_field_named_like_a_column_needs_a_prefix(log_path: Path) -> None:
     write_log(log_path, [("a/b", {"key": "k"})])
     frame = spark().read.format("zbus").load(str(log_path))
 
-    with pytest.raises(ConfigInvalid, match="columns key already: give a prefix"):
+    with pytest.raises(ConfigInvalid, match="columns key exist already: give a prefix"):
         zbus_spark.payload(frame, Clash)
     (row,) = zbus_spark.payload(frame, Clash, prefix="order_").collect()
     assert (row.key, row.order_key, row.order_invalid) == ("a/b", "k", None)
 
 
 @pytest.mark.parametrize("annotation", [object, int | str, list[object], dict[int, str], Literal[1, "a"]], ids=str)
-def test_a_type_that_spark_does_not_know_is_named(annotation: object, log_path: Path) -> None:
+def test_an_unsupported_type_is_named_in_the_error(annotation: object, log_path: Path) -> None:
     model = type("Odd", (BaseModel,), {"__annotations__": {"field": annotation}})
     write_log(log_path, [("a/b", b"{}")])
 

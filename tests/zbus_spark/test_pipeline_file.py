@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "pipeline.toml"
 
 
-async def test_what_goes_to_a_log_goes_there_once(file: Path) -> None:
+async def test_events_are_published_to_a_log_once(file: Path) -> None:
     file.write_text(GOOD)
 
     first = run(spark(), load(file))
@@ -67,7 +67,7 @@ def test_a_table_goes_to_stdout_and_a_folder_of_parquet_is_written_once(
     file.write_text(SOURCE + count + '[sink]\nparquet = "out"\n')
     app(["run", str(file), "--master", "local[2]"], standalone_mode=False)
     assert spark().read.parquet(str(file.parent / "out")).count() == 3
-    with pytest.raises(ConfigInvalid, match="is there already"):
+    with pytest.raises(ConfigInvalid, match="already exists"):
         load(file)
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was_and_may_be_run_again(file:
     assert {each.name for each in file.parent.iterdir() if not each.name.startswith("app.db")} == {"out", file.name}
 
 
-async def test_a_stream_goes_on_where_it_was(file: Path) -> None:
+async def test_a_stream_resumes_at_its_position(file: Path) -> None:
     file.write_text(
         SOURCE
         + 'key = "audit/*"\nstream = true\nuntil = "read"\ncheckpoint = "checkpoint"\n'
@@ -120,7 +120,7 @@ def test_sql_that_spark_does_not_understand_is_one_line(file: Path) -> None:
 
 
 BAD = {
-    "not-toml": ("source = [", "", "it is not TOML"),
+    "not-toml": ("source = [", "", "not valid TOML"),
     "no-source": (TABLE, "source", "Field required"),
     "no-sink": (SOURCE, "sink", "Field required"),
     "unknown-field": (SOURCE + 'kye = "a"\n' + TABLE, "source.kye", "there is no such field"),
@@ -132,20 +132,24 @@ BAD = {
     "missing-log": ('[source]\nlog = "none.db"\n' + TABLE, "source.log", "there is no log"),
     "empty-sql": (SOURCE + '[[steps]]\nsql = " "\n' + TABLE, "steps.1.sql", "should match"),
     "bad-name": (SOURCE + '[[steps]]\nname = "a b"\nsql = "SELECT 1"\n' + TABLE, "steps.1.name", "should match"),
-    "same-name": (SOURCE + '[[steps]]\nname = "Events"\nsql = "SELECT 1"\n' + TABLE, "", "two views 'Events'"),
+    "same-name": (
+        SOURCE + '[[steps]]\nname = "Events"\nsql = "SELECT 1"\n' + TABLE,
+        "",
+        "two views are named 'Events'",
+    ),
     "two-sinks": (SOURCE + TABLE + 'parquet = "out"\n', "sink", "one of: log, parquet, table"),
     "no-such-folder": (SOURCE + '[sink]\nparquet = "none/out"\n', "sink.parquet", "there is no folder"),
     "sink-key": (SOURCE + '[sink]\nlog = "out.db"\nkey = "a/*"\n', "sink", "without wildcards"),
     "remote-sink": (SOURCE + '[sink]\nlog = "zenoh://127.0.0.1:1"\n', "sink.log", "on the driver's host"),
     "no-checkpoint": (SOURCE + "stream = true\n" + TABLE, "source", "needs a checkpoint"),
-    "streamed-table": (SOURCE + 'stream = true\ncheckpoint = "c"\n' + TABLE, "", "a stream goes to a log"),
+    "streamed-table": (SOURCE + 'stream = true\ncheckpoint = "c"\n' + TABLE, "", "a stream needs a log"),
     "checkpoint-alone": (SOURCE + 'checkpoint = "c"\n' + TABLE, "source", "stream = true"),
-    "stream-with-end": (SOURCE + 'stream = true\ncheckpoint = "c"\nend = 5\n' + TABLE, "source", "reads on"),
+    "stream-with-end": (SOURCE + 'stream = true\ncheckpoint = "c"\nend = 5\n' + TABLE, "source", "has no end"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_file_is_said_with_its_place(file: Path, name: str) -> None:
+def test_an_error_in_a_file_names_the_field(file: Path, name: str) -> None:
     text, place, says = BAD[name]
     file.write_text(text)
 
@@ -156,6 +160,6 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(file: Path, name: str)
     assert says in caught.value.reason
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="No such file"):
         load(tmp_path / "none.toml")

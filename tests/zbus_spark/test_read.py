@@ -1,4 +1,4 @@
-"""`zbus_spark.read`: what is in the log and what was offloaded from it, as one DataFrame."""
+"""`zbus_spark.read`: events of the log and offloaded events as one DataFrame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENTS = 18_000
 
 @pytest.fixture(scope="module")
 def trimmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """A log whose closed part is in the tier alone, and all rows that it had."""
+    """Return a log whose sealed part is only in the tier, and all its rows."""
     log = make_log(tmp_path_factory.mktemp("trimmed") / "app.db", EVENTS)
     before = hot(log)
     offload(spark(), log, segment_events=SEGMENT_EVENTS)
@@ -87,10 +87,10 @@ WANTED: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
 @pytest.mark.parametrize("name", WANTED)
 def test_a_range_and_keys_are_exact_over_the_seam(trimmed: tuple[Path, list[Any]], name: str) -> None:
     log, before = trimmed
-    asked, wanted = WANTED[name]
-    end = asked.get("end") if isinstance(asked.get("end"), int) else EVENTS
+    options, wanted = WANTED[name]
+    end = options.get("end") if isinstance(options.get("end"), int) else EVENTS
 
-    found = rows(read(spark(), log, **asked))
+    found = rows(read(spark(), log, **options))
 
     assert found == [row for row in before if wanted(row) and row[0] <= end]
     assert found or name == "none"
@@ -103,9 +103,7 @@ def test_many_keys_are_matched_as_few_are(trimmed: tuple[Path, list[Any]], monke
     assert rows(read(spark(), log, key="shop/**")) == [row for row in before if row[1] in KeySet(["shop/**"])]
 
 
-def test_a_segment_that_the_manifest_does_not_name_is_not_there(
-    trimmed: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_a_segment_that_the_manifest_does_not_name_is_ignored(trimmed: tuple[Path, list[Any]], tmp_path: Path) -> None:
     log, before = trimmed
     folder = shutil.copytree(f"{log}-cold", tmp_path / "tier [x] {1}")
     left = folder / f"seg={16_384:020}-{20_479:020}"
@@ -117,7 +115,7 @@ def test_a_segment_that_the_manifest_does_not_name_is_not_there(
     assert rows(read(spark(), log, cold=f"file://{folder}", end=10)) == before[:10]
 
 
-def test_a_hole_between_the_tier_and_the_log_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
+def test_a_gap_between_the_tier_and_the_log_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     prune(log, Rules(upto=10_000))
@@ -131,7 +129,7 @@ def test_a_hole_between_the_tier_and_the_log_is_an_error_rather_than_fewer_rows(
     assert read(spark(), log, failOnDataLoss=False).count() == EVENTS - (10_000 - 8191)
 
 
-def test_what_is_trimmed_after_the_look_at_the_manifest_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
+def test_a_trim_after_the_manifest_was_read_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     found = read(spark(), log)
@@ -149,9 +147,9 @@ def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
 
     assert read(spark(), log).count() == EVENTS - 1000
-    for asked in ({"start": 500}, {"start": 500, "end": 600}):
+    for options in ({"start": 500}, {"start": 500, "end": 600}):
         with pytest.raises(LogTrimmed):
-            read(spark(), log, **asked)
+            read(spark(), log, **options)
 
 
 def test_an_end_before_all_that_is_left_is_an_error_and_not_an_empty_frame(tmp_path: Path) -> None:
@@ -173,7 +171,7 @@ def test_an_end_before_all_that_is_left_is_an_error_and_not_an_empty_frame(tmp_p
     gone()  # from the log and the tier
 
 
-def test_what_cannot_be_read_is_one_clear_error(trimmed: tuple[Path, list[Any]], tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_one_clear_error(trimmed: tuple[Path, list[Any]], tmp_path: Path) -> None:
     log, _ = trimmed
     other = make_log(tmp_path / "other.db", 10)
     newer = make_log(tmp_path / "newer.db", 10)

@@ -1,4 +1,4 @@
-"""A log read from elsewhere: every event of a range, in order and exactly as it is stored there, or an error."""
+"""A log read over a transport: all events of a range, in order and exactly as stored, or an error."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def node_at(url: str, log: Path) -> Iterator[blocking.Bus]:
 
 
 def url_of(node: Node) -> str:
-    """Where a client finds a node."""
+    """Return the URL of a node."""
     if isinstance(node.wire, ZenohPeers):
         return str(node.wire.settings(node.name)["listen"][0]).replace("tcp/", "zenoh://")
     return node.wire.url
 
 
 def stored(path: str | Path, *keys: str) -> list[Event]:
-    """What the file itself holds."""
+    """Return the events of the file."""
     with closing_log(str(path)) as log:
         found: list[Event] = []
         span, head = Span(), log.head()
@@ -131,7 +131,7 @@ def test_ranges_keys_and_times_are_those_of_the_log(url: str, log_path: Path) ->
             read(url, Span(0, 10), "shop//orders")
 
 
-def test_what_a_node_recorded_of_others_is_read_with_its_offsets(mesh: Mesh) -> None:
+def test_events_that_a_node_keeps_of_others_are_read_with_their_offsets(mesh: Mesh) -> None:
     sink = mesh.node("sink", keep=["**"])
     publisher = mesh.node("a")
     publisher.call("publish", "shop/orders", 1_000)
@@ -145,7 +145,7 @@ def test_what_a_node_recorded_of_others_is_read_with_its_offsets(mesh: Mesh) -> 
     assert len({event.publisher_id for event in events}) == 2
 
 
-def test_where_several_nodes_keep_a_log_one_must_be_named_and_the_error_lists_them(mesh: Mesh) -> None:
+def test_if_several_nodes_have_a_log_one_must_be_named_and_the_error_lists_them(mesh: Mesh) -> None:
     first, second = mesh.node("a"), mesh.node("b")
     first.call("publish", "shop/orders", 10)
     second.call("publish", "audit/x", 20)
@@ -187,7 +187,7 @@ def test_a_node_that_is_killed_and_comes_back_is_read_to_the_end(mesh: Mesh) -> 
     assert events == stored(node.log or "")
 
 
-def test_a_node_that_stays_away_is_an_error_that_says_after_which_offset(
+def test_a_node_that_does_not_return_is_an_error_with_the_last_offset(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "AWAY_S", 1.0)
@@ -207,19 +207,19 @@ def test_a_node_that_stays_away_is_an_error_that_says_after_which_offset(
     assert came < 60_000
 
 
-def test_nobody_there_is_an_error_that_names_the_place(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_node_is_an_error_that_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "CONNECT_S", 0.5)
 
     with pytest.raises(TransportError, match=url), RemoteLog(url, None, TIMEOUT_S):
         pass
 
 
-def test_nodes_without_a_log_are_an_error_that_names_the_place(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_without_a_log_are_an_error_that_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "CONNECT_S", 0.5)
     listening = {"mode": "peer", "listen": [url.replace("zenoh://", "tcp/")]}
 
     with blocking.open(**listening), RemoteLog(url, None, TIMEOUT_S) as log:
-        with pytest.raises(TransportError, match=f"no node with a log is to be found at {url}"):
+        with pytest.raises(TransportError, match=f"no node with a log was found at {url}"):
             log.describe()
     with blocking.open(**listening), RemoteLog(url, 0xABC, TIMEOUT_S) as log:
         with pytest.raises(TransportError, match=f"the log abc is not served at {url}"):
@@ -227,18 +227,18 @@ def test_nodes_without_a_log_are_an_error_that_names_the_place(url: str, monkeyp
 
 
 @pytest.mark.parametrize("url", ["zenoh://", "carrier-pigeon://roof"])
-def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
+def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigInvalid), RemoteLog(url, None, TIMEOUT_S):
         pass
 
 
 @pytest.mark.parametrize("mesh", [Nats], ids=["nats"], indirect=True)
-def test_a_transport_for_events_alone_is_refused(mesh: Mesh) -> None:
-    with pytest.raises(ConfigInvalid, match="no node that could be asked"):
+def test_a_transport_that_only_carries_events_is_rejected(mesh: Mesh) -> None:
+    with pytest.raises(ConfigInvalid, match="no nodes whose log can be requested"):
         read(mesh.wire.url.replace("nats://", "nats+raw://"), Span(0, 1))
 
 
-def test_a_range_that_retention_has_cut_into_is_an_error(url: str, log_path: Path) -> None:
+def test_a_partly_removed_range_is_an_error(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
         trim(bus, 40)
@@ -251,7 +251,7 @@ def test_a_range_that_retention_has_cut_into_is_an_error(url: str, log_path: Pat
         assert [event.offset for event in read(url, Span(60, 100))] == list(range(61, 101))
 
 
-def test_what_lies_in_the_cold_tier_is_served_like_the_rest(url: str, log_path: Path) -> None:
+def test_events_in_the_cold_tier_are_served_too(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
         bus.publisher("audit/x").publish_many([b"y"] * 100, headers={"tenant": "x"})
@@ -278,9 +278,7 @@ def test_a_range_that_is_trimmed_while_it_is_read_is_an_error_and_never_fewer_ro
     assert came == list(range(1, len(came) + 1))
 
 
-def test_where_a_loss_is_allowed_a_range_that_is_trimmed_while_it_is_read_goes_on_with_what_is_left(
-    url: str, log_path: Path
-) -> None:
+def test_if_data_loss_is_allowed_a_read_continues_after_a_trim(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 60_000)
         with RemoteLog(url, None, TIMEOUT_S) as log:
@@ -294,15 +292,15 @@ def test_where_a_loss_is_allowed_a_range_that_is_trimmed_while_it_is_read_goes_o
     assert len(came) < 60_000
 
 
-def test_an_end_beyond_that_of_the_log_is_an_error(url: str, log_path: Path) -> None:
+def test_an_end_beyond_the_head_is_an_error(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
 
-        with pytest.raises(LogError, match="ends at offset 100, and 101 was asked for"):
+        with pytest.raises(LogError, match="ends at offset 100, but 101 was requested"):
             read(url, Span(0, 101))
 
 
-def test_corrupt_events_are_an_error_that_says_how_many_and_where(url: str, log_path: Path) -> None:
+def test_corrupt_events_are_an_error_with_their_number_and_range(url: str, log_path: Path) -> None:
     with node_at(url, log_path) as bus:
         bus.publisher("shop/orders").publish_many([b"x"] * 100)
         connection = raw(log_path)
@@ -320,15 +318,13 @@ def test_corrupt_events_are_an_error_that_says_how_many_and_where(url: str, log_
     [((), 10), ((), 101), ((12, 11), 100), ((10, 11), 100), ((11, 12), 11)],
     ids=["no-further", "beyond-the-end", "out-of-order", "once-more", "more-than-it-covers"],
 )
-def test_a_page_that_cannot_be_right_is_an_error(
-    url: str, log_path: Path, offsets: tuple[int, ...], covered: int
-) -> None:
+def test_an_inconsistent_page_is_an_error(url: str, log_path: Path, offsets: tuple[int, ...], covered: int) -> None:
     with node_at(url, log_path) as bus:
         assert bus._inner._node.network is not None
         origin = bus._inner._node.network.origin
         frames = [encode(Event(7, offset, 1, "a/b", b"", offset=offset), origin) for offset in offsets]
         page = [*frames, b"\0" + msgspec.msgpack.encode((covered, 100, 0, 0))]
-        bus._inner._node.network.answers.serve(log_key(origin), lambda question, link: page)
+        bus._inner._node.network.request_server.serve(log_key(origin), lambda question, link: page)
 
         with pytest.raises(TransportError, match="the page after offset 10"):
             read(url, Span(10, 100))
@@ -343,7 +339,7 @@ def test_a_read_that_is_left_early_leaves_nothing_behind(url: str, log_path: Pat
 
 
 def by_spark(place: str | Path, **options: object) -> list[Any]:
-    """Every column of what Spark reads there."""
+    """Return all columns that Spark reads."""
     with spark_errors():
         return rows(spark().read.format("zbus").options(**options).load(str(place)))
 
@@ -376,7 +372,7 @@ def test_spark_reads_by_url_every_column_that_it_reads_from_the_file(url: str, l
                 by_spark(url, **gone)
 
 
-def test_a_stream_by_url_goes_on_where_it_was(url: str, log_path: Path, tmp_path: Path) -> None:
+def test_a_stream_by_url_resumes_at_its_position(url: str, log_path: Path, tmp_path: Path) -> None:
     def follow() -> list[list[int]]:
         batches: list[list[int]] = []
 
@@ -413,7 +409,7 @@ def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: st
             assert rows(spark_read(spark(), url, cold=cold)) == before
             part = spark_read(spark(), url, cold=cold, key="shop/**", start=100, end=8_500)
             assert rows(part) == [row for row in before if row[1].startswith("shop/") and 100 <= row[0] <= 8_500]
-        with pytest.raises(ConfigInvalid, match="there is no tier"):
+        with pytest.raises(ConfigInvalid, match="there is no cold tier"):
             spark_read(spark(), url, cold="viewfs://far/tier/none")
         assert rows(spark_read(spark(), url)) == before[5_000:]
 

@@ -1,4 +1,4 @@
-"""The job `rollup`, and the report that it leaves."""
+"""The job `rollup` and its report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expected(events: list[Stored], window_ns: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_windows_are_those_of_a_look_at_every_event() -> None:
+def test_windows_equal_those_computed_from_all_events() -> None:
     events = shop(3000, minutes=7)
 
     found = rollup(frame(events), "2 minutes").orderBy("start", "key").collect()
@@ -54,7 +54,7 @@ def test_windows_are_those_of_a_look_at_every_event() -> None:
     assert plain(found) == expected(events, 2 * MINUTE_NS)
 
 
-def test_a_header_that_is_no_time_is_no_latency() -> None:
+def test_an_invalid_header_gives_no_latency() -> None:
     texts = ("soon", "", "1e18", "9" * 30, str(-(1 << 63)), "1.5", str(BEGIN_NS - 7999), str(BEGIN_NS + 5000))
     events = [Stored(headers={"began": text}) for text in texts]
 
@@ -74,13 +74,13 @@ def test_nanoseconds_keep_all_their_digits() -> None:
 
 
 @pytest.mark.parametrize("window", ["", "a while", "0 seconds", "1 month", "-1s"])
-def test_a_window_that_is_none_is_refused(window: str) -> None:
+def test_an_invalid_window_is_rejected(window: str) -> None:
     with pytest.raises(ConfigInvalid, match="not a duration"):
         rollup(frame([]), window)
 
 
 class Page(HTMLParser):
-    """Fails on a tag that is not closed, and gathers what a reader sees."""
+    """Collects the visible text of a page, and fails on an unclosed tag."""
 
     VOID = frozenset({"meta"})
 
@@ -111,7 +111,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_report_is_one_well_formed_page_that_holds_the_figures(tmp_path: Path) -> None:
+def test_the_report_is_one_well_formed_page_with_the_metrics(tmp_path: Path) -> None:
     events = shop(600, minutes=5)
     df = frame(events)
     rolled = rollup(df).persist()
@@ -135,7 +135,7 @@ def test_the_report_is_one_well_formed_page_that_holds_the_figures(tmp_path: Pat
     assert {"name": "viewport", "content": "width=device-width,initial-scale=1"} in page.of("meta")
 
 
-def test_what_comes_from_a_log_cannot_become_a_part_of_the_page() -> None:
+def test_text_from_a_log_cannot_inject_html() -> None:
     hostile = "a/<script>alert(1)</script>\"'&/<b>"
     figures_of = frame([Stored(key=hostile, headers={"<i>": "1"})])
 
@@ -156,7 +156,7 @@ def test_a_report_of_no_events_says_so() -> None:
     assert "There are no events in this range." in page.texts
 
 
-def test_a_long_time_has_no_more_points_than_can_be_seen_and_loses_no_event() -> None:
+def test_a_long_time_range_has_a_limited_number_of_points_and_loses_no_event() -> None:
     year_ns = 365 * 24 * 60 * MINUTE_NS
     events = [Stored(published_ns=BEGIN_NS + place * year_ns // 9) for place in range(10)]
     df = frame(events)

@@ -1,4 +1,4 @@
-"""The job `sessions`: events that belong together by a field, up to a time without any."""
+"""The job `sessions`: events with the same value of a field, without a long pause between them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expected(events: list[Stored], gap_ns: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_a_session_goes_on_until_there_is_no_event_for_the_gap() -> None:
+def test_a_session_lasts_until_there_is_no_event_for_the_gap() -> None:
     events = [event("s1", 0), event("s1", 9.9, "a/x"), event("s1", 19.9), event("s2", 5), event("s1", 20)]
 
     assert found_in(events) == [
@@ -103,18 +103,18 @@ def test_a_payload_that_is_not_json_has_no_field() -> None:
 @pytest.mark.parametrize(
     "by", ["session-id", "header:", "payload:", "payload:a[0]", "payload:a..b", "payload:'", "", "key:x"]
 )
-def test_a_field_that_is_none_is_refused(by: str) -> None:
+def test_an_invalid_field_is_rejected(by: str) -> None:
     with pytest.raises(ConfigInvalid, match="neither header:NAME nor payload:FIELD"):
         found_in([], by)
 
 
 @pytest.mark.parametrize("gap", ["", "0s", "soon", "-1 minute", "1 fortnight", "5"])
-def test_a_gap_that_is_none_is_refused(gap: str) -> None:
+def test_an_invalid_gap_is_rejected(gap: str) -> None:
     with pytest.raises(ConfigInvalid, match="not a duration"):
         found_in([], gap=gap)
 
 
-def test_sessions_are_those_of_a_look_at_every_event() -> None:
+def test_sessions_equal_those_computed_from_all_events() -> None:
     dice = random.Random(5)
     values = [*(f"s{number}" for number in range(20)), "ß", "", None]
     events = [

@@ -1,4 +1,4 @@
-"""The sink of Spark: rows become events once, or not at all."""
+"""The Spark sink: rows are published once or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TYPES: dict[str, DataType] = {
 
 
 def columns(text: str) -> StructType:
-    """A schema, with no session."""
+    """Return a schema without a session."""
     pairs = [each.split() for each in text.split(", ")]
     return StructType([StructField(name, TYPES[kind]) for name, kind in pairs])
 
@@ -150,7 +150,7 @@ def test_subscribers_of_the_node_that_owns_the_log_see_what_spark_writes(log: Pa
 def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 ms at most. A machine that is busy takes longer, so what is measured is the writer's own work."""
+    """The limit is 100 ms of the writer's own work, because a busy machine takes longer."""
     owned, ended = threading.Event(), threading.Event()
     commits: list[tuple[int, float]] = []
     commit = Writer._commit
@@ -183,14 +183,14 @@ def test_no_publisher_of_the_owner_waits_long_behind_what_spark_writes(
         overtaken = running.result(30)
 
     assert sum(rows for rows, _ in commits) == 60_000 + len(overtaken)
-    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # at most three proxied writes, and its own
+    assert 1000 <= max(rows for rows, _ in commits) <= 3001  # at most three proxied writes, and its own event
     assert max(overtaken) <= 3000
     assert median(took_s for _, took_s in commits) < 0.1  # a single one may meet a disk that is busy
 
 
 @pytest.mark.nightly  # Sparks of its own
 @pytest.mark.timeout(400)
-def test_a_killed_query_goes_on_and_every_row_is_in_the_log_once(killed: Path) -> None:
+def test_a_killed_query_resumes_and_every_row_is_in_the_log_once(killed: Path) -> None:
     """One JVM is killed with a query at each of three points; see also the test of faults, with all of them."""
     in_the_middle = len(stored(killed / "put" / "app.db"))
     assert LINES + (HELD_CHUNKS - 1) * 1000 <= in_the_middle < 2 * LINES
@@ -212,7 +212,7 @@ def test_a_killed_query_goes_on_and_every_row_is_in_the_log_once(killed: Path) -
     assert sum(surplus(control).values()) == LINES, "a sink that forgets has the batch twice: the test can fail"
 
 
-def test_what_a_commit_began_is_finished_by_the_next_run_though_its_rows_are_others(log: Path) -> None:
+def test_an_unfinished_commit_is_finished_by_the_next_run_even_if_its_rows_differ(log: Path) -> None:
     write_log(log, [("a/b", b"first")])
     writer, message = write(log, ("a/b", b"1"), ("a/b", b"2"), sinkId="daily")
     connection = raw(log)
@@ -243,16 +243,16 @@ def test_of_two_writes_under_one_name_at_the_same_time_one_is_published(log: Pat
     assert left(log) == []
 
 
-def test_a_write_that_fails_on_its_way_says_that_some_rows_may_be_in_the_log(log: Path) -> None:
+def test_a_write_that_fails_midway_reports_that_some_rows_may_be_in_the_log(log: Path) -> None:
     writer, message = write(log, *[("a/b", b"x")] * 5000)
     message.part = message.part._replace(rows=4999)
-    with pytest.raises(LogError, match=r"holds 5000 rows, and 4999 were staged; rows before that may be in the log"):
+    with pytest.raises(LogError, match=r"has 5000 rows, but 4999 were staged; earlier rows may be in the log"):
         writer.commit([message])
     writer.abort([message])
     assert left(log) == []
 
 
-def test_a_write_of_no_rows_makes_no_log(log: Path) -> None:
+def test_a_write_without_rows_creates_no_log(log: Path) -> None:
     writer = make_writer({"path": str(log)}, columns(KEY_AND_PAYLOAD), False)
     writer.commit([writer.write(iter([]))])
     assert list(log.parent.iterdir()) == []
@@ -266,7 +266,7 @@ def test_a_write_that_is_aborted_leaves_nothing(log: Path) -> None:
     assert left(log) == []
 
 
-def test_what_killed_drivers_left_goes_with_the_next_write_and_nothing_else(log: Path, tmp_path: Path) -> None:
+def test_the_next_write_removes_only_the_files_of_killed_drivers(log: Path, tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     base = tmp_path / "app.db-staging"
     place, pid, started, _ = run_folder(base).name.split("-")
@@ -302,7 +302,7 @@ def test_rows_are_staged_in_the_folder_that_is_named(log: Path, tmp_path: Path) 
 
     writer, message = write(log, ("a/b", b"2"), staging=str(tmp_path / "shared"), sinkId="daily")
     shutil.rmtree(tmp_path / "shared")
-    with pytest.raises(LogError, match="name a folder that driver and executors share"):
+    with pytest.raises(LogError, match="name a folder that the driver and the executors share"):
         writer.commit([message])
     (tmp_path / "file").touch()
     with pytest.raises(ConfigInvalid, match=r"staging: .*file/.* cannot be written on"):
@@ -310,7 +310,7 @@ def test_rows_are_staged_in_the_folder_that_is_named(log: Path, tmp_path: Path) 
     assert payloads(log) == [b"1"]
 
 
-def test_a_stream_under_a_name_refuses_another_query(log: Path) -> None:
+def test_a_named_stream_rejects_another_query(log: Path) -> None:
     def commit(query: str, number: int) -> None:
         writer = make_stream_writer({"path": str(log), "sinkId": "s"}, columns(KEY_AND_PAYLOAD), False)
         message: Any = writer.write(iter([batch(("a/b", b"%d" % number))]))
@@ -323,9 +323,9 @@ def test_a_stream_under_a_name_refuses_another_query(log: Path) -> None:
 
     for number in (0, 1, 1, 2):
         commit("one", number)
-    with pytest.raises(ConfigInvalid, match="for another query"):
+    with pytest.raises(ConfigInvalid, match="used for another query"):
         commit("other", 0)
-    with pytest.raises(ConfigInvalid, match="has published batch 2, and this is batch 1"):
+    with pytest.raises(ConfigInvalid, match="has published batch 2, but this is batch 1"):
         commit("one", 1)
     assert payloads(log) == [b"0", b"1", b"2"]
     assert left(log) == []
@@ -339,16 +339,14 @@ def test_a_stream_under_a_name_refuses_another_query(log: Path) -> None:
         pytest.param({"key": ["a/b", "a//b"]}, "a//b", id="bad-key"),
         pytest.param({"key": ["a/b", "a/*"]}, "without wildcards", id="wildcard"),
         pytest.param({"key": ["a/b", "@zbus/log"]}, "reserved", id="system-key"),
-        pytest.param({"headers": [[("Bad Name", "x")], None]}, "header name 'Bad Name' refused", id="header-name"),
+        pytest.param({"headers": [[("Bad Name", "x")], None]}, "header name 'Bad Name' rejected", id="header-name"),
         pytest.param({"headers": [[("name", "\n")], None]}, "control characters", id="header-value"),
-        pytest.param({"headers": [[("name", None)], None]}, "not text", id="header-null"),
+        pytest.param({"headers": [[("name", None)], None]}, "must be text", id="header-null"),
         pytest.param({"payload": [b"1", b"x" * (8 * 1024 * 1024 + 1)]}, "8,388,609", id="large-payload"),
         pytest.param({"headers": [[("name", "x" * 70_000)], None]}, "65,536", id="large-headers"),
     ],
 )
-def test_a_row_that_is_not_legal_is_refused_and_nothing_stays_staged(
-    rows: dict[str, Any], error: str, tmp_path: Path
-) -> None:
+def test_an_invalid_row_is_rejected_and_nothing_stays_staged(rows: dict[str, Any], error: str, tmp_path: Path) -> None:
     types = {"key": pa.string(), "payload": pa.binary(), "headers": pa.map_(pa.string(), pa.string())}
     good = {"key": ["a/b", "a/b"], "payload": [b"1", b"2"], "headers": [None, None]}
     first, second = (
@@ -364,7 +362,7 @@ def test_a_row_that_is_not_legal_is_refused_and_nothing_stays_staged(
     assert not folder.exists()
 
 
-def test_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     broken = pa.array([b"\xff"], pa.binary()).view(pa.string())
     for names, arrays in ((["key", "payload"], [pa.array(["a/b"]), broken]), (["key", "payload"], [broken, broken])):
         with pytest.raises(EventInvalid, match="not UTF-8"):
@@ -374,18 +372,18 @@ def test_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "error"),
     [
-        pytest.param("key string, payload binary, n int, m int", {}, "and not n, m", id="other-columns"),
-        pytest.param("key string", {}, "no column `payload`", id="no-payload"),
-        pytest.param("payload binary", {}, "no column `key`", id="no-key"),
+        pytest.param("key string, payload binary, n int, m int", {}, "not n, m", id="other-columns"),
+        pytest.param("key string", {}, "the column `payload` is missing", id="no-payload"),
+        pytest.param("payload binary", {}, "the column `key` is missing", id="no-key"),
         pytest.param("key string, payload int", {}, "`payload` is int", id="payload-type"),
         pytest.param("key binary, payload binary", {}, "`key` is binary", id="key-type"),
         pytest.param("key string, payload binary, headers map<string,int>", {}, "`headers` is map<", id="headers-type"),
-        pytest.param(KEY_AND_PAYLOAD, {"key": "a/b"}, "a column of that name", id="two-keys"),
+        pytest.param(KEY_AND_PAYLOAD, {"key": "a/b"}, "also a column `key`", id="two-keys"),
         pytest.param("payload binary", {"key": "a/*"}, "key: ", id="wildcard-option"),
         pytest.param(KEY_AND_PAYLOAD, {"sinkID": ""}, "sinkId: ", id="empty-sink"),
         pytest.param(KEY_AND_PAYLOAD, {"batchsize": "1"}, "batchsize: there is no such option", id="unknown-option"),
         pytest.param(KEY_AND_PAYLOAD, {"path": ""}, "name a log", id="no-path"),
-        pytest.param(KEY_AND_PAYLOAD, {"path": "zenoh://h:1"}, "a log's file on the driver's host", id="url"),
+        pytest.param(KEY_AND_PAYLOAD, {"path": "zenoh://h:1"}, "a log file on the driver's host", id="url"),
         pytest.param(KEY_AND_PAYLOAD, {"path": "/nowhere/at/all/app.db"}, "there is no folder", id="no-folder"),
         pytest.param(KEY_AND_PAYLOAD, {"path": "/"}, "is not a file", id="folder"),
     ],
@@ -406,7 +404,7 @@ def test_a_log_is_not_overwritten(log: Path) -> None:
             make({"path": str(log)}, columns(KEY_AND_PAYLOAD), True)
 
 
-def test_what_is_no_log_or_a_newer_one_is_refused_before_any_row(log: Path) -> None:
+def test_an_invalid_or_newer_log_is_rejected_before_any_row(log: Path) -> None:
     log.write_text("not a database at all, but long enough to be taken for one" * 20)
     with pytest.raises(LogError):
         make_writer({"path": str(log)}, columns(KEY_AND_PAYLOAD), False)
@@ -421,7 +419,7 @@ def test_what_is_no_log_or_a_newer_one_is_refused_before_any_row(log: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-def test_spark_tells_in_one_line_what_was_wrong_and_nothing_is_published(kind: str, tmp_path: Path) -> None:
+def test_an_error_in_spark_is_one_line_and_nothing_is_published(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.txt").write_text("good\n" * 100)
@@ -443,7 +441,7 @@ def test_spark_tells_in_one_line_what_was_wrong_and_nothing_is_published(kind: s
     assert left(folder / "app.db") == []
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_checkpoint_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     folder = tmp_path / "file"
     folder.touch()

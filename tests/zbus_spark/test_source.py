@@ -1,4 +1,4 @@
-"""`spark.read.format("zbus")`: the same events that a replay gives, as columns; and one clear error for bad input."""
+"""`spark.read.format("zbus")`: the events of a replay as columns, and one clear error for bad input."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_column_is_what_a_replay_gives(shop: Path) -> None:
         assert since // dt.timedelta(microseconds=1) == event.published_at // 1000
 
 
-def test_what_the_log_itself_needs_comes_on_request(shop: Path) -> None:
+def test_internal_columns_are_returned_on_request(shop: Path) -> None:
     stored = pysqlite3.connect(f"file:{shop}?mode=ro", uri=True)
     rows = stored.execute("SELECT offset, key, checksum, headers FROM events ORDER BY offset").fetchall()
     stored.close()
@@ -84,7 +84,7 @@ def test_what_the_log_itself_needs_comes_on_request(shop: Path) -> None:
     assert [(row.offset, row.key_id, row.checksum, row.headers_raw and bytes(row.headers_raw)) for row in found] == rows
 
 
-def test_an_expression_means_the_same_as_everywhere_else(tmp_path: Path) -> None:
+def test_an_expression_matches_the_same_keys_as_everywhere_else(tmp_path: Path) -> None:
     keys = sorted({key for key in KEYS if not key.startswith("@")})
     log = tmp_path / "app.db"
     write_log(log, [(key, b"") for key in keys] + [(f"many/{number}", b"") for number in range(50)])
@@ -172,7 +172,7 @@ def test_a_trimmed_range_is_an_error_unless_a_loss_is_allowed(log_path: Path) ->
     assert load(log_path, startOffset=6001).count() == 3000
 
 
-def test_an_end_in_what_was_trimmed_is_an_error_and_not_an_empty_frame(log_path: Path) -> None:
+def test_an_end_in_the_trimmed_range_is_an_error_and_not_an_empty_frame(log_path: Path) -> None:
     put(log_path, [[Row(1, number, 1_000 + number, "a/b", b"", None) for number in range(9000)]])
     trim(log_path, 6000)  # what is left has the times from 7000 on
 
@@ -183,7 +183,7 @@ def test_an_end_in_what_was_trimmed_is_an_error_and_not_an_empty_frame(log_path:
     assert offsets(log_path, endOffset=6001) == [6001]
     assert offsets(log_path, toNs=7000) == [6001]
     assert load(log_path, fromNs=2000).count() == 3000  # a time begins with what is left, as in a replay
-    assert load(log_path, endOffset=0).count() == 0  # nothing was asked for
+    assert load(log_path, endOffset=0).count() == 0  # an empty range
     assert load(log_path, startOffset=6001, toNs=6999).count() == 0  # nor is anything of this gone
 
 
@@ -198,7 +198,7 @@ def test_a_trim_under_a_planned_read_is_an_error_and_not_fewer_rows(log_path: Pa
     assert found["rows"] < 40_000
 
 
-def test_where_a_loss_is_allowed_a_read_goes_on_after_a_trim_under_it(log_path: Path) -> None:
+def test_if_data_loss_is_allowed_a_read_continues_after_a_trim(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"x")] * 40_000)
     reading = Reading(log_path, 40_000, fail_on_data_loss=False)
 
@@ -225,10 +225,10 @@ def test_a_slow_reader_pins_no_write_ahead_log_and_blocks_no_writer(log_path: Pa
     wal, found = asyncio.run(scenario())
 
     assert (found["rows"], found["error"]) == (30_000, "")
-    assert wal < 30_000_000  # 60 MB were written meanwhile
+    assert wal < 30_000_000  # although 60 MB were written during the read
 
 
-def test_a_writer_goes_on_while_spark_scans_and_its_write_ahead_log_stays_small(log_path: Path) -> None:
+def test_a_writer_continues_while_spark_scans_and_its_write_ahead_log_stays_small(log_path: Path) -> None:
     chunk, chunks = [b"y" * 1000] * 1000, 40
     written, scans, over = 0, [], threading.Event()
 
@@ -327,8 +327,8 @@ def test_bad_input_is_one_clear_error(
     assert "java" not in str(caught.value).lower()
 
 
-def test_a_column_that_a_log_has_not_is_named(shop: Path) -> None:
-    reason = "there is no column 'offset string'; a log has: offset bigint"
+def test_an_unknown_column_is_named_in_the_error(shop: Path) -> None:
+    reason = "no column 'offset string'; a log has: offset bigint"
     with pytest.raises(SparkFailed, match=reason), spark_errors():
         spark().read.format("zbus").schema("offset string").load(str(shop)).count()
 
@@ -345,8 +345,8 @@ def frozen(batches: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def test_workers_do_not_look_through_all_modules_for_garbage_after_each_task() -> None:
+def test_workers_do_not_scan_all_modules_for_garbage_after_each_task() -> None:
     counts = [row.id for row in spark().range(0, 4, 1, 2).mapInPandas(frozen, "id long").collect()]
 
     assert min(counts) > 10_000
-    assert gc.get_freeze_count() == 0, "whoever uses Spark keeps its garbage collector as it is"
+    assert gc.get_freeze_count() == 0, "the garbage collector of the user's process is unchanged"

@@ -1,4 +1,4 @@
-"""The session of Spark: what runs beside publishers gives way to them."""
+"""The Spark session: it runs at a lower priority than publishers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ print(json.dumps([sorted(workers), sorted(set(java)), os.nice(0)]))
 
 
 @pytest.mark.nightly  # a Spark of its own
-def test_a_local_spark_and_its_workers_give_way_to_others() -> None:
+def test_a_local_spark_and_its_workers_have_a_lower_priority() -> None:
     done = subprocess.run([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, check=True, text=True)
 
     workers, java, user = json.loads(done.stdout)
 
     assert (workers, java) == ([NICE], [NICE])
-    assert user == os.nice(0), "whoever uses Spark stays as it is"
+    assert user == os.nice(0), "the priority of the user's process is unchanged"
 
 
-def test_a_session_that_need_not_give_way_is_left_as_it_is() -> None:
+def test_nice_0_leaves_the_priority_unchanged() -> None:
     spark()
 
     java, found = SparkContext._gateway.proc.pid, set[int]()  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def test_a_session_that_need_not_give_way_is_left_as_it_is() -> None:
     assert found == {os.nice(0)}
 
 
-def test_where_priorities_cannot_be_changed_spark_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_priorities_cannot_be_changed_spark_runs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -68,7 +68,7 @@ def test_where_priorities_cannot_be_changed_spark_runs_as_it_is(monkeypatch: pyt
     _lower_priority(19)
 
 
-def test_the_environment_says_how_far_spark_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZBUS_SPARK_NICE", raising=False)
     assert _niceness() == NICE
     monkeypatch.setenv("ZBUS_SPARK_NICE", "3")

@@ -13,7 +13,7 @@ from zbus_spark import SparkFailed, spark_errors
 
 
 class Follower:
-    """A streaming query with a checkpoint, run to the end of what there is, again and again."""
+    """A streaming query with a checkpoint, which is run repeatedly to the head of the log."""
 
     def __init__(self, log: Path, **options: object) -> None:
         self.log, self.checkpoint, self.options = log, log.parent / "checkpoint", options
@@ -21,7 +21,7 @@ class Follower:
         self.keys: set[str] = set()
 
     def run(self) -> list[list[int]]:
-        """The offsets of each batch of this run."""
+        """Return the offsets of each batch of this run."""
         self.batches = []
         stream = spark().readStream.format("zbus").options(**self.options).load(str(self.log))
         writer = stream.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self.checkpoint))
@@ -45,7 +45,7 @@ def trim(log: Path, upto: int) -> None:
     owned.close(5.0)
 
 
-def test_a_query_goes_on_after_a_restart_with_nothing_twice(log_path: Path) -> None:
+def test_a_query_resumes_after_a_restart_without_duplicates(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"1")] * 25)
     follower = Follower(log_path, maxRowsPerBatch=10)
 
@@ -66,7 +66,7 @@ def test_keys_that_appear_later_are_found(log_path: Path) -> None:
     assert follower.keys == {"a/b", "a/new", "a"}
 
 
-def test_a_stream_starts_where_it_is_told(log_path: Path) -> None:
+def test_a_stream_starts_at_the_given_position(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"")] * 10)
 
     assert Follower(log_path, startOffset=7).run() == [[7, 8, 9, 10]]
@@ -79,7 +79,7 @@ def test_a_stream_of_a_trimmed_log_begins_where_the_log_does(log_path: Path) -> 
     assert Follower(log_path).run() == [list(range(8001, 9001))]
 
 
-def test_what_was_trimmed_under_a_query_is_an_error_unless_a_loss_is_allowed(log_path: Path) -> None:
+def test_a_trim_under_a_query_is_an_error_unless_data_loss_is_allowed(log_path: Path) -> None:
     write_log(log_path, [("a/b", b"")] * 5)
     follower = Follower(log_path)
     assert follower.run() == [[1, 2, 3, 4, 5]]
@@ -92,7 +92,7 @@ def test_what_was_trimmed_under_a_query_is_an_error_unless_a_loss_is_allowed(log
     assert follower.run() == [list(range(8001, 9006))]
 
 
-def test_another_log_behind_the_same_checkpoint_is_refused(log_path: Path, tmp_path: Path) -> None:
+def test_another_log_with_the_same_checkpoint_is_rejected(log_path: Path, tmp_path: Path) -> None:
     write_log(log_path, [("a/b", b"")] * 5)
     follower = Follower(log_path)
     follower.run()

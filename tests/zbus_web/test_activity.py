@@ -1,4 +1,4 @@
-"""What is counted by key and publisher: all of it, in bounded memory; rates; and records of what went wrong."""
+"""Exact counts per key and publisher in bounded memory, rates, and log records of problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zbus
 import zbus.observe.records
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, record
 from zbus.ports.log import Row
-from zbus_web.introspect.activity import NOTED_BYTES_MAX, NOTED_EVENTS_MAX, OVER_S, Activity
+from zbus_web.introspect.activity import OVER_S, QUEUED_BYTES_MAX, QUEUED_EVENTS_MAX, Activity
 from zbus_web.introspect.log_records import RECORD_BYTES_MAX, RECORDS_MAX, ProblemRecords
 
 
@@ -36,7 +36,7 @@ def row(key: str, publisher: int = 7, sequence: int = 0, payload: bytes = b"xx",
     return Row(publisher, sequence, at, key, payload, None)
 
 
-async def test_every_event_that_is_stored_is_counted_by_key_and_publisher(log_path: Path) -> None:
+async def test_every_stored_event_is_counted_by_key_and_publisher(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
         activity = Activity(bus)
         first, second = await bus.publisher("a/b"), await bus.publisher("a/b")
@@ -62,7 +62,7 @@ async def test_every_event_that_is_stored_is_counted_by_key_and_publisher(log_pa
         activity.close()
 
 
-async def test_what_is_published_without_a_log_is_counted_too() -> None:
+async def test_events_published_without_a_log_are_counted_too() -> None:
     async with zbus.open() as bus:
         activity = Activity(bus)
         await (await bus.publisher("a")).publish_many([b"1", b"22"])
@@ -71,7 +71,7 @@ async def test_what_is_published_without_a_log_is_counted_too() -> None:
         activity.close()
 
 
-async def test_an_event_that_is_stored_again_is_counted_once(log_path: Path) -> None:
+async def test_a_duplicate_event_is_counted_once(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
         activity = Activity(bus)
         event = zbus.Event(9, 0, 1, "a", b"1")
@@ -82,7 +82,7 @@ async def test_an_event_that_is_stored_again_is_counted_once(log_path: Path) -> 
         activity.close()
 
 
-async def test_a_log_that_another_process_owns_is_followed_while_somebody_looks(log_path: Path) -> None:
+async def test_a_log_of_another_process_is_followed_while_it_is_viewed(log_path: Path) -> None:
     async with zbus.open(log_path) as owner:
         publisher = await owner.publisher("a/b")
         await publisher.publish(b"before")
@@ -113,7 +113,7 @@ bursts = st.lists(
 
 @settings(max_examples=100)
 @given(bursts)
-def test_whatever_comes_the_sum_of_all_is_what_was_seen_and_the_tables_are_bounded(
+def test_the_sum_of_all_counts_is_exact_and_the_tables_are_bounded(
     drawn: list[list[tuple[str, int, bytes]]],
 ) -> None:
     clock = Clock()
@@ -122,7 +122,7 @@ def test_whatever_comes_the_sum_of_all_is_what_was_seen_and_the_tables_are_bound
     for burst in drawn:
         clock.now += 1
         rows = [row(key, publisher, payload=payload) for key, publisher, payload in burst]
-        activity.note(rows, sum(len(each.payload) for each in rows))
+        activity.add(rows, sum(len(each.payload) for each in rows))
         seen += len(rows)
         size += sum(len(each.payload) for each in rows)
         topics = activity.topics(everything)
@@ -133,20 +133,20 @@ def test_whatever_comes_the_sum_of_all_is_what_was_seen_and_the_tables_are_bound
         assert sum(each.events for each in topics) + other_events == seen
         assert sum(each.bytes for each in topics) + other_bytes == size
         assert (others == 0) == (other_events == 0)
-        if len({key for key, _, _ in burst}) <= 5:  # those that were quiet for longest make room, never the last
+        if len({key for key, _, _ in burst}) <= 5:  # The longest idle keys are evicted, never the latest ones.
             assert {key for key, _, _ in burst} <= {each.key for each in topics}
 
 
 @settings(max_examples=100)
 @given(bursts)
-def test_counting_many_bursts_at_once_finds_what_counting_each_finds(
+def test_counting_many_bursts_at_once_equals_counting_each(
     drawn: list[list[tuple[str, int, bytes]]],
 ) -> None:
     activity = _alone(Clock())
     expected: Counter[str] = Counter()
     last: dict[tuple[str, int], int] = {}
     for number, burst in enumerate(drawn):
-        activity.note([row(key, publisher, number) for key, publisher, _ in burst], 2 * len(burst))
+        activity.add([row(key, publisher, number) for key, publisher, _ in burst], 2 * len(burst))
         expected.update(key for key, _, _ in burst)
         last |= {(key, publisher): number for key, publisher, _ in burst}
 
@@ -154,25 +154,25 @@ def test_counting_many_bursts_at_once_finds_what_counting_each_finds(
     assert {(each.key, each.publisher_id): each.sequence for each in activity.publishers(everything)} == last
 
 
-def test_what_waits_to_be_counted_is_bounded() -> None:
+def test_the_queue_of_uncounted_bursts_is_bounded() -> None:
     activity = _alone(Clock())
-    for number in range(NOTED_EVENTS_MAX * 3):
-        activity.note([row("a", sequence=number)], 2)
-        assert activity._noted_events < NOTED_EVENTS_MAX
-    large = b"x" * (NOTED_BYTES_MAX // 4)
+    for number in range(QUEUED_EVENTS_MAX * 3):
+        activity.add([row("a", sequence=number)], 2)
+        assert activity._queued_events < QUEUED_EVENTS_MAX
+    large = b"x" * (QUEUED_BYTES_MAX // 4)
     for _ in range(20):
-        activity.note([row("b", payload=large)], len(large))
-        assert activity._noted_bytes < NOTED_BYTES_MAX
+        activity.add([row("b", payload=large)], len(large))
+        assert activity._queued_bytes < QUEUED_BYTES_MAX
 
-    assert {each.key: each.events for each in activity.topics(everything)} == {"a": NOTED_EVENTS_MAX * 3, "b": 20}
+    assert {each.key: each.events for each in activity.topics(everything)} == {"a": QUEUED_EVENTS_MAX * 3, "b": 20}
 
 
-def test_a_steady_rate_is_shown_as_it_is_and_fades_when_it_ends() -> None:
+def test_a_steady_rate_is_exact_and_decays_after_it_ends() -> None:
     clock = Clock()
     activity = _alone(clock)
     for _ in range(600):
         clock.now += 0.1
-        activity.note([row("a")] * 10, 20)
+        activity.add([row("a")] * 10, 20)
 
     assert activity.topics(everything)[0].events_per_s == pytest.approx(100, rel=0.05)
     clock.now += OVER_S
@@ -181,10 +181,10 @@ def test_a_steady_rate_is_shown_as_it_is_and_fades_when_it_ends() -> None:
     assert activity.topics(everything)[0].events_per_s < 0.1
 
 
-def test_a_burst_that_nobody_looked_at_for_long_is_no_rate_of_now() -> None:
+def test_an_old_uncounted_burst_does_not_raise_the_current_rate() -> None:
     clock = Clock()
     activity = _alone(clock)
-    activity.note([row("a")] * 1000, 2000)
+    activity.add([row("a")] * 1000, 2000)
     clock.now += 60
 
     (topic,) = activity.topics(everything)
@@ -195,26 +195,26 @@ def test_the_busiest_keys_come_first() -> None:
     clock = Clock()
     activity = _alone(clock)
     for number, key in enumerate("abc"):
-        activity.note([row(key)] * (number + 1), 2)
+        activity.add([row(key)] * (number + 1), 2)
 
     assert [each.key for each in activity.topics(everything, 2)] == ["c", "b"]
 
 
 def _alone(clock: Clock, **bounds: int) -> Activity:
-    """Counting by itself: the bus is not opened."""
+    """Return an `Activity` of a bus that is not open."""
     activity = Activity(zbus.open(), clock=clock, **bounds)
     activity.close()
     return activity
 
 
-# Records.
+# Log records.
 
 
 def listeners() -> tuple[object, ...]:
     return zbus.observe.records._listeners
 
 
-def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
+def test_problem_records_are_bounded_and_the_newest_is_last() -> None:
     records = ProblemRecords()
     try:
         record(EVENT_GAP, logging.INFO, key="quiet")
@@ -234,7 +234,7 @@ def test_what_went_wrong_is_kept_newest_last_and_bounded() -> None:
     assert records.after(kept[-1]["id"]) == []
 
 
-def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> None:
+def test_collected_problem_records_no_longer_receive_log_records() -> None:
     before = listeners()
     records = ProblemRecords()
     record(EVENT_DROPPED, logging.WARNING, key="a")
@@ -246,10 +246,10 @@ def test_records_that_nobody_closed_hear_nothing_once_they_are_forgotten() -> No
     assert listeners() == before
 
 
-def test_a_record_tells_no_id_of_a_session_and_is_of_bounded_size() -> None:
+def test_a_problem_record_has_no_session_id_and_a_bounded_size() -> None:
     records = ProblemRecords()
     try:
-        error = ValueError("key 'sessions/alice/x' refused")
+        error = ValueError("key 'sessions/alice/x' rejected")
         record(
             EVENT_DROPPED,
             logging.ERROR,

@@ -1,4 +1,4 @@
-"""The console's files over HTTP: their types, their hashes, and what a browser is told to allow."""
+"""The console's files over HTTP: their types, their ETags, and their security policy."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ FILES = sorted(path.name for path in (Path(zbus_web.__file__).parent / "console"
 @pytest.fixture
 def client(log_path: Path) -> Iterator[httpx.Client]:
     server = Server(log_path)
-    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as asking:
-        yield asking
+    with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as client:
+        yield client
     server.stop()
 
 
-def test_the_root_leads_to_the_console(client: httpx.Client) -> None:
+def test_the_root_redirects_to_the_console(client: httpx.Client) -> None:
     for path in ("/", "/console"):
-        answer = client.get(path)
-        assert answer.status_code == 302
-        assert answer.next_request is not None
-        assert answer.next_request.url.path == "/console/"
+        response = client.get(path)
+        assert response.status_code == 302
+        assert response.next_request is not None
+        assert response.next_request.url.path == "/console/"
     assert "<title>zbus</title>" in client.get("/console/").text
 
 
-def test_every_file_has_its_type_and_may_run_our_scripts_only(client: httpx.Client) -> None:
+def test_every_file_has_its_type_and_a_policy_for_our_scripts_only(client: httpx.Client) -> None:
     types = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     for name in FILES:
-        answer = client.get(f"/console/{name}")
+        response = client.get(f"/console/{name}")
 
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].partition(";")[0] == types[Path(name).suffix]
-        policy = answer.headers["content-security-policy"].split("; ")
+        assert response.status_code == 200
+        assert response.headers["content-type"].partition(";")[0] == types[Path(name).suffix]
+        policy = response.headers["content-security-policy"].split("; ")
         assert {"default-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"} <= set(policy)
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
 
 
-def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
+def test_a_cached_file_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/console/main.js")
 
     again = client.get("/console/main.js", headers={"If-None-Match": first.headers["etag"]})
-    other = client.get("/console/feed.js", headers={"If-None-Match": first.headers["etag"]})
+    other = client.get("/console/stream.js", headers={"If-None-Match": first.headers["etag"]})
 
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
@@ -56,17 +56,17 @@ def test_what_the_browser_has_is_not_sent_again(client: httpx.Client) -> None:
 
 
 def test_a_head_request_has_no_body(client: httpx.Client) -> None:
-    answer = client.head("/console/main.js")
+    response = client.head("/console/main.js")
 
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (response.status_code, response.content) == (200, b"")
 
 
 def test_nothing_else_is_served(client: httpx.Client) -> None:
     for path in ("nothing.js", "..%2Fassets.py", "%2e%2e%2fsettings.py", "main.js%00.css", "x/../../assets.py"):
-        answer = client.get(f"/console/{path}")
+        response = client.get(f"/console/{path}")
 
-        assert answer.status_code == 404, path
-        assert "error" in answer.json()
+        assert response.status_code == 404, path
+        assert "error" in response.json()
 
 
 def test_no_file_sets_markup_from_text() -> None:

@@ -1,4 +1,4 @@
-"""`GET /events`: order, resuming, the seam between log and live, slow clients, gaps, and signs of life."""
+"""`GET /events`: order, resuming, the transition from log to live, slow clients, gaps and keep-alives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 from inside import node_of
 from log_support import raw
-from web_support import Feed, numbered, refusal, until, web
+from web_support import SseClient, error_of, numbered, until, web
 
 import zbus
 from zbus.event import Event
@@ -21,12 +21,12 @@ from zbus.event import Event
 async def test_an_event_is_a_frame_with_its_position_as_id(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.bus.put(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {"tag": "x"}))
-        async with server.feed("?from=beginning") as feed:
-            assert feed.headers["content-type"].startswith("text/event-stream")
-            assert feed.headers["cache-control"] == "no-store"
-            assert feed.first is not None
-            assert (feed.first.retry, feed.first.id, feed.first.data) == (1000, 0, None)
-            frame = await feed.frame()
+        async with server.stream("?from=beginning") as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.headers["cache-control"] == "no-store"
+            assert stream.first is not None
+            assert (stream.first.retry, stream.first.id, stream.first.data) == (1000, 0, None)
+            frame = await stream.frame()
     assert frame is not None
     assert (frame.id, frame.event) == (1, "message")
     assert frame.data == {
@@ -41,78 +41,78 @@ async def test_an_event_is_a_frame_with_its_position_as_id(log_path: Path) -> No
     }
 
 
-async def test_what_is_not_utf8_comes_as_base64_and_a_line_break_stays_inside_its_frame(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed() as feed:
+async def test_a_binary_payload_is_base64_and_a_line_break_stays_inside_its_frame(log_path: Path) -> None:
+    async with web(log_path) as server, server.stream() as stream:
         await server.publish("a", b"\xff\x00", b"one\n\ndata: two\r\nid: 99")
-        assert (await feed.event())["payload_base64"] == "/wA="
-        assert (await feed.event())["payload"] == "one\n\ndata: two\r\nid: 99"
-        assert feed.last_id == 2
+        assert (await stream.event())["payload_base64"] == "/wA="
+        assert (await stream.event())["payload"] == "one\n\ndata: two\r\nid: 99"
+        assert stream.last_id == 2
 
 
-async def test_after_the_first_bytes_everything_published_arrives(log_path: Path) -> None:
+async def test_every_event_published_after_the_first_bytes_arrives(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b"before")
         for number in range(20):
-            async with server.feed("?key=a") as feed:
+            async with server.stream("?key=a") as stream:
                 (offset,) = await server.publish("a", b"%d" % number)
-                assert await feed.offsets(1) == [offset]
+                assert await stream.offsets(1) == [offset]
 
 
-async def test_several_expressions_are_one_feed_and_each_event_comes_once(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed("?key=shop/**&key=shop/*/created&key=audit/*") as feed:
+async def test_several_expressions_are_one_stream_without_duplicates(log_path: Path) -> None:
+    async with web(log_path) as server, server.stream("?key=shop/**&key=shop/*/created&key=audit/*") as stream:
         for key in ("shop/orders/created", "fleet/truck", "audit/x", "audit/x/y", "shop/a"):
             await server.publish(key, b"")
-        assert [(await feed.event())["key"] for _ in range(3)] == ["shop/orders/created", "audit/x", "shop/a"]
+        assert [(await stream.event())["key"] for _ in range(3)] == ["shop/orders/created", "audit/x", "shop/a"]
 
 
 @pytest.mark.parametrize("way", ["header", "parameter"])
-async def test_resuming_goes_on_exactly_after_the_last_event(log_path: Path, way: str) -> None:
+async def test_a_resumed_stream_continues_exactly_after_the_last_event(log_path: Path, way: str) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 10))
-        # `from` is in the address that a browser connects to again: the id of the last event wins.
+        # A browser reconnects to the same URL, including `from`: the last event id takes precedence.
         query, headers = "?from=beginning", {"last_event_id": "4"}
         if way == "parameter":
             query, headers = "?from=beginning&last_event_id=4", {}
-        async with server.feed(query, **headers) as feed:
-            assert feed.first is not None
-            assert feed.first.id == 4
-            assert await feed.offsets(6) == [5, 6, 7, 8, 9, 10]
+        async with server.stream(query, **headers) as stream:
+            assert stream.first is not None
+            assert stream.first.id == 4
+            assert await stream.offsets(6) == [5, 6, 7, 8, 9, 10]
             await server.publish("a", b"11")
-            assert await feed.offsets(1) == [11]
+            assert await stream.offsets(1) == [11]
 
 
 async def test_resuming_at_the_head_repeats_nothing(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 3))
-        async with server.feed(last_event_id="3") as feed:
+        async with server.stream(last_event_id="3") as stream:
             await server.publish("a", b"4")
-            assert await feed.offsets(1) == [4]
+            assert await stream.offsets(1) == [4]
 
 
-async def test_a_feed_starts_by_offset_time_or_age(log_path: Path) -> None:
+async def test_a_stream_starts_by_offset_time_or_age(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.bus.put(Event(7, 0, 1_700_000_000_000_000_000, "a", b"old"))
         await server.publish("a", b"2", b"3")
         moment = datetime.fromtimestamp(1_700_000_001, UTC).isoformat().replace("+", "%2B")
         for start, first in (("beginning", 1), ("2", 2), ("3", 3), ("0", 1), (moment, 2), ("-1h", 2)):
-            async with server.feed(f"?from={start}") as feed:
-                assert await feed.offsets(1) == [first], start
-        async with server.feed("?from=new") as feed, server.feed("?from=4") as exact:
+            async with server.stream(f"?from={start}") as stream:
+                assert await stream.offsets(1) == [first], start
+        async with server.stream("?from=new") as stream, server.stream("?from=4") as exact:
             await server.publish("a", b"4")
-            assert await feed.offsets(1) == await exact.offsets(1) == [4]
+            assert await stream.offsets(1) == await exact.offsets(1) == [4]
 
 
-async def test_an_offset_that_is_still_to_come_is_waited_for(log_path: Path) -> None:
-    async with web(log_path, keepalive_s=0.02) as server, server.feed("?from=3") as feed:
-        frame = await feed.frame()
+async def test_a_stream_waits_for_a_future_offset(log_path: Path) -> None:
+    async with web(log_path, keepalive_s=0.02) as server, server.stream("?from=3") as stream:
+        frame = await stream.frame()
         assert frame is not None
         assert frame.comment
-        assert feed.last_id is None  # cut off now, a browser would ask for the same again
+        assert stream.last_id is None  # If cut off now, a browser would send the same request again.
         await server.publish("a", *numbered(1, 4))
-        assert await feed.offsets(2) == [3, 4]
+        assert await stream.offsets(2) == [3, 4]
 
 
-async def test_readers_that_join_while_events_are_published_miss_and_repeat_nothing(log_path: Path) -> None:
+async def test_clients_that_join_during_publishing_miss_and_repeat_nothing(log_path: Path) -> None:
     events = 1500
 
     async def publish(server: object) -> None:
@@ -122,17 +122,17 @@ async def test_readers_that_join_while_events_are_published_miss_and_repeat_noth
 
     async def read(server: object, join_at: int) -> list[int]:
         await until(lambda: node_of(server.bus).dispatcher.delivered >= join_at)
-        async with server.feed("?key=a/*&from=beginning") as feed:
-            return await feed.offsets(events)
+        async with server.stream("?key=a/*&from=beginning") as stream:
+            return await stream.offsets(events)
 
-    async with web(log_path, feed_queue_events=16) as server:
+    async with web(log_path, stream_queue_events=16) as server:
         reading = [asyncio.create_task(read(server, at)) for at in (0, 100, 400, 900, 1300)]
         await publish(server)
         for seen in await asyncio.gather(*reading):
             assert seen == list(range(1, events + 1))
 
 
-async def test_a_reader_that_reconnects_all_the_time_sees_every_event_once_in_order(log_path: Path) -> None:
+async def test_a_client_that_reconnects_often_receives_every_event_once_in_order(log_path: Path) -> None:
     events, seen, last = 600, [], None
 
     async def publish() -> None:
@@ -144,32 +144,32 @@ async def test_a_reader_that_reconnects_all_the_time_sees_every_event_once_in_or
 
     async with web(log_path) as server:
         publishing = asyncio.create_task(publish())
-        # A browser's first connection has no id yet, and may be cut before the first event.
-        async with server.feed("?key=a/*&from=beginning") as feed:
-            last = feed.last_id
+        # The first connection of a browser has no id yet, and may break before the first event.
+        async with server.stream("?key=a/*&from=beginning") as stream:
+            last = stream.last_id
         while len(seen) < events:
-            async with server.feed("?key=a/*", last_event_id=str(last)) as feed:
+            async with server.stream("?key=a/*", last_event_id=str(last)) as stream:
                 for _ in range(min(37, events - len(seen))):
-                    seen.append(int((await feed.event())["payload"]))
-                last = feed.last_id
+                    seen.append(int((await stream.event())["payload"]))
+                last = stream.last_id
         await publishing
     assert seen == list(range(events))
 
 
-async def test_a_browser_that_is_cut_off_before_its_first_event_still_knows_its_place(log_path: Path) -> None:
+async def test_a_browser_that_is_cut_off_before_its_first_event_resumes_at_the_right_offset(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b"1", b"2")
-        async with server.feed() as feed:
-            last = feed.last_id
-        await server.publish("a", b"3")  # nobody is connected
-        async with server.feed(last_event_id=str(last)) as feed:
-            assert await feed.offsets(1) == [3]
+        async with server.stream() as stream:
+            last = stream.last_id
+        await server.publish("a", b"3")  # no client is connected
+        async with server.stream(last_event_id=str(last)) as stream:
+            assert await stream.offsets(1) == [3]
 
 
-async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing(log_path: Path) -> None:
-    events, size = 6000, 4096  # 24 MB: more than sockets take
-    async with web(log_path, feed_queue_events=64) as server:
-        async with server.feed("?key=a") as slow, server.feed("?key=a") as quick:
+async def test_a_slow_client_costs_little_memory_and_misses_nothing_and_does_not_slow_others(log_path: Path) -> None:
+    events, size = 6000, 4096  # 24 MB, more than the socket buffers hold
+    async with web(log_path, stream_queue_events=64) as server:
+        async with server.stream("?key=a") as slow, server.stream("?key=a") as quick:
             (waiting, live) = (
                 node_of(server.bus).dispatcher.subscriptions
                 if len(node_of(server.bus).dispatcher.subscriptions) == 2
@@ -184,13 +184,13 @@ async def test_a_slow_client_costs_little_memory_slows_nobody_and_misses_nothing
                 assert await quick.offsets(100) == list(range(at + 1, at + 101))  # while the other does not read
             assert not all(
                 each.is_live for each in node_of(server.bus).dispatcher.subscriptions
-            )  # one of them has spilled
+            )  # At least one subscription has spilled.
             assert await slow.offsets(events) == list(range(1, events + 1))
     assert most <= 128  # a page of the log at most
 
 
-async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_server(log_path: Path) -> None:
-    async with web(log_path, feed_queue_events=64) as server, server.feed("?key=a") as slow:
+async def test_unread_events_of_a_slow_client_are_not_held_in_the_server(log_path: Path) -> None:
+    async with web(log_path, stream_queue_events=64) as server, server.stream("?key=a") as slow:
         publisher = await server.bus.publisher("a")
         for _ in range(60):
             await publisher.publish_many([b"x" * 4096] * 100)
@@ -200,28 +200,28 @@ async def test_what_a_slow_client_has_not_read_is_held_once_and_not_in_the_serve
         assert slow.last_id == 0
 
 
-async def test_events_that_retention_removed_are_told_of_and_the_rest_follows(log_path: Path) -> None:
+async def test_events_removed_by_retention_are_a_gap_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
         await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=60))
     async with web(log_path) as server:
         for query in ("?last_event_id=20", "?from=21", "?last_event_id=0"):
-            async with server.feed(query) as feed:
+            async with server.stream(query) as stream:
                 after = 0 if query.endswith("=0") else 20
-                gap = await feed.frame()
+                gap = await stream.frame()
                 assert gap is not None
                 assert (gap.event, gap.id) == ("gap", 60)
                 assert gap.data == {"after": after, "until": 60, "reason": "removed by retention"}
-                assert await feed.offsets(40) == list(range(61, 101))
-        async with server.feed("?from=beginning") as feed:  # of what is left: nothing else was asked for
-            assert await feed.offsets(40) == list(range(61, 101))
-        async with server.feed("?last_event_id=60") as feed:
-            assert await feed.offsets(40) == list(range(61, 101))
+                assert await stream.offsets(40) == list(range(61, 101))
+        async with server.stream("?from=beginning") as stream:  # It starts with the remaining events, without a gap.
+            assert await stream.offsets(40) == list(range(61, 101))
+        async with server.stream("?last_event_id=60") as stream:
+            assert await stream.offsets(40) == list(range(61, 101))
 
 
-async def test_retention_that_overtakes_a_slow_client_is_told_where_it_happened(log_path: Path) -> None:
+async def test_retention_that_overtakes_a_slow_client_is_reported_as_a_gap_in_its_place(log_path: Path) -> None:
     events, size = 4000, 8192
-    async with web(log_path, feed_queue_events=16) as server, server.feed("?key=a") as slow:
+    async with web(log_path, stream_queue_events=16) as server, server.stream("?key=a") as slow:
         publisher = await server.bus.publisher("a")
         for _ in range(events // 100):
             await publisher.publish_many([b"x" * size] * 100)
@@ -250,88 +250,88 @@ async def test_a_corrupt_event_is_a_gap_of_one_and_the_rest_follows(log_path: Pa
     connection.execute("UPDATE events SET payload = x'00' WHERE offset = 3")
     connection.close()
     async with web(log_path) as server:
-        async with server.feed("?from=beginning") as feed:
-            assert await feed.offsets(2) == [1, 2]
-            gap = await feed.event("gap")
+        async with server.stream("?from=beginning") as stream:
+            assert await stream.offsets(2) == [1, 2]
+            gap = await stream.event("gap")
             assert (gap["after"], gap["until"]) == (2, 3)
-            assert await feed.offsets(2) == [4, 5]
+            assert await stream.offsets(2) == [4, 5]
 
 
-async def test_what_no_schema_accepts_is_passed_over_and_the_rest_follows(log_path: Path) -> None:
+async def test_an_event_that_violates_its_schema_is_skipped_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", b'{"id": 1}', b"{}", b'{"id": 3}')
         await server.bus.schemas.register("a", {"type": "object", "required": ["id"]})
-        async with server.feed("?from=beginning") as feed:
-            assert await feed.offsets(2) == [1, 3]
+        async with server.stream("?from=beginning") as stream:
+            assert await stream.offsets(2) == [1, 3]
             await server.publish("a", b'{"id": 4}')
-            assert await feed.offsets(1) == [4]
+            assert await stream.offsets(1) == [4]
 
 
-async def test_an_idle_feed_shows_that_it_is_alive_and_moves_the_id_on(log_path: Path) -> None:
-    async with web(log_path, keepalive_s=0.05) as server, server.feed("?key=rare") as feed:
-        frame = await feed.frame()
+async def test_an_idle_stream_sends_keep_alives_and_advances_the_id(log_path: Path) -> None:
+    async with web(log_path, keepalive_s=0.05) as server, server.stream("?key=rare") as stream:
+        frame = await stream.frame()
         assert frame is not None
         assert (frame.comment, frame.id) == ("keep-alive", None)
         await server.publish("often", *numbered(1, 30))
-        while feed.last_id != 30:
-            frame = await feed.frame()
+        while stream.last_id != 30:
+            frame = await stream.frame()
             assert frame is not None
             assert frame.data is None
-        async with server.feed("?key=rare", last_event_id="30") as again:
+        async with server.stream("?key=rare", last_event_id="30") as again:
             (offset,) = await server.publish("rare", b"")
-            assert await feed.offsets(1) == await again.offsets(1) == [offset]
+            assert await stream.offsets(1) == await again.offsets(1) == [offset]
 
 
-async def test_the_id_of_an_idle_feed_never_passes_an_event_that_is_still_to_come(log_path: Path) -> None:
-    async with web(log_path, keepalive_s=0.001) as server, server.feed("?key=a/*") as feed:
+async def test_the_id_of_an_idle_stream_never_passes_an_undelivered_event(log_path: Path) -> None:
+    async with web(log_path, keepalive_s=0.001) as server, server.stream("?key=a/*") as stream:
         often, rare = await server.bus.publisher("b"), await server.bus.publisher("a/b")
         for number in range(200):
             await asyncio.gather(often.publish(b""), rare.publish(b"%d" % number), often.publish(b""))
-            before = feed.last_id
-            event = await feed.event()
+            before = stream.last_id
+            event = await stream.event()
             assert int(event["payload"]) == number
-            assert before < event["offset"] == feed.last_id
+            assert before < event["offset"] == stream.last_id
 
 
-async def test_a_position_that_this_log_never_had_is_refused(log_path: Path) -> None:
+async def test_a_position_that_this_log_never_had_is_rejected(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 3))
         for bad, status, code in (
-            ("4", 409, "position_unknown"),
-            ("-1", 400, "last_event_id_invalid"),
-            ("abc", 400, "last_event_id_invalid"),
-            ("1" * 30, 400, "last_event_id_invalid"),
-            (str((1 << 63) - 1), 400, "last_event_id_invalid"),
+            ("4", 409, "unknown_position"),
+            ("-1", 400, "invalid_last_event_id"),
+            ("abc", 400, "invalid_last_event_id"),
+            ("1" * 30, 400, "invalid_last_event_id"),
+            (str((1 << 63) - 1), 400, "invalid_last_event_id"),
         ):
-            async with server.feed(last_event_id=bad) as feed:
-                assert feed.status == status, bad
-                assert refusal(await feed.body())[0] == code
+            async with server.stream(last_event_id=bad) as stream:
+                assert stream.status == status, bad
+                assert error_of(await stream.body())[0] == code
         assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("?from=yesterday", "from_invalid"),
-        ("?from=-10", "from_invalid"),
-        ("?from=99999999999999999999", "from_invalid"),
-        ("?key=a//b", "key_invalid"),
-        ("?key=", "key_invalid"),
-        ("?key=a&key=b*", "key_invalid"),
-        ("?" + "&".join(f"key=k{number}" for number in range(101)), "keys_too_many"),
+        ("?from=yesterday", "invalid_from"),
+        ("?from=-10", "invalid_from"),
+        ("?from=99999999999999999999", "invalid_from"),
+        ("?key=a//b", "invalid_key"),
+        ("?key=", "invalid_key"),
+        ("?key=a&key=b*", "invalid_key"),
+        ("?" + "&".join(f"key=k{number}" for number in range(101)), "too_many_keys"),
     ],
 )
-async def test_a_feed_that_cannot_be_is_refused_with_the_reason(log_path: Path, query: str, code: str) -> None:
+async def test_an_invalid_stream_request_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
-        answer = await server.client.get(f"/events{query}")
-        assert answer.status_code == 400
-        assert refusal(answer.content)[0] == code
+        response = await server.client.get(f"/events{query}")
+        assert response.status_code == 400
+        assert error_of(response.content)[0] == code
         assert node_of(server.bus).dispatcher.subscriptions == {}
 
 
-async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None:
+async def test_a_disconnected_client_is_removed_at_once(log_path: Path) -> None:
     async with web(log_path) as server:
-        async with server.feed("?key=rare"), server.feed("?key=rare") as other:
+        async with server.stream("?key=rare"), server.stream("?key=rare") as other:
             assert len(node_of(server.bus).dispatcher.subscriptions) == 2
             await other.__aexit__()
             await until(lambda: len(node_of(server.bus).dispatcher.subscriptions) == 1)
@@ -340,31 +340,31 @@ async def test_a_client_that_leaves_is_forgotten_at_once(log_path: Path) -> None
         assert "zbus_web_streams 0.0" in metrics
 
 
-async def test_a_server_that_stops_tells_its_feeds(log_path: Path) -> None:
+async def test_a_stopping_server_ends_its_streams_with_a_reason(log_path: Path) -> None:
     async with web(log_path) as server:
-        feed = Feed(server.url, "/events", {})
-        await feed.__aenter__()
+        stream = SseClient(server.url, "/events", {})
+        await stream.__aenter__()
         await server.publish("a", b"1")
-    assert (await feed.event())["offset"] == 1
-    end = await feed.frame()
+    assert (await stream.event())["offset"] == 1
+    end = await stream.frame()
     assert end is not None
     assert (end.event, end.data) == ("end", {"reason": "the server is stopping"})
-    assert await feed.frame() is None
-    await feed.__aexit__()
+    assert await stream.frame() is None
+    await stream.__aexit__()
 
 
-async def test_a_bus_that_closes_ends_its_feeds(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed() as feed:
+async def test_a_bus_that_closes_ends_its_streams(log_path: Path) -> None:
+    async with web(log_path) as server, server.stream() as stream:
         await server.publish("a", b"1")
         await server.bus.aclose()
-        assert await feed.offsets(1) == [1]
-        assert await feed.event("end") == {"reason": "the bus was closed"}
-        assert await feed.frame() is None
-        answer = await server.client.get("/events")
-        assert (answer.status_code, refusal(answer.content)[0]) == (503, "bus_closed")
+        assert await stream.offsets(1) == [1]
+        assert await stream.event("end") == {"reason": "the bus was closed"}
+        assert await stream.frame() is None
+        response = await server.client.get("/events")
+        assert (response.status_code, error_of(response.content)[0]) == (503, "bus_closed")
 
 
-async def test_a_log_that_cannot_be_read_ends_the_feed_with_the_reason(
+async def test_a_log_that_cannot_be_read_ends_the_stream_with_the_reason(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -374,53 +374,53 @@ async def test_a_log_that_cannot_be_read_ends_the_feed_with_the_reason(
         await server.publish("a", b"1")
     async with web(log_path) as server:
         monkeypatch.setattr(node_of(server.bus).log, "read", fail)
-        async with server.feed("?from=beginning") as feed:
-            assert await feed.event("end") == {"reason": "the disk is gone"}
-            assert await feed.frame() is None
+        async with server.stream("?from=beginning") as stream:
+            assert await stream.event("end") == {"reason": "the disk is gone"}
+            assert await stream.frame() is None
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 
 
 async def test_a_client_that_never_reads_does_not_keep_the_server_from_stopping(log_path: Path) -> None:
     async with web(log_path, stop_timeout_s=1) as server:
-        stuck = Feed(server.url, "/events", {})
+        stuck = SseClient(server.url, "/events", {})
         await stuck.__aenter__()
         publisher = await server.bus.publisher("a")
         for _ in range(40):
             await publisher.publish_many([b"x" * 8192] * 100)
-    transports = asyncio.get_running_loop()._transports  # of this loop, alive: ours is one of them
+    transports = asyncio.get_running_loop()._transports  # the open transports of this loop, including ours
     await until(lambda: gc.collect() is not None and len(transports) == 1)
     await stuck.__aexit__()
 
 
-async def test_asking_for_the_head_alone_opens_no_feed(log_path: Path) -> None:
+async def test_a_head_request_opens_no_stream(log_path: Path) -> None:
     async with web(log_path) as server:
-        answer = await server.client.head("/events")
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
+        response = await server.client.head("/events")
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 
 
 async def test_a_log_that_another_process_owns_can_be_followed(log_path: Path) -> None:
     async with web(log_path) as owner:
         await owner.publish("a", *numbered(1, 3))
-        async with web(log_path, bus={"read_only": True}) as reader, reader.feed("?from=2") as feed:
-            assert await feed.offsets(2) == [2, 3]
+        async with web(log_path, bus={"read_only": True}) as reader, reader.stream("?from=2") as stream:
+            assert await stream.offsets(2) == [2, 3]
             await owner.publish("a", b"4")
-            assert await feed.offsets(1) == [4]
-            answer = await reader.client.post("/events/a", content=b"5")
-            assert (answer.status_code, refusal(answer.content)[0]) == (409, "log_read_only")
+            assert await stream.offsets(1) == [4]
+            response = await reader.client.post("/events/a", content=b"5")
+            assert (response.status_code, error_of(response.content)[0]) == (409, "log_read_only")
         assert await owner.bus.head() == 4
 
 
-async def test_without_a_log_there_is_no_feed_and_the_answer_says_so() -> None:
+async def test_a_stream_without_a_log_is_rejected() -> None:
+    from zbus_web import serve
     from zbus_web.http.settings import WebSettings
-    from zbus_web.server.running import serving
 
-    async with zbus.open() as bus, serving(bus, WebSettings(port=0)) as server:
+    async with zbus.open() as bus, serve(bus, WebSettings(port=0)) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
             for path in ("/events", "/log"):
-                answer = await client.get(path)
-                assert (answer.status_code, refusal(answer.content)[0]) == (409, "log_missing")
+                response = await client.get(path)
+                assert (response.status_code, error_of(response.content)[0]) == (409, "log_required")
 
 
 def _rules(**rules: int) -> object:

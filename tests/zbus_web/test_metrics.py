@@ -1,4 +1,4 @@
-"""`GET /metrics` is what Prometheus takes, `GET /healthz` what a supervisor asks for; wrong paths are told so."""
+"""`GET /metrics` for Prometheus, `GET /healthz` for supervisors, and responses to wrong paths."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import subprocess
 from pathlib import Path
 
 from inside import node_of
-from web_support import refusal, web
+from web_support import error_of, web
 
 import zbus
 
 
 def check(text: str) -> None:
-    """As Prometheus itself checks it: Debian's package `prometheus` has promtool."""
+    """Check the text with promtool, which is in Debian's package `prometheus`."""
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: `make browser`, or sudo apt-get install -y prometheus"
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-async def test_promtool_accepts_every_figure(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed("?key=a/*"), server.bus.subscribe("a/b", durable="billing") as sub:
+async def test_promtool_accepts_every_metric(log_path: Path) -> None:
+    async with (
+        web(log_path) as server,
+        server.stream("?key=a/*"),
+        server.bus.subscribe("a/b", durable="billing") as sub,
+    ):
         assert await server.client.get("/metrics")
         for _ in range(3):
             await server.client.post("/events/a/b", content=b"x")
@@ -29,12 +33,12 @@ async def test_promtool_accepts_every_figure(log_path: Path) -> None:
         await server.client.get("/nothing/here")
         assert (await sub.next()) is not None
         cache = server.bus.cache(name="todos")
-        answer = await server.client.get("/metrics")
+        response = await server.client.get("/metrics")
         await cache.aclose()
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain")
-    check(answer.text)
-    lines = answer.text.splitlines()
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    check(response.text)
+    lines = response.text.splitlines()
     for line in (
         "zbus_events_published_total 3.0",
         "zbus_log_head 3.0",
@@ -43,7 +47,7 @@ async def test_promtool_accepts_every_figure(log_path: Path) -> None:
         'zbus_web_requests_total{route="events",status="400"} 1.0',
         'zbus_web_requests_total{route="other",status="404"} 1.0',
         'zbus_web_requests_total{route="metrics",status="200"} 1.0',
-        'zbus_web_rejected_total{reason="key_invalid"} 1.0',
+        'zbus_web_rejected_total{reason="invalid_key"} 1.0',
         'zbus_web_rejected_total{reason="not_found"} 1.0',
     ):
         assert line in lines
@@ -62,10 +66,10 @@ async def test_promtool_accepts_every_figure(log_path: Path) -> None:
         "zbus_transport_sent_total",
     ):
         assert any(line.startswith(f"# TYPE {name} ") for line in lines), name
-    assert "a/b" not in answer.text  # never a key
+    assert "a/b" not in response.text  # Keys are never labels.
 
 
-async def test_whatever_is_asked_for_the_labels_stay_few(log_path: Path) -> None:
+async def test_label_values_stay_bounded_for_any_request(log_path: Path) -> None:
     async with web(log_path) as server:
         for number in range(30):
             await server.client.get(f"/made-up-{number}")
@@ -75,17 +79,17 @@ async def test_whatever_is_asked_for_the_labels_stay_few(log_path: Path) -> None
     assert "made-up" not in text
 
 
-async def test_healthz_tells_how_far_the_log_is_and_that_the_bus_is_open(log_path: Path) -> None:
+async def test_healthz_reports_the_head_and_that_the_bus_is_open(log_path: Path) -> None:
     async with web(log_path) as server:
         assert (await server.client.get("/healthz")).json() == {"status": "ok", "head": 0}
         await server.publish("a", b"1", b"2")
         assert (await server.client.get("/healthz")).json() == {"status": "ok", "head": 2}
         await server.bus.aclose()
-        answer = await server.client.get("/healthz")
-        assert (answer.status_code, refusal(answer.content)[0]) == (503, "bus_closed")
+        response = await server.client.get("/healthz")
+        assert (response.status_code, error_of(response.content)[0]) == (503, "bus_closed")
 
 
-async def test_a_wrong_path_or_method_is_refused_as_json(log_path: Path) -> None:
+async def test_a_wrong_path_or_method_is_rejected_as_json(log_path: Path) -> None:
     async with web(log_path) as server:
         for method, path, status, code in (
             ("GET", "/nothing", 404, "not_found"),
@@ -93,29 +97,29 @@ async def test_a_wrong_path_or_method_is_refused_as_json(log_path: Path) -> None
             ("PUT", "/events/a", 405, "method_not_allowed"),
             ("POST", "/log", 405, "method_not_allowed"),
         ):
-            answer = await server.client.request(method, path)
-            assert (answer.status_code, refusal(answer.content)[0]) == (status, code)
+            response = await server.client.request(method, path)
+            assert (response.status_code, error_of(response.content)[0]) == (status, code)
 
 
-async def test_a_bug_is_answered_without_its_details(log_path: Path) -> None:
+async def test_the_response_to_a_bug_has_no_details(log_path: Path) -> None:
     async with web(log_path) as server:
         node_of(server.bus).log.low_water = lambda: 1 / 0  # type: ignore[method-assign,union-attr]
-        answer = await server.client.get("/log")
-        assert (answer.status_code, refusal(answer.content)[0]) == (500, "internal_error")
-        assert "division" not in answer.text
+        response = await server.client.get("/log")
+        assert (response.status_code, error_of(response.content)[0]) == (500, "internal_error")
+        assert "division" not in response.text
         assert (await server.client.get("/healthz")).status_code == 200
 
 
-def test_every_error_of_zbus_has_an_answer() -> None:
-    from zbus_web.http.http_errors import refusal_of
+def test_every_error_of_zbus_has_a_response() -> None:
+    from zbus_web.http.http_errors import to_http_error
 
     kinds = [each for each in vars(zbus).values() if isinstance(each, type) and issubclass(each, zbus.ZbusError)]
     assert len(kinds) > 20
     for kind in kinds:
-        made = refusal_of(_made(kind))
+        made = to_http_error(_made(kind))
         assert 400 <= made.status < 600
         assert made.code
-        assert made.now
+        assert made.state
         assert (made.code == "failed") == (kind in (zbus.ZbusError, *_OTHERS))
 
 
@@ -127,5 +131,5 @@ _OTHERS = tuple(
 
 
 def _made(kind: type[zbus.ZbusError]) -> zbus.ZbusError:
-    """An error of this kind, whatever its fields are."""
+    """Return an error of this class without its fields."""
     return type(kind.__name__, (kind,), {"__init__": lambda self: None, "__str__": lambda self: "why"})()

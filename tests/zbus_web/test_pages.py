@@ -1,4 +1,4 @@
-"""`GET /log`: pages in both directions, every filter, and work that is bounded."""
+"""`GET /log`: pages in both directions, every filter, and bounded work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inside import node_of
 from log_support import raw
-from web_support import Web, numbered, refusal, web
+from web_support import Web, error_of, numbered, web
 
 from zbus.event import Event
 
@@ -19,15 +19,15 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 async def page(server: Web, query: str = "") -> dict[str, Any]:
-    answer = await server.client.get(f"/log{query}")
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+    response = await server.client.get(f"/log{query}")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     assert set(found) == {"events", "next", "head", "low_water"}
     return found
 
 
 async def pages(server: Web, query: str, limit: int) -> tuple[list[int], int]:
-    """All offsets, page by page, and how many pages there were."""
+    """Read all pages. Return the offsets and the number of pages."""
     offsets: list[int] = []
     after, number = "", 0
     while True:
@@ -45,7 +45,7 @@ def iso(time_ns: int) -> str:
 
 
 async def fill(server: Web) -> list[Event]:
-    """300 events: three keys, four publishers, one second apart, some with tags."""
+    """Return 300 events, one second apart: three keys, four publishers, some with headers."""
     chance = random.Random(7)
     events = [
         Event(
@@ -62,7 +62,7 @@ async def fill(server: Web) -> list[Event]:
     return events
 
 
-async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(log_path: Path) -> None:
+async def test_pages_cover_all_events_in_both_directions_with_every_filter(log_path: Path) -> None:
     async with web(log_path) as server:
         events = await fill(server)
         wanted: dict[str, list[int]] = {
@@ -71,15 +71,15 @@ async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(
             "key=audit/x&key=shop/orders": [n for n, e in enumerate(events, 1) if e.key != "shop/payments"],
             "key=nothing/here": [],
             "publisher=3": [n for n, e in enumerate(events, 1) if e.publisher_id == 3],
-            "tag=region:eu": [n for n, e in enumerate(events, 1) if e.headers.get("region") == "eu"],
-            "tag=Region": [n for n, e in enumerate(events, 1) if "region" in e.headers],
-            "tag=region:us&tag=urgent": [n for n, e in enumerate(events, 1) if "urgent" in e.headers],
-            "tag=note:a:b": [n for n, e in enumerate(events, 1) if "note" in e.headers],
+            "header=region:eu": [n for n, e in enumerate(events, 1) if e.headers.get("region") == "eu"],
+            "header=Region": [n for n, e in enumerate(events, 1) if "region" in e.headers],
+            "header=region:us&header=urgent": [n for n, e in enumerate(events, 1) if "urgent" in e.headers],
+            "header=note:a:b": [n for n, e in enumerate(events, 1) if "note" in e.headers],
             f"from={iso(BEGIN + 100 * SECOND)}&to={iso(BEGIN + 149 * SECOND)}": [*range(101, 151)],
             f"from={iso(BEGIN + 250 * SECOND)}": [*range(251, 301)],
             f"to={iso(BEGIN + 9 * SECOND)}": [*range(1, 11)],
             "from=290&to=295": [*range(290, 296)],
-            f"key=shop/orders&publisher=2&tag=region&from={iso(BEGIN + 50 * SECOND)}": [
+            f"key=shop/orders&publisher=2&header=region&from={iso(BEGIN + 50 * SECOND)}": [
                 n
                 for n, e in enumerate(events, 1)
                 if (e.key, e.publisher_id) == ("shop/orders", 2) and "region" in e.headers and n > 50
@@ -92,13 +92,13 @@ async def test_pages_join_to_the_whole_in_both_directions_and_with_every_filter(
                 assert (await pages(server, f"{query}&order=desc", limit))[0] == expected[::-1], query
 
 
-async def test_a_page_has_the_events_as_a_feed_shows_them_and_tells_the_bounds_of_the_log(log_path: Path) -> None:
+async def test_a_page_has_events_in_the_form_of_a_stream_and_the_bounds_of_the_log(log_path: Path) -> None:
     async with web(log_path) as server:
         assert await page(server) == {"events": [], "next": None, "head": 0, "low_water": 0}
         await server.publish("a/b", b"\xff", b"text", region="eu")
         found = await page(server)
-        async with server.feed("?from=beginning") as feed:
-            assert found["events"] == [await feed.event(), await feed.event()]
+        async with server.stream("?from=beginning") as stream:
+            assert found["events"] == [await stream.event(), await stream.event()]
         assert (found["next"], found["head"]) == (None, 2)
         assert found["events"][0]["payload_base64"] == "/w=="
         assert (await page(server, "?limit=1"))["next"] == 1
@@ -108,7 +108,7 @@ async def test_a_page_has_the_events_as_a_feed_shows_them_and_tells_the_bounds_o
         assert (await page(server, "?after=0&order=desc"))["events"] == []
 
 
-async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
+async def test_events_removed_by_retention_are_not_an_error(log_path: Path) -> None:
     from zbus_log.retention import Rules
 
     async with web(log_path) as server:
@@ -120,7 +120,7 @@ async def test_what_retention_removed_is_no_error(log_path: Path) -> None:
         assert (found["events"][0]["offset"], found["low_water"]) == (61, 60)
 
 
-async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
+async def test_the_work_of_one_request_is_bounded_and_the_next_one_continues(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_web.introspect.pages.SCAN_EVENTS", 500)
@@ -128,17 +128,17 @@ async def test_the_work_of_one_request_is_bounded_and_the_next_one_goes_on(
     async with web(log_path) as server:
         await server.publish("a", *[b""] * 3000)
         (last,) = await server.publish("a", b"", tag="x")
-        (first_page, number) = await pages(server, "tag=tag", 100)
+        (first_page, number) = await pages(server, "header=tag", 100)
         assert first_page == [last]
         assert number >= 3001 // 500
-        offsets, number = await pages(server, "tag=none&order=desc", 100)
+        offsets, number = await pages(server, "header=none&order=desc", 100)
         assert offsets == []
         assert number >= 3001 // 500
-        empty = await page(server, "?tag=tag&limit=100")
+        empty = await page(server, "?header=tag&limit=100")
         assert (empty["events"], empty["next"]) == ([], 500)
 
 
-async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
+async def test_a_request_that_ends_between_two_reads_continues_there(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_web.introspect.pages.SCAN_PAGES", 1)
@@ -154,7 +154,7 @@ async def test_a_request_that_ends_between_two_reads_goes_on_where_it_was(
 
 
 async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus_web.introspect.pages.ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("zbus_web.introspect.pages.RESPONSE_BYTES", 10_000)
     async with web(log_path) as server:
         await server.publish("a", b"x" * 4000, b"x" * 4000, b"x" * 4000, b"x" * 20_000, b"x")
         for order in ("asc", "desc"):
@@ -163,7 +163,7 @@ async def test_large_payloads_make_short_pages(log_path: Path, monkeypatch: pyte
             assert number >= 3
 
 
-async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
+async def test_reading_backwards_from_sparse_into_dense_events_reads_no_more_than_it_returns(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with web(log_path) as server:
@@ -185,7 +185,7 @@ async def test_backwards_over_a_desert_into_a_crowd_reads_no_more_than_it_shows(
         assert (await pages(server, "key=crowd&order=desc", 1000))[0] == [last, *range(5000, 0, -1)]
 
 
-async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Path) -> None:
+async def test_a_corrupt_event_is_skipped_and_the_rest_is_returned(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 6))
     connection = raw(log_path)
@@ -198,7 +198,7 @@ async def test_a_corrupt_event_is_passed_over_and_the_rest_is_shown(log_path: Pa
             assert (await pages(server, "order=desc", limit))[0] == [5, 4, 2]
 
 
-async def test_while_events_are_published_pages_neither_miss_nor_repeat(log_path: Path) -> None:
+async def test_pages_read_during_publishing_neither_miss_nor_repeat_events(log_path: Path) -> None:
     async with web(log_path) as server:
         publisher = await server.bus.publisher("a")
         offsets, after = [], 0
@@ -213,24 +213,33 @@ async def test_while_events_are_published_pages_neither_miss_nor_repeat(log_path
 @pytest.mark.parametrize(
     ("query", "code"),
     [
-        ("limit=0", "limit_invalid"),
-        ("limit=1001", "limit_invalid"),
-        ("limit=ten", "limit_invalid"),
-        ("after=-1", "after_invalid"),
-        ("after=99999999999999999999", "after_invalid"),
-        ("after=1.5", "after_invalid"),
-        ("from=then", "from_invalid"),
-        ("to=1600-01-01", "to_invalid"),
-        ("publisher=me", "publisher_invalid"),
-        ("tag=:x", "tag_invalid"),
-        ("order=up", "order_invalid"),
-        ("key=a//b", "key_invalid"),
+        ("limit=0", "invalid_limit"),
+        ("limit=1001", "invalid_limit"),
+        ("limit=ten", "invalid_limit"),
+        ("after=-1", "invalid_after"),
+        ("after=99999999999999999999", "invalid_after"),
+        ("after=1.5", "invalid_after"),
+        ("from=then", "invalid_from"),
+        ("to=1600-01-01", "invalid_to"),
+        ("publisher=me", "invalid_publisher"),
+        ("header=:x", "invalid_header"),
+        ("tag=region:eu", "renamed_parameter"),
+        ("order=up", "invalid_order"),
+        ("key=a//b", "invalid_key"),
     ],
 )
-async def test_what_cannot_be_asked_is_refused_with_the_reason(log_path: Path, query: str, code: str) -> None:
+async def test_an_invalid_query_is_rejected_with_a_code(log_path: Path, query: str, code: str) -> None:
     async with web(log_path) as server:
-        answer = await server.client.get(f"/log?{query}")
-        assert answer.status_code == 400
-        found, reason = refusal(answer.content)
+        response = await server.client.get(f"/log?{query}")
+        assert response.status_code == 400
+        found, reason = error_of(response.content)
         assert found == code
-        assert query.partition("=")[0] in reason or code == "key_invalid"
+        assert query.partition("=")[0] in reason or code == "invalid_key"
+
+
+async def test_the_old_name_of_the_header_filter_names_the_new_one(log_path: Path) -> None:
+    async with web(log_path) as server:
+        response = await server.client.get("/log?tag=region:eu")
+
+        assert response.status_code == 400
+        assert "header=NAME" in error_of(response.content)[1]

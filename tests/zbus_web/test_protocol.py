@@ -1,4 +1,4 @@
-"""Connections before there is a request: what is no HTTP, heads without end, and too many of them."""
+"""Connection limits: input that is not HTTP, endless heads, and too many connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from inside import node_of
-from web_support import DEADLINE_S, Web, refusal, until, web
+from web_support import DEADLINE_S, Web, error_of, until, web
 
 from zbus_web.http.protocol import HttpConnection
 
@@ -19,8 +19,8 @@ async def connect(server: Web) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(host, int(port))
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """The status and the body of what is answered before the connection is closed."""
+async def response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Return the status and body of the response before the connection closes."""
     async with asyncio.timeout(DEADLINE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     return int(head.split()[1]), body
@@ -35,41 +35,41 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused_as_json(log_path: Path, sent: bytes) -> None:
+async def test_input_that_is_not_http_is_rejected_with_json(log_path: Path, sent: bytes) -> None:
     async with web(log_path) as server:
         reader, writer = await connect(server)
         writer.write(sent)
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
-        assert (status, refusal(body)[0]) == (400, "request_malformed")
+        assert (status, error_of(body)[0]) == (400, "malformed_request")
         assert (await server.client.get("/healthz")).status_code == 200
 
 
-async def test_a_request_with_something_else_behind_it_is_answered_and_then_it_ends(log_path: Path) -> None:
+async def test_a_request_followed_by_garbage_gets_its_response_before_the_connection_closes(log_path: Path) -> None:
     async with web(log_path) as server:
         for number in range(1, 6):
             reader, writer = await connect(server)
             writer.write(b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nxand more\r\n\r\n")
-            status, body = await answer(reader)
+            status, body = await response(reader)
             writer.close()
             assert (status, json.loads(body)["offset"]) == (201, number)
 
 
-async def test_a_body_that_is_malformed_is_refused_and_nothing_is_stored(log_path: Path) -> None:
+async def test_a_malformed_body_is_rejected_and_nothing_is_stored(log_path: Path) -> None:
     async with web(log_path) as server:
         reader, writer = await connect(server)
         writer.write(
             b"POST /events/a HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\nzz\r\n"
         )
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
-        assert (status, refusal(body)[0]) == (400, "request_malformed")
+        assert (status, error_of(body)[0]) == (400, "malformed_request")
         assert (await server.client.post("/events/a", content=b"y")).json()["offset"] == 1
 
 
 @pytest.mark.parametrize("part", [b"x" * 1000, b"x: y\r\n" * 100], ids=["one header", "many headers"])
-async def test_a_head_without_end_is_refused_before_it_is_large(log_path: Path, part: bytes) -> None:
-    async with web(log_path, head_timeout_s=3600) as server:  # it is its size alone
+async def test_a_head_without_end_is_rejected_before_it_is_large(log_path: Path, part: bytes) -> None:
+    async with web(log_path, head_timeout_s=3600) as server:  # Only the size matters here.
         reader, writer = await connect(server)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nx: ")
         sent = 0
@@ -87,25 +87,25 @@ async def test_a_head_without_end_is_refused_before_it_is_large(log_path: Path, 
         assert 'status="200"' in (await server.client.get("/metrics")).text
 
 
-async def test_a_large_body_behind_a_small_head_is_none_of_its_business(log_path: Path) -> None:
+async def test_the_limit_of_the_head_does_not_apply_to_the_body(log_path: Path) -> None:
     async with web(log_path) as server:
         assert (await server.client.post("/events/a", content=b"x" * 1_000_000)).status_code == 201
         assert (await server.client.post("/events/a", content=b"x" * 1_000_000)).status_code == 201
 
 
-async def test_a_head_that_takes_too_long_is_refused_and_a_silent_connection_too(log_path: Path) -> None:
+async def test_a_slow_head_and_a_silent_connection_are_rejected(log_path: Path) -> None:
     async with web(log_path, head_timeout_s=0.1) as server:
         silent, first = await connect(server)
         slow, second = await connect(server)
         second.write(b"GET /healthz HTTP/1.1\r\nHost")
         for reader in (silent, slow):
-            status, body = await answer(reader)
-            assert (status, refusal(body)[0]) == (408, "head_too_slow")
+            status, body = await response(reader)
+            assert (status, error_of(body)[0]) == (408, "head_too_slow")
         first.close()
         second.close()
 
 
-async def test_the_second_head_of_a_connection_is_held_to_the_time_too(log_path: Path) -> None:
+async def test_the_time_limit_applies_to_the_second_head_of_a_connection_too(log_path: Path) -> None:
     async with web(log_path) as server:
         reader, writer = await connect(server)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -114,35 +114,35 @@ async def test_the_second_head_of_a_connection_is_held_to_the_time_too(log_path:
         (connection,) = connections()
         type(connection)._head_timeout_s = 0.05
         writer.write(b"GET /heal")
-        status, body = await answer(reader)
+        status, body = await response(reader)
         writer.close()
-        assert (status, refusal(body)[0]) == (408, "head_too_slow")
+        assert (status, error_of(body)[0]) == (408, "head_too_slow")
 
 
-async def test_a_feed_is_not_held_to_the_time_of_a_head(log_path: Path) -> None:
+async def test_the_time_limit_of_the_head_does_not_apply_to_a_stream(log_path: Path) -> None:
     async with web(log_path) as server:
         _, writer = await connect(server)
         await until(lambda: connections() and connections()[0]._late is not None)
         writer.close()
         await until(lambda: not connections())
-        async with server.feed():
+        async with server.stream():
             (connection,) = connections()
             assert connection._late is None
 
 
 def connections() -> list[HttpConnection]:
-    """Those of the server, in this process."""
+    """Return the connections of the server in this process."""
     gc.collect()
     found = [each for each in gc.get_objects() if isinstance(each, HttpConnection)]
     return [each for each in found if each in each.connections]
 
 
-async def test_connections_beyond_the_limit_are_closed_and_those_before_go_on(
+async def test_connections_beyond_the_limit_are_closed_and_earlier_ones_continue(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_web.http.protocol.SPARE", 0)
     async with web(log_path, connections_max=5) as server:
-        async with server.feed() as feed:
+        async with server.stream() as stream:
             kept = [await connect(server) for _ in range(4)]
             reader, writer = await connect(server)
             try:
@@ -152,7 +152,7 @@ async def test_connections_beyond_the_limit_are_closed_and_those_before_go_on(
                 pass
             writer.close()
             await server.publish("a", b"x")
-            assert await feed.offsets(1) == [1]
+            assert await stream.offsets(1) == [1]
             for _, each in kept:
                 each.close()
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)

@@ -1,4 +1,4 @@
-"""`POST /events/{key}`: what is stored, what is answered and when, and requests that are repeated."""
+"""`POST /events/{key}`: the stored event, the response and its time, and repeated requests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from inside import node_of
-from web_support import Feed, refusal, until, web
+from web_support import SseClient, error_of, until, web
 
 import zbus
 from zbus.ports.log import AppendResult, Refused
 
 
-async def test_the_body_is_the_event_and_the_answer_its_place(log_path: Path) -> None:
+async def test_the_body_becomes_the_event_and_the_response_has_its_offset(log_path: Path) -> None:
     async with web(log_path) as server:
-        answer = await server.client.post(
+        response = await server.client.post(
             "/events/shop/orders/created",
             content=b'{"id": 1}',
             headers={
@@ -25,11 +25,11 @@ async def test_the_body_is_the_event_and_the_answer_its_place(log_path: Path) ->
                 "x-zbus-header-a.b": "ü".encode(),
             },
         )
-        assert answer.status_code == 201
-        assert answer.headers["content-type"] == "application/json"
+        assert response.status_code == 201
+        assert response.headers["content-type"] == "application/json"
         (event,) = [event async for event in server.bus.replay()]
         expected = {"offset": 1, "publisher_id": str(event.publisher_id), "sequence": event.sequence}
-        assert answer.json() == expected
+        assert response.json() == expected
     assert (event.key, event.payload, event.decode()) == ("shop/orders/created", b'{"id": 1}', {"id": 1})
     assert event.headers == {"content-type": "application/json", "correlation-id": "c-1", "a.b": "ü"}
 
@@ -44,44 +44,44 @@ async def test_the_body_is_the_event_and_the_answer_its_place(log_path: Path) ->
         ("image/png", {"content-type": "image/png"}),
     ],
 )
-async def test_the_content_type_is_kept_where_it_says_something(
+async def test_the_content_type_is_stored_unless_it_is_the_default(
     log_path: Path, given: str | None, kept: dict[str, str]
 ) -> None:
     async with web(log_path) as server:
         headers = {"content-type": given} if given else {}
-        answer = await server.client.post("/events/a", content=bytes(range(256)), headers=headers)
-        assert answer.status_code == 201
+        response = await server.client.post("/events/a", content=bytes(range(256)), headers=headers)
+        assert response.status_code == 201
         (event,) = [event async for event in server.bus.replay()]
     assert (event.payload, dict(event.headers)) == (bytes(range(256)), kept)
 
 
-async def test_what_was_answered_is_in_the_log_in_the_order_of_one_connection(log_path: Path) -> None:
+async def test_acknowledged_events_are_in_the_log_in_the_order_of_their_connection(log_path: Path) -> None:
     async with web(log_path) as server:
-        answers = [(await server.client.post("/events/a", content=b"%d" % number)).json() for number in range(30)]
+        responses = [(await server.client.post("/events/a", content=b"%d" % number)).json() for number in range(30)]
         stored = [event async for event in server.bus.replay()]
     assert [event.payload for event in stored] == [b"%d" % number for number in range(30)]
-    assert [(each["offset"], each["sequence"]) for each in answers] == [(n + 1, n) for n in range(30)]
-    assert {each["publisher_id"] for each in answers} == {str(stored[0].publisher_id)}
+    assert [(each["offset"], each["sequence"]) for each in responses] == [(n + 1, n) for n in range(30)]
+    assert {each["publisher_id"] for each in responses} == {str(stored[0].publisher_id)}
 
 
-async def test_requests_at_once_wait_for_the_log_together_and_each_has_its_own_offset(log_path: Path) -> None:
+async def test_concurrent_requests_share_commits_and_each_has_its_own_offset(log_path: Path) -> None:
     async with web(log_path) as server:
         commits, held = node_of(server.bus).commits, []
         append = commits._append
 
         def hold(rows: object, done: object, about: object) -> None:
             held.append((rows, done, about))
-            if sum(len(rows) for rows, _, _ in held) == 64:  # not before all of them are under way
+            if sum(len(rows) for rows, _, _ in held) == 64:  # Wait until all requests are in flight.
                 for each in held:
                     append(*each)
 
         commits._append = hold
         posts = [server.client.post(f"/events/k/{n % 5}", content=b"%d" % n) for n in range(64)]
-        told = [answer.json() for answer in await asyncio.gather(*posts)]
+        stored_as = [response.json() for response in await asyncio.gather(*posts)]
         stored = {event.offset: event async for event in server.bus.replay()}
-    assert sorted(stored) == sorted(each["offset"] for each in told) == list(range(1, 65))
+    assert sorted(stored) == sorted(each["offset"] for each in stored_as) == list(range(1, 65))
     sequences: dict[str, list[int]] = {}
-    for n, each in enumerate(told):
+    for n, each in enumerate(stored_as):
         event = stored[each["offset"]]
         assert (event.payload, event.key) == (b"%d" % n, f"k/{n % 5}")
         assert (str(event.publisher_id), event.sequence) == (each["publisher_id"], each["sequence"])
@@ -90,7 +90,7 @@ async def test_requests_at_once_wait_for_the_log_together_and_each_has_its_own_o
     assert all(each == list(range(len(each))) for each in sequences.values())  # in order, per key
 
 
-async def test_a_repeated_request_is_answered_with_the_first_offset_and_stores_nothing(log_path: Path) -> None:
+async def test_a_repeated_request_returns_the_first_offset_and_stores_nothing(log_path: Path) -> None:
     once = {"idempotency-key": "order-1", "content-type": "text/plain"}
     async with web(log_path) as server:
         first = await server.client.post("/events/a", content=b"x", headers=once)
@@ -99,7 +99,7 @@ async def test_a_repeated_request_is_answered_with_the_first_offset_and_stores_n
         elsewhere = await server.client.post("/events/c", content=b"x", headers=once)
         assert await server.bus.head() == 3
     assert (first.status_code, again.status_code, elsewhere.status_code) == (201, 200, 201)
-    assert again.json() == first.json() | {"repeated": True}
+    assert again.json() == first.json() | {"duplicate": True}
     assert elsewhere.json()["offset"] == 3
     async with web(log_path) as server:  # after a restart
         later = await server.client.post("/events/a", content=b"x", headers=once)
@@ -107,52 +107,52 @@ async def test_a_repeated_request_is_answered_with_the_first_offset_and_stores_n
         assert await server.bus.head() == 3
 
 
-async def test_the_same_idempotency_key_for_another_event_is_refused_and_nothing_is_lost(log_path: Path) -> None:
+async def test_the_same_idempotency_key_for_another_event_is_rejected_and_nothing_is_lost(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "1"})
         for content, more in ((b"y", {}), (b"x", {"content-type": "text/plain"}), (b"x", {"x-zbus-header-a": "1"})):
-            answer = await server.client.post("/events/a", content=content, headers={"idempotency-key": "1"} | more)
-            assert (answer.status_code, refusal(answer.content)[0]) == (422, "idempotency_mismatch")
+            response = await server.client.post("/events/a", content=content, headers={"idempotency-key": "1"} | more)
+            assert (response.status_code, error_of(response.content)[0]) == (422, "idempotency_mismatch")
         assert [event.payload async for event in server.bus.replay()] == [b"x"]
 
 
 async def test_a_repeated_request_may_have_another_trace_context(log_path: Path) -> None:
     contexts = [{}, {"x-zbus-header-traceparent": f"00-{1:032x}-{1:016x}-01"}, {"x-zbus-header-baggage": "try=2"}]
     async with web(log_path) as server:
-        answers = [
+        responses = [
             await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "1"} | context)
             for context in contexts
         ]
         assert await server.bus.head() == 1
-    assert [answer.status_code for answer in answers] == [201, 200, 200]
+    assert [response.status_code for response in responses] == [201, 200, 200]
 
 
 async def test_the_same_request_many_times_at_once_is_stored_once(log_path: Path) -> None:
-    async with web(log_path) as server, server.feed("?key=a") as feed:
+    async with web(log_path) as server, server.stream("?key=a") as stream:
         for number in range(5):
             posts = [
                 server.client.post("/events/a", content=b"same", headers={"idempotency-key": f"{number}"})
                 for _ in range(20)
             ]
-            answers = await asyncio.gather(*posts)
-            assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
-            assert {answer.json()["offset"] for answer in answers} == {number + 1}
+            responses = await asyncio.gather(*posts)
+            assert sorted(response.status_code for response in responses) == [200] * 19 + [201]
+            assert {response.json()["offset"] for response in responses} == {number + 1}
         assert await server.bus.head() == 5
-        assert await feed.offsets(5) == [1, 2, 3, 4, 5]
+        assert await stream.offsets(5) == [1, 2, 3, 4, 5]
 
 
-async def test_of_two_bodies_at_once_under_one_idempotency_key_one_is_stored(log_path: Path) -> None:
+async def test_two_concurrent_bodies_with_one_idempotency_key_store_one_event(log_path: Path) -> None:
     async with web(log_path) as server:
         posts = [
             server.client.post("/events/a", content=b"%d" % (n % 2), headers={"idempotency-key": "k"})
             for n in range(10)
         ]
-        answers = await asyncio.gather(*posts)
-        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [201] + [422] * 5
+        responses = await asyncio.gather(*posts)
+        assert sorted(response.status_code for response in responses) == [200] * 4 + [201] + [422] * 5
         assert await server.bus.head() == 1
 
 
-async def test_a_client_that_leaves_before_the_answer_can_repeat_its_request(log_path: Path) -> None:
+async def test_a_client_that_disconnects_before_the_response_can_repeat_its_request(log_path: Path) -> None:
     async with web(log_path) as server:
         host, port = server.url.removeprefix("http://").split(":")
         for _ in range(10):
@@ -163,13 +163,13 @@ async def test_a_client_that_leaves_before_the_answer_can_repeat_its_request(log
             writer.write(request.encode())
             await writer.drain()
             writer.transport.abort()
-        answer = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
-        assert answer.json()["offset"] == 1
+        response = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
+        assert response.json()["offset"] == 1
         await until(lambda: not node_of(server.bus).commits._in_flight)
         assert await server.bus.head() == 1
 
 
-async def test_half_a_body_is_no_event(log_path: Path) -> None:
+async def test_an_incomplete_body_is_not_stored(log_path: Path) -> None:
     async with web(log_path) as server:
         host, port = server.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -177,65 +177,65 @@ async def test_half_a_body_is_no_event(log_path: Path) -> None:
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        answer = await server.client.post("/events/a", content=b"whole")
-        assert answer.json()["offset"] == 1
+        response = await server.client.post("/events/a", content=b"whole")
+        assert response.json()["offset"] == 1
         assert [event.payload async for event in server.bus.replay()] == [b"whole"]
 
 
 @pytest.mark.parametrize(
     ("path", "headers", "status", "code"),
     [
-        ("/events/", {}, 400, "key_invalid"),
-        ("/events/a//b", {}, 400, "key_invalid"),
-        ("/events/a/*", {}, 400, "key_invalid"),
-        ("/events/a%20b", {}, 400, "key_invalid"),
-        ("/events/@zbus/x", {}, 400, "key_invalid"),
-        ("/events/" + "k" * 1100, {}, 400, "key_invalid"),
-        ("/events/a", {"idempotency-key": ""}, 400, "idempotency_key_invalid"),
-        ("/events/a", {"idempotency-key": "k" * 201}, 400, "idempotency_key_invalid"),
-        ("/events/a", {"x-zbus-header-": "v"}, 400, "event_invalid"),
-        ("/events/a", {"content-encoding": "gzip"}, 415, "encoding_unsupported"),
-        ("/events/a", {"x-zbus-header-a": b"\xff"}, 400, "header_invalid"),
+        ("/events/", {}, 400, "invalid_key"),
+        ("/events/a//b", {}, 400, "invalid_key"),
+        ("/events/a/*", {}, 400, "invalid_key"),
+        ("/events/a%20b", {}, 400, "invalid_key"),
+        ("/events/@zbus/x", {}, 400, "invalid_key"),
+        ("/events/" + "k" * 1100, {}, 400, "invalid_key"),
+        ("/events/a", {"idempotency-key": ""}, 400, "invalid_idempotency_key"),
+        ("/events/a", {"idempotency-key": "k" * 201}, 400, "invalid_idempotency_key"),
+        ("/events/a", {"x-zbus-header-": "v"}, 400, "invalid_event"),
+        ("/events/a", {"content-encoding": "gzip"}, 415, "unsupported_encoding"),
+        ("/events/a", {"x-zbus-header-a": b"\xff"}, 400, "invalid_header"),
         ("/events/a", {"x-zbus-header-a": "v" * 60_000}, 400, None),
     ],
 )
-async def test_bad_requests_are_refused_with_the_reason_and_nothing_is_stored(
+async def test_bad_requests_are_rejected_with_the_reason_and_nothing_is_stored(
     log_path: Path, path: str, headers: dict[str, str | bytes], status: int, code: str | None
 ) -> None:
     async with web(log_path) as server:
-        answer = await server.client.post(path, content=b"x", headers=headers)
+        response = await server.client.post(path, content=b"x", headers=headers)
         if code is not None:
-            assert (answer.status_code, refusal(answer.content)[0]) == (status, code)
-        assert answer.status_code < 500
+            assert (response.status_code, error_of(response.content)[0]) == (status, code)
+        assert response.status_code < 500
         good = await server.client.post("/events/a", content=b"y")
         assert [event.payload async for event in server.bus.replay()][-1] == b"y"
         assert good.status_code == 201
 
 
-async def test_a_body_over_the_limit_is_refused_however_it_is_sent(log_path: Path) -> None:
+async def test_a_body_over_the_limit_is_rejected_however_it_is_sent(log_path: Path) -> None:
     async def chunks() -> object:
         for _ in range(3):
             yield b"x" * 50
 
     async with web(log_path, body_bytes_max=100) as server:
         for content in (b"x" * 101, chunks()):
-            answer = await server.client.post("/events/a", content=content)
-            assert (answer.status_code, refusal(answer.content)[0]) == (413, "body_too_large")
+            response = await server.client.post("/events/a", content=content)
+            assert (response.status_code, error_of(response.content)[0]) == (413, "body_too_large")
         assert (await server.client.post("/events/a", content=b"x" * 100)).status_code == 201
         assert await server.bus.head() == 1
     async with web(log_path, bus={"payload_bytes_max": 50}) as server:
-        answer = await server.client.post("/events/a", content=b"x" * 51)
-        assert (answer.status_code, refusal(answer.content)[0]) == (413, "event_too_large")
+        response = await server.client.post("/events/a", content=b"x" * 51)
+        assert (response.status_code, error_of(response.content)[0]) == (413, "event_too_large")
         assert await server.bus.head() == 1
 
 
-async def test_what_no_schema_accepts_is_refused(log_path: Path) -> None:
+async def test_an_event_that_violates_its_schema_is_rejected(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.bus.schemas.register("a", {"type": "object", "required": ["id"]})
         bad = await server.client.post("/events/a", content=b"{}")
-        assert (bad.status_code, refusal(bad.content)[0]) == (422, "schema_invalid")
+        assert (bad.status_code, error_of(bad.content)[0]) == (422, "schema_violated")
         once = await server.client.post("/events/a", content=b"{}", headers={"idempotency-key": "k"})
-        assert (once.status_code, refusal(once.content)[0]) == (422, "schema_invalid")
+        assert (once.status_code, error_of(once.content)[0]) == (422, "schema_violated")
         assert (await server.client.post("/events/a", content=b'{"id": 1}')).status_code == 201
         assert await server.bus.head() == 1
 
@@ -247,29 +247,29 @@ async def test_a_commit_that_fails_is_never_acknowledged(log_path: Path) -> None
         commits._append = lambda rows, done, about: done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
         plain = await server.client.post("/events/a", content=b"x")
         once = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
-        assert (plain.status_code, refusal(plain.content)[0]) == (507, "log_full")
-        assert (once.status_code, refusal(once.content)[0]) == (507, "log_full")
+        assert (plain.status_code, error_of(plain.content)[0]) == (507, "log_full")
+        assert (once.status_code, error_of(once.content)[0]) == (507, "log_full")
         commits._append = append
         again = await server.client.post("/events/a", content=b"x", headers={"idempotency-key": "k"})
         assert (again.status_code, again.json()["offset"]) == (201, 1)
 
 
-async def test_publishers_of_many_keys_are_bounded(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_cached_publishers_is_bounded(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zbus_web.events.publish.PUBLISHERS_MAX", 3)
     async with web(log_path) as server:
-        told = []
+        stored_as = []
         for n in (0, 1, 2, 0, 3, 0, 1):
-            told.append((await server.client.post(f"/events/k/{n}", content=b"")).json())
-        ids = [each["publisher_id"] for each in told]
+            stored_as.append((await server.client.post(f"/events/k/{n}", content=b"")).json())
+        ids = [each["publisher_id"] for each in stored_as]
         assert ids[0] == ids[3] == ids[5]
-        assert [told[at]["sequence"] for at in (0, 3, 5)] == [0, 1, 2]
-        assert ids[1] != ids[6]  # forgotten in between: another identity, from 0 again
-        assert told[6]["sequence"] == 0
+        assert [stored_as[at]["sequence"] for at in (0, 3, 5)] == [0, 1, 2]
+        assert ids[1] != ids[6]  # Evicted in between: a new identity whose sequence starts at 0.
+        assert stored_as[6]["sequence"] == 0
 
 
-async def test_an_event_that_is_posted_reaches_a_feed_as_it_was_sent(log_path: Path) -> None:
-    async with web(log_path) as server, Feed(server.url, "/events?key=a/**", {}) as feed:
+async def test_a_posted_event_reaches_a_stream_unchanged(log_path: Path) -> None:
+    async with web(log_path) as server, SseClient(server.url, "/events?key=a/**", {}) as stream:
         await server.client.post("/events/a/b", content="grüße".encode(), headers={"content-type": "text/plain"})
-        event = await feed.event()
+        event = await stream.event()
     assert (event["key"], event["payload"]) == ("a/b", "grüße")
     assert json.dumps(event["headers"]) == '{"content-type": "text/plain"}'

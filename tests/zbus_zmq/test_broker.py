@@ -209,10 +209,10 @@ def test_without_any_broker_a_fabric_opens_waits_and_closes_in_time(tmp_path: Pa
 
 def test_requests_go_directly_though_events_go_through_the_broker(tmp_path: Path) -> None:
     with broker_process() as (process, ready), fabrics(url_of(tmp_path, ready)) as (one, other):
-        other.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
+        other.serve(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         process.kill()
         replies = Replies()
-        one.ask("svc/x", b"", replies, 5.0)
+        one.request("svc/x", b"", replies, 5.0)
 
         assert replies.wait() == [b"yes"]
 
@@ -305,7 +305,7 @@ def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counte
 
             assert [legacy.recv_multipart() for _ in range(2)] == [[b"legacy"], [b"legacy", b"1", b"2", b"3", b"4"]]
             assert collector.wait(1) == [b"good"]
-            assert until(lambda: two.diagnostics()["counts"].get("stamp") == 1)
+            assert until(lambda: two.diagnostics()["counts"].get("invalid_stamp") == 1)
         finally:
             for each in (legacy, rogue_sub, rogue_pub):
                 each.close()
@@ -342,7 +342,7 @@ def test_no_message_of_a_broker_makes_a_hole_in_what_follows(tmp_path: Path) -> 
             send()
 
             assert collector.wait(len(expected)) == expected
-            assert listener.diagnostics()["counts"]["frame_count"] > 0
+            assert listener.diagnostics()["counts"]["invalid_frame_count"] > 0
             assert "io_failed" not in listener.diagnostics()["counts"]
     finally:
         context.destroy(linger=0)

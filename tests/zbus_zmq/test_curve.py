@@ -62,10 +62,10 @@ def test_nodes_that_know_each_other_exchange_events_and_requests(yard: Yard) -> 
     collector, replies = Collector(), Replies()
     with opened(*[yard.url(yard.keys(name)) for name in ("one", "other", "third")]) as (one, other, third):
         other.listen(["a/**"], collector)
-        third.answer(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
+        third.serve(["svc/x"], lambda request: (request.reply(b"yes"), request.close()))  # type: ignore[func-returns-value]
         assert until(lambda: one.ready("a/b"))
         one.send([("a/b", b"secret")])
-        one.ask("svc/x", b"", replies, 5.0)
+        one.request("svc/x", b"", replies, 5.0)
 
         assert collector.wait(1) == [b"secret"]
         assert replies.wait() == [b"yes"]
@@ -82,8 +82,8 @@ def test_a_node_with_an_unknown_key_is_refused_and_counted_on_both_sides(yard: Y
         other.send([("a", b"x")])
 
         # It is not connected to, and what it connects to refuses it.
-        assert until(lambda: one.diagnostics()["counts"].get("peer_key_refused", 0) > 0)
-        assert until(lambda: one.diagnostics()["counts"].get("curve_refused", 0) > 0)
+        assert until(lambda: one.diagnostics()["counts"].get("peer_key_rejected", 0) > 0)
+        assert until(lambda: one.diagnostics()["counts"].get("curve_rejected", 0) > 0)
         assert heard_by_known.stays_at(0)
         assert heard_by_stranger.stays_at(0)
 
@@ -108,7 +108,7 @@ def test_a_bare_socket_gets_nothing_without_a_key_and_nothing_with_an_unknown_on
         try:
             for stranger in strangers:
                 stranger.connect(server["publish"])
-            assert until(lambda: one.diagnostics()["counts"].get("curve_refused", 0) > 0)
+            assert until(lambda: one.diagnostics()["counts"].get("curve_rejected", 0) > 0)
             one.send([("a", b"x")])
             assert not any(stranger.poll(200) for stranger in strangers)
             assert not one.ready("a")
@@ -127,14 +127,14 @@ def test_a_key_that_is_taken_away_is_refused_from_the_next_connection_on(yard: Y
         (yard.allow / "other.key").unlink()
         with opened(yard.url(other_key)) as (again,):
             again.listen(["**"], Collector())
-            assert until(lambda: one.diagnostics()["counts"].get("curve_refused", 0) > 0)
+            assert until(lambda: one.diagnostics()["counts"].get("curve_rejected", 0) > 0)
             assert not one.ready("a")
 
 
 def test_nodes_with_and_without_keys_do_not_connect_and_say_so(yard: Yard) -> None:
     with opened(yard.url(yard.keys("one")), yard.url(None)) as (closed, plain):
         assert until(lambda: plain.diagnostics()["counts"].get("peer_needs_curve", 0) > 0)
-        assert until(lambda: closed.diagnostics()["counts"].get("peer_key_refused", 0) > 0)
+        assert until(lambda: closed.diagnostics()["counts"].get("peer_key_rejected", 0) > 0)
 
 
 def test_events_cross_an_encrypted_broker_and_strangers_do_not(yard: Yard) -> None:

@@ -199,9 +199,9 @@ def test_a_closed_fabric_refuses_and_closing_twice_is_safe_and_quick(url: str) -
         with pytest.raises(TransportError):
             other.listen(["a"], Collector())
         with pytest.raises(TransportError):
-            other.answer(["a"], lambda request: None)
+            other.serve(["a"], lambda request: None)
         with pytest.raises(TransportError):
-            other.ask("a", b"", lambda reply: None, 1.0)
+            other.request("a", b"", lambda reply: None, 1.0)
         assert not other.ready("a")
         one.send([("a", b"nobody is left")])
 

@@ -18,12 +18,12 @@ from zbus_zmq.io.links import Links
 # libzmq aborts the process where this goes wrong, so it has one of its own.
 DROP = """
 import sys, zmq
-from zbus.observe.counters import Counts
+from zbus.observe.counters import Counters
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
 
 kind = sys.argv[1]
-counts = Counts("test")
+counts = Counters("test")
 io, heard = IoThread("test", counts), []
 with zmq.Context() as context, context.socket(zmq.ROUTER if kind == "ROUTER" else zmq.XPUB) as peer:
     peer.set(zmq.RCVTIMEO, 10_000)
@@ -68,8 +68,8 @@ AGAIN = """
 import sys
 from pathlib import Path
 from zbus.config import BusConfig
-from zbus_zmq.carry.request_client import PendingRequest
-from zbus_zmq.find.discovery import Node
+from zbus_zmq.carry.request_client import ZmqPendingRequest
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.fabric import open_fabric
 
 fabric = open_fabric(BusConfig(), "zmq://?registry=" + sys.argv[1])
@@ -77,10 +77,10 @@ client = fabric._client
 
 def again():
     ended = []
-    mine = Node(node="f" * 16, requests="tcp://127.0.0.1:9", serves=("a/b",))
+    mine = NodeRecord(node="f" * 16, requests="tcp://127.0.0.1:9", serves=("a/b",))
     for number in range(300):
         client.set_nodes({mine.node: mine})
-        client.send(PendingRequest("a/b", b"", ended.append, 1e12, number.to_bytes(8)))
+        client.send(ZmqPendingRequest("a/b", b"", ended.append, 1e12, number.to_bytes(8)))
         client.set_nodes({})
     return len(ended)
 

@@ -65,12 +65,12 @@ def test_nodes_that_meet_at_a_router_exchange_events_and_requests(router: str) -
         other.listen(["a/**"], collector)
         assert until(lambda: one.ready("a/b"))
         one.send([("a/b", b"x")])
-        third.answer(["svc/é", *[f"svc/{number}" for number in range(500)]], _yes)
-        one.ask("svc/é", b"", replies, 5.0)
+        third.serve(["svc/é", *[f"svc/{number}" for number in range(500)]], _yes)
+        one.request("svc/é", b"", replies, 5.0)
 
         assert collector.wait(1) == [b"x"]
         assert replies.wait() == [b"yes"]
-        third.answer([], _yes)
+        third.serve([], _yes)
         assert until(lambda: _asks_in_vain(one, "svc/7"))
 
 
@@ -226,5 +226,5 @@ def _yes(request: Any) -> None:
 
 def _asks_in_vain(fabric: Any, key: str) -> bool:
     replies = Replies()
-    fabric.ask(key, b"", replies, 5.0)
+    fabric.request(key, b"", replies, 5.0)
     return replies.wait() == []

@@ -57,15 +57,15 @@ def rogue_publisher(rogues: Rogues, folder: Path, name: str = "cd" * 8) -> Any:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ([GOOD], "frame_count"),
-        ([b"x"], "topic"),
-        ([b""], "topic"),
-        ([b"a/b"], "topic"),
-        ([GOOD, b"x", b"y"], "frame_count"),
-        ([GOOD, *[b"y"] * 500], "frame_count"),
-        ([b"a/%zz/\0", b"x"], "topic"),
-        ([b"a/" * 3000 + b"\0", b"x"], "topic"),
-        ([b"\xff\xfe", b"x"], "mark"),
+        ([GOOD], "invalid_frame_count"),
+        ([b"x"], "invalid_topic"),
+        ([b""], "invalid_topic"),
+        ([b"a/b"], "invalid_topic"),
+        ([GOOD, b"x", b"y"], "invalid_frame_count"),
+        ([GOOD, *[b"y"] * 500], "invalid_frame_count"),
+        ([b"a/%zz/\0", b"x"], "invalid_topic"),
+        ([b"a/" * 3000 + b"\0", b"x"], "invalid_topic"),
+        ([b"\xff\xfe", b"x"], "invalid_mark"),
     ],
 )
 def test_a_malformed_message_is_counted_and_the_next_one_arrives(
@@ -75,14 +75,14 @@ def test_a_malformed_message_is_counted_and_the_next_one_arrives(
     with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,):
         here.listen(["**"], collector)
         rogue = rogue_publisher(rogues, tmp_path)
-        if reason == "mark":
+        if reason == "invalid_mark":
             message = [b"\xff" + here.node.encode() + b".0", b"not a node!"]
         for _ in range(2):  # before the topic is known, and after
             rogue.send_multipart(message)
             rogue.send_multipart([GOOD, b"good"])
 
         assert collector.wait(2) == [b"good", b"good"]
-        assert here.diagnostics()["counts"][reason] >= (1 if reason == "mark" else 2)
+        assert here.diagnostics()["counts"][reason] >= (1 if reason == "invalid_mark" else 2)
 
 
 def test_no_sequence_of_messages_makes_a_hole_in_what_follows(tmp_path: Path, rogues: Rogues) -> None:
@@ -128,7 +128,7 @@ def test_rubbish_is_told_once_a_minute_however_much_there_is(
         rogue = rogue_publisher(rogues, tmp_path)
         for _ in range(100):
             rogue.send_multipart([b"rubbish"])
-        assert until(lambda: here.diagnostics()["counts"].get("topic") == 100)
+        assert until(lambda: here.diagnostics()["counts"].get("invalid_topic") == 100)
 
     assert sum("TRANSPORT_INPUT_REJECTED" in record.getMessage() for record in caplog.records) == 1
 
@@ -142,7 +142,7 @@ def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
         for publisher in publishers:
             publisher.send_multipart([b"rubbish"])
             publisher.send_multipart([b"rubbish"])
-        assert until(lambda: here.diagnostics()["counts"].get("topic") == 4)
+        assert until(lambda: here.diagnostics()["counts"].get("invalid_topic") == 4)
         subscribers, clients = ([rogues.socket(kind) for _ in range(2)] for kind in (zmq.XSUB, zmq.DEALER))
         for kind, each in [*(("publish", each) for each in subscribers), *(("requests", each) for each in clients)]:
             each.connect(here.diagnostics()[kind])
@@ -152,7 +152,7 @@ def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
         assert until(lambda: here.diagnostics()["counts"].get("request_invalid") == 4)
 
     told = [each.getMessage() for each in caplog.records if "TRANSPORT_INPUT_REJECTED" in each.getMessage()]
-    assert sorted("topic" in each for each in told) == [False] * 4 + [True] * 2
+    assert sorted("invalid_topic" in each for each in told) == [False] * 4 + [True] * 2
     for publisher in publishers:
         endpoint = publisher.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         assert sum(f"source='{endpoint}'" in each for each in told) == 1

@@ -146,7 +146,7 @@ def test_a_message_in_one_frame_is_a_topic_a_space_and_a_payload(legacy: Legacy)
 
         assert (event.key, event.payload) == ("weather/berlin", b"21 degrees")
         assert legacy.sub.recv_multipart() == [b"weather/paris 22 degrees"]
-        assert fabric.diagnostics()["counts"] == {"frame_count": 1, "key_without_topic": 1}
+        assert fabric.diagnostics()["counts"] == {"invalid_frame_count": 1, "key_without_topic": 1}
 
 
 def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) -> None:
@@ -163,8 +163,8 @@ def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) 
             fabric.check("v1.2")
 
         assert fabric.diagnostics()["counts"] == {
-            "frame_count": 2,
-            "topic": 3,
+            "invalid_frame_count": 2,
+            "invalid_topic": 3,
             "key_without_topic": 1,
             "frame_not_events": 1,
         }
@@ -249,10 +249,10 @@ def test_requests_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy
     with opened(f"zmq+raw://?connect={legacy.endpoint}&bind=tcp://127.0.0.1:*") as fabric:
         assert fabric.events_only
         with pytest.raises(TransportUnsupported, match=r"zmq\+raw"):
-            fabric.ask("a", b"", lambda reply: None, 1.0)
+            fabric.request("a", b"", lambda reply: None, 1.0)
         with pytest.raises(TransportUnsupported, match=r"zmq\+raw"):
-            fabric.answer(["a"], lambda request: None)
-        fabric.answer([], lambda request: None)
+            fabric.serve(["a"], lambda request: None)
+        fabric.serve([], lambda request: None)
     with pytest.raises(TransportError):
         fabric.send([("a", encode(Event(7, 0, 1, "a", b"x")))])
     fabric.close()

@@ -47,9 +47,9 @@ def answering(*replies: bytes) -> Callable[[Any], None]:
 
 def test_replies_come_in_order_and_end(url: str) -> None:
     with fabrics(url) as (one, other):
-        other.answer(["svc/a", "svc/b"], answering(*[b"%d " % number for number in range(1000)]))
+        other.serve(["svc/a", "svc/b"], answering(*[b"%d " % number for number in range(1000)]))
         replies = Replies()
-        one.ask("svc/b", b"q", replies, 10.0)
+        one.request("svc/b", b"q", replies, 10.0)
 
         assert replies.wait() == [b"%d q" % number for number in range(1000)]
         assert replies.ends == 1
@@ -57,10 +57,10 @@ def test_replies_come_in_order_and_end(url: str) -> None:
 
 def test_a_request_for_a_key_that_no_node_serves_ends_at_once(url: str) -> None:
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], answering(b"x"))
+        other.serve(["svc/a"], answering(b"x"))
         replies = Replies()
         before = time.monotonic()
-        one.ask("svc/b", b"q", replies, 10.0)
+        one.request("svc/b", b"q", replies, 10.0)
 
         assert replies.wait() == []
         assert time.monotonic() - before < 5.0  # not after the time that the request had
@@ -69,23 +69,23 @@ def test_a_request_for_a_key_that_no_node_serves_ends_at_once(url: str) -> None:
 def test_a_node_is_found_as_soon_as_answer_has_returned(url: str) -> None:
     with fabrics(url) as (one, other):
         for number in range(10):
-            other.answer([f"svc/{number}"], answering(b"x"))
+            other.serve([f"svc/{number}"], answering(b"x"))
             replies = Replies()
-            one.ask(f"svc/{number}", b"", replies, 5.0)
+            one.request(f"svc/{number}", b"", replies, 5.0)
             assert replies.wait() == [b"x"]
         replies = Replies()
-        one.ask("svc/0", b"", replies, 5.0)
+        one.request("svc/0", b"", replies, 5.0)
 
         assert replies.wait() == []
 
 
 def test_a_node_that_has_just_opened_finds_the_nodes_that_serve_a_key(url: str) -> None:
     with fabrics(url, 1) as (one,):
-        one.answer(["svc/a"], answering(b"x"))
+        one.serve(["svc/a"], answering(b"x"))
         fresh = open_fabric(BusConfig(), url)
         try:
             replies = Replies()
-            fresh.ask("svc/a", b"", replies, 5.0)
+            fresh.request("svc/a", b"", replies, 5.0)
             assert replies.wait() == [b"x"]
         finally:
             fresh.close()
@@ -93,13 +93,13 @@ def test_a_node_that_has_just_opened_finds_the_nodes_that_serve_a_key(url: str) 
 
 def test_a_node_sends_a_request_to_itself_if_no_other_node_serves_the_key(url: str) -> None:
     with fabrics(url) as (one, other):
-        one.answer(["svc/a"], answering(b"own "))
+        one.serve(["svc/a"], answering(b"own "))
         replies = Replies()
-        one.ask("svc/a", b"q", replies, 5.0)
+        one.request("svc/a", b"q", replies, 5.0)
         assert replies.wait() == [b"own q"]
-        other.answer(["svc/a"], answering(b"other "))
+        other.serve(["svc/a"], answering(b"other "))
         replies = Replies()
-        one.ask("svc/a", b"q", replies, 5.0)
+        one.request("svc/a", b"q", replies, 5.0)
 
         assert replies.wait() == [b"other q"]
 
@@ -107,11 +107,11 @@ def test_a_node_sends_a_request_to_itself_if_no_other_node_serves_the_key(url: s
 def test_requests_are_spread_over_the_nodes_that_serve_the_key(url: str) -> None:
     with fabrics(url, 3) as (client, *servers):
         for number, each in enumerate(servers):
-            each.answer(["svc/a"], answering(b"%d" % number))
+            each.serve(["svc/a"], answering(b"%d" % number))
         counted: Counter[bytes] = Counter()
         for _ in range(40):
             replies = Replies()
-            client.ask("svc/a", b"", replies, 5.0)
+            client.request("svc/a", b"", replies, 5.0)
             counted.update(replies.wait())
 
     assert counted.keys() == {b"0", b"1"}
@@ -121,9 +121,9 @@ def test_requests_are_spread_over_the_nodes_that_serve_the_key(url: str) -> None
 def test_a_request_that_takes_too_long_ends_and_its_server_is_notified(url: str) -> None:
     requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], requests.append)
+        other.serve(["svc/a"], requests.append)
         replies = Replies()
-        one.ask("svc/a", b"", replies, 0.3)
+        one.request("svc/a", b"", replies, 0.3)
         assert replies.wait(5) == []
         assert len(requests) == 1
 
@@ -140,9 +140,9 @@ def test_a_request_that_takes_too_long_ends_and_its_server_is_notified(url: str)
 def test_a_client_that_no_longer_listens_is_noticed_by_the_server(url: str) -> None:
     requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], requests.append)
+        other.serve(["svc/a"], requests.append)
         replies = Replies()
-        asking = one.ask("svc/a", b"", replies, 30.0)
+        asking = one.request("svc/a", b"", replies, 30.0)
         assert until(lambda: requests)
         asking.close()
         asking.close()
@@ -250,14 +250,14 @@ def test_a_request_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) ->
     code = (
         "import sys, zbus_zmq.fabric as f; from zbus.config import BusConfig;"
         f"x = f.open_fabric(BusConfig(), {url!r});"
-        "x.answer(['svc/a'], lambda q: (q.reply(b'first'), print('asked', flush=True)));"
+        "x.serve(['svc/a'], lambda q: (q.reply(b'first'), print('asked', flush=True)));"
         "print('ready', flush=True); sys.stdin.read()"
     )
     with fabrics(url, 1) as (one,), children() as start:
         child = start("run", code)
         child.wait_for("ready")
         replies = Replies()
-        one.ask("svc/a", b"", replies, 60.0)
+        one.request("svc/a", b"", replies, 60.0)
         child.wait_for("asked")
         assert until(lambda: replies.heard == [b"first"])
         before = time.monotonic()
@@ -278,12 +278,12 @@ def test_a_request_ends_when_its_connection_breaks_and_is_not_sent_to_another(tm
         with fabrics(url) as (one, other):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
             replies = Replies()
-            one.ask("svc/a", b"q", replies, 60.0)
+            one.request("svc/a", b"q", replies, 60.0)
             route, kind, ident, key, payload = server.recv_multipart()
             assert (kind, key, payload) == (b"Q", b"svc/a", b"q")
             server.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
             assert until(lambda: replies.heard == [b"first"])
-            other.answer(["svc/a"], asked.append)
+            other.serve(["svc/a"], asked.append)
             assert until(lambda: any(each.serves for node, each in one._nodes.items() if node == other.node))
             server.close()
 
@@ -303,7 +303,7 @@ def test_a_reply_that_is_missing_ends_the_request_and_is_counted(tmp_path: Path,
         with fabrics(url, 1) as (one,):
             (tmp_path / f"{node.node}.json").write_bytes(encode_lease(take_lease("default", node, 3600)))
             replies = Replies()
-            one.ask("svc/a", b"q", replies, 60.0)
+            one.request("svc/a", b"q", replies, 60.0)
             route, _, ident, _, _ = server.recv_multipart()
             for number in (0, 2):
                 server.send_multipart([route, b"R", ident, number.to_bytes(8), b"%d" % number])
@@ -320,11 +320,11 @@ def test_a_reply_that_is_missing_ends_the_request_and_is_counted(tmp_path: Path,
 def test_a_dead_server_is_skipped_for_a_live_one(tmp_path: Path, url: str) -> None:
     ghost = NodeRecord(node="ab" * 8, requests="tcp://127.0.0.1:1", serves=("svc/a",))
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], answering(b"alive"))
+        other.serve(["svc/a"], answering(b"alive"))
         (tmp_path / f"{ghost.node}.json").write_bytes(encode_lease(take_lease("default", ghost, 3600)))
         for _ in range(8):
             replies = Replies()
-            one.ask("svc/a", b"", replies, 10.0)
+            one.request("svc/a", b"", replies, 10.0)
             assert replies.wait() == [b"alive"]
 
 
@@ -338,10 +338,10 @@ def test_a_slow_client_delays_only_its_own_replies(tmp_path: Path) -> None:
         slow_heard.append(reply)
 
     with fabrics(url, 3) as (server, slow_client, quick_client):
-        server.answer(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
-        slow_client.ask("svc/a", b"", slow, 30.0)
+        server.serve(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
+        slow_client.request("svc/a", b"", slow, 30.0)
         replies = Replies()
-        quick_client.ask("svc/a", b"", replies, 30.0)
+        quick_client.request("svc/a", b"", replies, 30.0)
         quick = replies.wait()
         release.set()
         assert until(lambda: slow_heard and slow_heard[-1] is None)
@@ -353,9 +353,9 @@ def test_a_slow_client_delays_only_its_own_replies(tmp_path: Path) -> None:
 def test_requests_in_flight_end_when_a_fabric_closes(url: str) -> None:
     requests: list[Any] = []
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], requests.append)
+        other.serve(["svc/a"], requests.append)
         replies = Replies()
-        one.ask("svc/a", b"", replies, 60.0)
+        one.request("svc/a", b"", replies, 60.0)
         assert until(lambda: requests)
         one.close()
         assert replies.wait(5) == []
@@ -372,7 +372,7 @@ PARTS = st.sampled_from([b"Q", b"C", b"R", b"E", b"N", b"", b"12345678", b"svc/a
 def test_whatever_is_sent_to_the_socket_for_requests_the_next_one_is_answered(url: str) -> None:
     context: zmq.Context[Any] = zmq.Context()
     with fabrics(url) as (one, other):
-        other.answer(["svc/a"], answering(b"x"))
+        other.serve(["svc/a"], answering(b"x"))
         rogue = raw_socket(context, zmq.DEALER)
         rogue.connect(other.diagnostics()["requests"])
 
@@ -386,7 +386,7 @@ def test_whatever_is_sent_to_the_socket_for_requests_the_next_one_is_answered(ur
             rogue.send_multipart([b"nonsense"])
             assert until(lambda: other.diagnostics()["counts"].get("request_invalid", 0) > 0)
             replies = Replies()
-            one.ask("svc/a", b"", replies, 10.0)
+            one.request("svc/a", b"", replies, 10.0)
             assert replies.wait() == [b"x"]
         finally:
             rogue.close()
@@ -410,13 +410,13 @@ def test_whatever_a_server_replies_the_request_ends_and_the_next_one_gets_its_ow
         @given(st.lists(st.lists(part, min_size=1, max_size=5), max_size=3))
         def answered(messages: list[list[bytes]]) -> None:
             rubbish, proper = Replies(), Replies()
-            here.ask("svc/rogue", b"", rubbish, 10.0)
+            here.request("svc/rogue", b"", rubbish, 10.0)
             route, _, ident, *_ = next_request(rogue)
             for message in messages:
                 rogue.send_multipart([route, *[ident if each == b"id" else each for each in message]])
             rogue.send_multipart([route, b"E", ident, bytes(7) + b"\x63"])  # which cannot be right
             rubbish.wait()
-            here.ask("svc/rogue", b"", proper, 10.0)
+            here.request("svc/rogue", b"", proper, 10.0)
             route, _, ident, *_ = next_request(rogue)
             rogue.send_multipart([route, b"R", ident, bytes(8), b"yes"])
             rogue.send_multipart([route, b"E", ident, (1).to_bytes(8)])

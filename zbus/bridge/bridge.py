@@ -1,9 +1,9 @@
-"""A bridge carries events between two transports, keeping who published them, when, and in which order.
+"""A bridge forwards events between two transports, and keeps their publisher, time and order.
 
-It is a node with two links. What arrives on one is recorded in its log, if it has one, and goes out on the
-other from there; so either side may be away, and the bridge itself may be killed, and it goes on where it
-was. Each event says which nodes it crossed: a node that finds itself among them drops it, and nothing runs
-in a circle. A bridge publishes nothing of its own.
+A bridge is a node with two links. It stores the events that arrive on one link in its log, if it has one, and forwards
+them over the other link from there. Either side may therefore be down, and the bridge itself may be killed: it resumes
+where it stopped. Each event names the nodes that forwarded it, and a node that finds itself among them drops the event,
+so that no loop arises. A bridge publishes no events of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zbus.keys import KeySet
 from zbus.mesh.link import Link
 from zbus.mesh.send_queue import SendQueue
 from zbus.node import Node
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Log, Span
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import REAL, Runtime
@@ -35,23 +35,23 @@ BRIDGE_DISCONNECTED = "BRIDGE_DISCONNECTED"
 BRIDGE_CONNECTED = "BRIDGE_CONNECTED"
 RETRY_S = (0.5, 10.0)
 PLAIN_PROMISE = (
-    "; a plain side is away while its NATS server is, or while nobody subscribes to its ZMQ socket, and acknowledges"
-    " nothing: one subscriber of several that is away, and what is on its way when a connection breaks, is not noticed"
+    "; a plain side counts as down while its NATS server is down, or while its ZMQ socket has no subscriber. It"
+    " acknowledges nothing, so a loss to one of several subscribers, or when a connection breaks, is not noticed"
 )
 
 
 class Bridge:
-    """A bridge between two transports, to be used as `async with`.
+    """A bridge between two transports. Use it with `async with`.
 
         async with zbus.Bridge(("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), ["shop/**"], log="bridge.db"):
             await asyncio.Event().wait()
 
-    `keys`: what crosses. `direction`: "both", "forward" (from the first to the second) or "reverse". `raw`: nats and
-    zmq are spoken to as programs without an envelope do. `log`: with one, nothing is lost while a side is away,
-    also at the start; without one, events of that time are dropped and counted, and both sides must be there
-    at the start. `mode`, `listen` and `connect` are for the side that is zenoh; `retain_age_s`, `retain_bytes` and
-    `retain_events` bound the log, and with it how long a side may be away. A plain message gets its identity where
-    it enters, so two raw bridges side by side bring it twice: use one, or a stream (`nats+js://`).
+    `keys`: the key expressions to forward. `direction`: "both", "forward" (from the first to the second) or "reverse".
+    `raw`: nats and zmq carry plain messages, without the zbus envelope. `log`: with a log, no event is lost while a
+    side is down, even at the start. Without a log, events are dropped and counted then, and both sides must be up at
+    the start. `mode`, `listen` and `connect` apply to the side that is zenoh. `retain_age_s`, `retain_bytes` and
+    `retain_events` limit the log, and so how long a side may be down. A plain message gets its identity where it
+    enters, so two parallel raw bridges deliver it twice: use one bridge, or a stream (`nats+js://`).
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Bridge:
 
     @classmethod
     def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
-        """The bridge of a configuration that is checked already."""
+        """Return the bridge for a validated configuration."""
         bridge = cls.__new__(cls)
         bridge._set_up(config, runtime)
         return bridge
@@ -93,17 +93,17 @@ class Bridge:
 
     @property
     def durable(self) -> bool:
-        """Whether a log keeps what a side that is away has not received."""
+        """Whether a log keeps the events that a side has not received."""
         return self.config.log is not None
 
     async def start(self) -> None:
-        """Open both sides; events cross once it returns. Cancelled or failed, nothing stays open."""
+        """Open both sides. Events are forwarded once it returns. If it fails or is cancelled, everything is closed."""
         try:
             await self._node.start()
             network = self._node.network
             assert network is not None
-            if not self.durable:  # only now: what came before the second side was there could not have crossed
-                await network.want(self._keys.expressions, self._time_ns(), record=False)
+            if not self.durable:  # only now: earlier events could not have been forwarded to the second side
+                await network.add_interest(self._keys.expressions, self._time_ns(), store=False)
         except BaseException:
             await self.aclose()
             raise
@@ -112,15 +112,15 @@ class Bridge:
 
     @property
     def promise(self) -> str:
-        """What happens to events while a side is away."""
+        """A sentence about what happens to events while a side is down."""
         if self.durable:
-            kept = "what a side misses while it is away is kept in the log and sent when it is back"
+            kept = "events are kept in the log while a side is down, and sent when it is back"
             plain = [url for url in self.config.urls if url.partition("://")[0].endswith("+raw")]
             return kept + (PLAIN_PROMISE if plain else "")
-        return "there is no log: events are lost for a side that is away, and for both while the bridge is"
+        return "there is no log: a side that is down loses events, and both sides do while the bridge is down"
 
     async def aclose(self) -> None:
-        """Send what is left for a moment, and close both sides, in bounded time; safe to call twice."""
+        """Send the remaining events, and close both sides within bounded time. A second call has no effect."""
         await self._sides.give_up()
         await self._node.aclose()
 
@@ -128,11 +128,11 @@ class Bridge:
         await self._sides.open(url)
 
     def stats(self) -> dict[str, Any]:
-        """What crossed in this run, per direction, and how far behind it is.
+        """Return the statistics of this run for each direction.
 
-        `crossed` counts an event once, however often it was sent; `pending_events` are those that came and were not
-        sent yet (what an earlier run left is counted for each direction, whichever it was of); `lag_ms` is how old
-        the oldest of them is now, or, where none waits, how old the last one was when it was sent.
+        `forwarded` counts each forwarded event once. `pending_events` are the events that are not forwarded yet; events
+        left by an earlier run count for both directions. `lag_ms` is the age of the oldest waiting event or, if none
+        waits, the age of the last event when it was sent.
         """
         counts = self._node.stats.counts()
         first, second = self.config.labels
@@ -149,18 +149,18 @@ class Bridge:
         }
 
     def node_stats(self) -> dict[str, Any]:
-        """What `bus.stats()` contains, for the node that the bridge runs."""
+        """Return what `bus.stats()` contains, for the node that the bridge runs."""
         return snapshot(self._node)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What the bridge is made of; never a secret."""
+        """Return the configuration and the state of the node, without secrets."""
         return {"bridge": self.name, "keys": list(self.config.keys), **self._node.diagnostics()}
 
     def _way(self, source: str, target: str) -> dict[str, Any]:
         link = self._link(target)
         send_queue: SendQueue | None = link.send_queue if link is not None else None
         network = self._node.network
-        waiting, oldest_ns = network.waiting[source].after(network.sent(target)) if network is not None else (0, None)
+        waiting, oldest_ns = network.transit[source].after(network.sent(target)) if network is not None else (0, None)
         lag_ns = send_queue.forwarded_lag_ns if send_queue is not None else 0
         if oldest_ns is not None:
             lag_ns = max(0, self._time_ns() - oldest_ns)
@@ -178,7 +178,7 @@ class Bridge:
         return next((each for each in links if each.label == label), None)
 
     def _forward(self, link: str) -> Forward:
-        """For a link, what of the other one goes out on it. For the threads of send queues and of the log service."""
+        """Return what to forward over a link. Called on the threads of send queues and of the log service."""
         keys = self._keys
         first, second = self.config.labels
         silent = {"both": None, "forward": first, "reverse": second}[self.config.direction]
@@ -192,7 +192,7 @@ class Bridge:
 
 
 class _Sides:
-    """The two transports of a bridge. If the log keeps what a side misses meanwhile, a side may be opened later."""
+    """The two transports of a bridge. With a log, a side may be opened later."""
 
     def __init__(self, node: Node, names: dict[str, str]) -> None:
         self._node, self._names = node, names
@@ -201,7 +201,7 @@ class _Sides:
         self._left_noted = False
 
     async def open(self, url: str) -> None:
-        """Open one side, now or later."""
+        """Open one side. With a log, keep trying in the background if that fails."""
         log = self._node.log
         try:
             if log is not None and not self._left_noted:
@@ -210,7 +210,7 @@ class _Sides:
         except TransportError as error:
             if log is None:
                 raise
-            record(BRIDGE_DISCONNECTED, logging.WARNING, transport=self._names[url], reason=str(error))
+            self._report(url, error)
             self._trying[asyncio.get_running_loop().create_task(self._keep_trying(url))] = None
 
     async def give_up(self) -> None:
@@ -222,7 +222,7 @@ class _Sides:
             await asyncio.wait(trying)
 
     async def _note_left(self, log: Log) -> None:
-        """Before anything arrives: what an earlier run left unsent."""
+        """Count the events that an earlier run left unsent, before new ones arrive."""
         network = self._node.network
         assert network is not None
         self._left_noted, head = True, self._node.dispatcher.delivered
@@ -231,7 +231,7 @@ class _Sides:
             sent = network.sent(target)
             if sent < head:
                 oldest_ns = await self._node.run(_oldest_ns, log, sent, self._time_ns())
-                network.waiting[source].entered(head, log.count(sent, head), oldest_ns)
+                network.transit[source].entered(head, log.count(sent, head), oldest_ns)
 
     async def _keep_trying(self, url: str) -> None:
         pauses = Backoff(*RETRY_S, uniform=self._uniform)
@@ -244,16 +244,14 @@ class _Sides:
                 return
             except TransportError as error:
                 pause = pauses.next()
-                record(
-                    BRIDGE_DISCONNECTED,
-                    logging.WARNING,
-                    transport=self._names[url],
-                    reason=str(error),
-                    again_in_s=round(pause, 3),
-                )
+                self._report(url, error, again_in_s=round(pause, 3))
+
+    def _report(self, url: str, error: TransportError, **fields: float) -> None:
+        name, reason = self._names[url], str(error)
+        record_reason(BRIDGE_DISCONNECTED, logging.WARNING, code="link_failed", reason=reason, transport=name, **fields)
 
 
 def _oldest_ns(log: Log, after: int, now_ns: int) -> int:
-    """When the first event after an offset was published; `now_ns` if the log no longer has it."""
+    """Return when the first event after an offset was published, or `now_ns` if the log no longer has it."""
     events, _, _ = log.read(KeySet.all(), Span(max(after, log.low_water())), 1).events(skip_corrupt=True)
     return events[0].published_at if events else now_ns

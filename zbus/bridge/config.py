@@ -1,4 +1,4 @@
-"""What a bridge is made of: two transports, keys, a direction, a log. All of it is checked before anything opens."""
+"""The settings of a bridge: two transports, keys, a direction and a log, validated before anything is opened."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 from zbus.mesh.link import link_names
 
-RAW = ("nats", "zmq")  # what speaks to programs that know nothing of zbus, under the name with "+raw"
+RAW = ("nats", "zmq")  # transports that can carry messages without the zbus envelope, as "nats+raw" and "zmq+raw"
 
 
 class BridgeConfig(BaseModel):
-    """One bridge, and one `[[bridge]]` table of a file.
+    """The settings of one bridge, or of one `[[bridge]]` table in a TOML file.
 
     >>> BridgeConfig(between=("nats://127.0.0.1:4222", "zenoh://127.0.0.1:7447"), keys=["shop/**"]).direction
     'both'
@@ -26,23 +26,35 @@ class BridgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    between: tuple[str, str] = Field(repr=False, description="the URLs of the two transports")
-    keys: tuple[str, ...] = Field(min_length=1, description="expressions of what crosses")
+    between: tuple[str, str] = Field(repr=False, description="URLs of the two transports")
+    keys: tuple[str, ...] = Field(min_length=1, description="key expressions of the events to forward")
     direction: Literal["both", "forward", "reverse"] = Field(
-        "both", description="forward: from the first to the second only"
+        "both", description="'forward': only from the first transport to the second; 'reverse': only back"
     )
-    raw: bool = Field(False, description="nats:// and zmq:// carry plain messages of programs that know no envelope")
-    log: str | None = Field(None, min_length=1, description="path of the log that makes the bridge durable")
-    name: str = Field("", description="what the bridge is called in reports")
-    mode: Literal["peer", "client", "router"] | None = Field(None, description="of the zenoh side")
-    listen: tuple[str, ...] = Field((), description="where the zenoh side listens, such as tcp/127.0.0.1:7447")
-    connect: tuple[str, ...] = Field((), description="what the zenoh side connects to")
+    raw: bool = Field(False, description="whether nats:// and zmq:// carry plain messages, without the zbus envelope")
+    log: str | None = Field(
+        None, min_length=1, description="path of the log file; a bridge without a log loses events while a side is down"
+    )
+    name: str = Field("", description="name of the bridge in reports; empty: the two transports")
+    mode: Literal["peer", "client", "router"] | None = Field(None, description="role of the zenoh side in its network")
+    listen: tuple[str, ...] = Field(
+        (), description="endpoints on which the zenoh side listens, such as tcp/127.0.0.1:7447"
+    )
+    connect: tuple[str, ...] = Field((), description="endpoints to which the zenoh side connects")
 
-    retain_age_s: float | None = Field(None, gt=0, description="remove events from the log that are older than this")
-    retain_bytes: int | None = Field(None, ge=1, description="keep the log under this size")
-    retain_events: int | None = Field(None, ge=1, description="keep this many events in the log at most")
+    retain_age_s: float | None = Field(
+        None, gt=0, description="age in seconds above which events are removed from the log"
+    )
+    retain_bytes: int | None = Field(
+        None, ge=1, description="size of the log file in bytes above which the oldest events are removed"
+    )
+    retain_events: int | None = Field(
+        None, ge=1, description="number of events in the log above which the oldest are removed"
+    )
     payload_bytes_max: int = Field(
-        BusConfig.model_fields["payload_bytes_max"].default, ge=1, description="larger payloads do not cross"
+        BusConfig.model_fields["payload_bytes_max"].default,
+        ge=1,
+        description="size in bytes above which a payload is not forwarded",
     )
 
     def __init__(self, **given: Any) -> None:
@@ -61,17 +73,17 @@ class BridgeConfig(BaseModel):
     def _consistent(self) -> Self:
         schemes = [url.partition("://")[0] for url in self.urls]
         if self.urls[0] == self.urls[1]:
-            raise Contradiction("between", "both ends are the same transport: nothing would cross")
+            raise Contradiction("between", "must be two different transports")
         if self.raw and not any(scheme.endswith("+raw") for scheme in schemes):
-            raise Contradiction("raw", f"neither end can be raw: only {' and '.join(RAW)} carry plain messages")
+            raise Contradiction("raw", f"only {' and '.join(RAW)} carry plain messages, and neither end is one of them")
         placed = bool(self.listen or self.connect)
         if placed and schemes.count("zenoh") != 1:
             field = "listen" if self.listen else "connect"
-            raise Contradiction(field, "it is for the one end that is zenoh; here it is not clear which")
+            raise Contradiction(field, "needs exactly one zenoh end")
         if "zenoh://" in self.urls and not placed:
             raise Contradiction("between", "zenoh:// has no address: write zenoh://host:port, or set listen or connect")
         if self.mode is not None and not placed:
-            raise Contradiction("mode", "it goes with listen or connect; zenoh://host:port alone is a client there")
+            raise Contradiction("mode", "needs listen or connect; with only zenoh://host:port the bridge is a client")
         try:
             self.bus_config()
         except ConfigInvalid as error:
@@ -80,24 +92,24 @@ class BridgeConfig(BaseModel):
 
     @property
     def urls(self) -> tuple[str, str]:
-        """The two transports that are opened."""
+        """The URLs of the transports to open."""
         first, second = (self._url(each) for each in self.between)
         return first, second
 
     @property
     def labels(self) -> tuple[str, str]:
-        """What the two are called, without secrets."""
+        """The names of the two transports, without secrets."""
         names = link_names(self.urls)
         return names[self.urls[0]], names[self.urls[1]]
 
     @property
     def title(self) -> str:
-        """The name that was given, or the two ends."""
+        """The `name`, or a name made of the two transports."""
         arrow = {"both": "<->", "forward": "->", "reverse": "<-"}[self.direction]
         return self.name or f"{self.labels[0]} {arrow} {self.labels[1]}"
 
     def bus_config(self) -> BusConfig:
-        """The node that a bridge is: two transports, and a log that records what crosses."""
+        """Return the settings of the bridge's node: two transports, and a log that stores the forwarded events."""
         first, second = self.labels
         return BusConfig.exactly(
             transports=self.urls,
@@ -119,7 +131,7 @@ class BridgeConfig(BaseModel):
 
 
 def load_bridges(path: str | os.PathLike[str]) -> list[BridgeConfig]:
-    """The bridges of a TOML file, all of them checked; `ConfigInvalid` names the table and the field."""
+    """Load the bridges of a TOML file. Raises `ConfigInvalid` with the table and the field if one is wrong."""
     shown = os.fspath(path)
     try:
         found = tomllib.loads(Path(path).read_text())
@@ -127,20 +139,22 @@ def load_bridges(path: str | os.PathLike[str]) -> list[BridgeConfig]:
         raise ConfigInvalid("config", f"{shown}: {error}") from error
     tables = found.pop("bridge", None)
     if found:
-        raise ConfigInvalid("config", f"{shown}: {sorted(found)[0]!r} is unknown: a file holds [[bridge]] tables only")
+        raise ConfigInvalid(
+            "config", f"{shown}: {sorted(found)[0]!r} is unknown: the file may only contain [[bridge]] tables"
+        )
     if not isinstance(tables, list) or not tables:
-        raise ConfigInvalid("config", f"{shown}: there is no [[bridge]] table in it")
+        raise ConfigInvalid("config", f"{shown}: the file has no [[bridge]] table")
     bridges = [_table(number, table) for number, table in enumerate(tables, 1)]
     for number, bridge in enumerate(bridges, 1):
         if bridge.log is not None and bridge.log in [other.log for other in bridges[: number - 1]]:
-            raise ConfigInvalid(f"[[bridge]] {number}: log", "another bridge has this log: each needs its own")
+            raise ConfigInvalid(f"[[bridge]] {number}: log", "another bridge uses this log: each bridge needs its own")
     return bridges
 
 
 def _table(number: int, table: Any) -> BridgeConfig:
     try:
         if not isinstance(table, dict):
-            raise ConfigInvalid("bridge", "it is written as a [[bridge]] table")
+            raise ConfigInvalid("bridge", "must be a [[bridge]] table")
         return BridgeConfig(**table)
     except ConfigInvalid as error:
         raise ConfigInvalid(f"[[bridge]] {number}: {error.field}", error.reason) from None

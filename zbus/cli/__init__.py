@@ -1,4 +1,4 @@
-"""The command `zbus`: a thin veneer over the library. Data goes to stdout, prose and progress to stderr."""
+"""The command `zbus`, a thin layer over the library. Data goes to stdout, messages and progress go to stderr."""
 
 from .app import main
 

@@ -1,4 +1,4 @@
-"""The command's root: its own commands, those that other packages bring, and the one way in which all of them end."""
+"""The root command: its own commands, those of other packages, and the error handling that all of them share."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from .router import router
 from .sub import sub
 from .top.command import top
 
-COMMANDS = "zbus.commands"  # the entry-point group: a name and a typer app
-EXTRAS = {"pipeline": "spark", "serve": "web", "broker": "zmq"}  # what is installed with a command's libraries
+COMMANDS = "zbus.commands"  # entry-point group; each entry point is the name of a command and its typer app
+EXTRAS = {"pipeline": "spark", "serve": "web", "broker": "zmq"}  # the extra that installs the libraries of a command
 
 
 class Commands(Group):
-    """A group that also finds the commands of other packages. They import their libraries when they are called."""
+    """A group that also finds the commands of other packages, which import their libraries only when called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Our own first, then the others."""
+        """Return the names of the core's commands, then those of other packages."""
         own = super().list_commands(ctx)
         return own + sorted(_others().keys() - set(own))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of our own, or one that is found by its entry point."""
+        """Return a command of the core, or one that an entry point provides."""
         own = super().get_command(ctx, cmd_name)
         other = _others().get(cmd_name)
         return own if own is not None or other is None else _load(other)
@@ -52,20 +52,20 @@ class Commands(Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            if ctx.invoked_subcommand not in _others() or (error.name or "").startswith("zbus"):  # a bug
+            if ctx.invoked_subcommand not in _others() or (error.name or "").startswith("zbus"):  # a bug of zbus
                 raise
             raise _not_installed(ctx.invoked_subcommand, error) from error
 
 
 class LoggingFormat(StrEnum):
-    """How records are written."""
+    """Format of log records."""
 
     text = "text"
     json = "json"
 
 
 class LoggingLevel(StrEnum):
-    """How much is written."""
+    """Minimum level of log records."""
 
     debug = "debug"
     info = "info"
@@ -73,15 +73,15 @@ class LoggingLevel(StrEnum):
 
 
 app = new_app(
-    "An event bus with a durable log. Data goes to stdout, prose to stderr; exit codes: 0, 1 (error), 2 (usage).",
+    "An event bus with a durable log. Data goes to stdout, messages go to stderr. Exit codes: 0, 1 (error), 2 (usage).",
     cls=Commands,
 )
 for command in (pub, sub, monitor, top, bridge, router, nodes, demo, bench, doctor):
     app.command()(command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         write(f"zbus {zbus.__version__}\n".encode())
         raise typer.Exit
 
@@ -89,7 +89,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
     logging: Annotated[
         LoggingFormat | None, typer.Option(help="Write log records to stderr, as text or as JSON lines.")
@@ -104,16 +104,16 @@ def root(
 
 
 def main() -> NoReturn:
-    """Run the command line, and end the process: errors as one line on stderr, never a traceback."""
+    """Run the command line and exit the process. An error is one line on stderr, never a traceback."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; return its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="zbus", standalone_mode=False)
     except typer.Abort:
-        note("zbus: nothing was done")
+        note("zbus: aborted; nothing was changed")
         return 1
     except Exception as error:
         if os.environ.get("ZBUS_DEBUG"):
@@ -141,11 +141,11 @@ def _not_installed(name: str, error: ImportError) -> ConfigInvalid:
     missing = error.name.partition(".")[0] if error.name else str(error)
     extra = EXTRAS.get(name)
     how = f"pip install 'zbus-mesh[{extra}]'" if extra else "zbus doctor prints the line that installs it"
-    return ConfigInvalid(name, f"it needs {missing}, which is missing: {how}")
+    return ConfigInvalid(name, f"it needs {missing}, which is not installed: {how}")
 
 
 def _stand_in(error: ConfigInvalid) -> typer.Typer:
-    """A command that cannot even be imported: it is still listed, and its help and its error say what is missing."""
+    """Return an app for a command that cannot be imported. Its help and its error name the missing library."""
     app = new_app()
 
     @app.command(

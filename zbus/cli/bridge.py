@@ -38,7 +38,8 @@ def bridge(
         list[str] | None, typer.Option(metavar="EXPR", help="Forward keys that match, such as 'shop/**'. Repeatable.")
     ] = None,
     direction: Annotated[
-        Direction, typer.Option(help="forward: only from the first transport to the second.")
+        Direction,
+        typer.Option(help="Forward both ways, or only from the first transport to the second, or in reverse."),
     ] = Direction.both,
     raw: Annotated[
         bool, typer.Option("--raw", help="Exchange plain messages, without the zbus envelope, on nats and zmq.")

@@ -1,4 +1,4 @@
-"""`zbus doctor`: what this machine has, what it lacks, and the exact line that installs it."""
+"""`zbus doctor`: a check of this machine, with the command that installs each missing part."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*['\"]([^'\"
 def doctor(
     folder: Annotated[
         Path,
-        typer.Argument(exists=True, file_okay=False, help="The folder where a log would be: its disk is measured."),
+        typer.Argument(exists=True, file_okay=False, help="Measure the disk of this folder, where the log would be."),
     ] = Path(),
     json: JsonOption = False,
 ) -> None:
-    """Check this machine: versions, SQLite, the configuration, the cost of fsync, open files, and optional parts."""
+    """Check this machine: versions, SQLite, the settings, the cost of fsync, open files, and optional libraries."""
     found = examine(folder)
     write(encode_json(found)) if json else show(_table(found))
     if not (found["sqlite"]["ok"] and found["configuration"]["ok"]):
@@ -48,7 +48,7 @@ def doctor(
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """Everything that the command prints."""
+    """Return everything that the command prints."""
     required, extras = _requirements()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -66,7 +66,7 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def measure_fsync(folder: Path) -> dict[str, float]:
-    """How long it takes until 4 KiB at the end of a file are on disk, in µs."""
+    """Measure how long an fsync of 4 KiB at the end of a file takes, in µs."""
     taken_ns: list[int] = []
     deadline = time.monotonic() + FSYNC_S_MAX
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -79,11 +79,11 @@ def measure_fsync(folder: Path) -> dict[str, float]:
 
 
 async def _sqlite(folder: Path) -> dict[str, Any]:
-    """Open a log in the folder: the log itself knows which SQLite it refuses, and what it promises there."""
+    """Open a log in the folder. The log itself checks the version of SQLite and states its guarantees."""
     try:
         durability = zbus.BusConfig().durability
     except ZbusError:
-        durability = "fsync"  # what is wrong with the configuration is reported apart
+        durability = "fsync"  # wrong settings are reported under `configuration`
     try:
         with tempfile.TemporaryDirectory(prefix=".zbus-doctor-", dir=folder) as place:
             config = zbus.BusConfig.exactly(log=str(Path(place) / "log.db"), durability=durability)
@@ -109,12 +109,12 @@ def _java() -> dict[str, Any]:
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """What the distribution itself says it needs: always, and for each extra."""
+    """Return the requirements of the distribution, and those of each extra."""
     required: list[str] = []
     extras: dict[str, list[str]] = {}
     for line in requires(DISTRIBUTION) or ():
         found = _REQUIREMENT.match(line)
-        if found and found[1] != DISTRIBUTION and found[2] != "all":  # which is the sum of the others
+        if found and found[1] != DISTRIBUTION and found[2] != "all":  # `all` is the sum of the other extras
             (extras.setdefault(found[2], []) if found[2] else required).append(found[1])
     return required, extras
 
@@ -133,7 +133,7 @@ def _version(name: str) -> str | None:
 
 
 def _promise(durability: str, writers: str, dense: bool, identities: str, atomic_events: int | None) -> str:
-    """The promise of a log in words."""
+    """Describe the guarantees of a log."""
     together = "all events of a commit" if atomic_events is None else f"{atomic_events:,} events"
     gaps = "without gaps" if dense else "with gaps"
     return (
@@ -143,21 +143,21 @@ def _promise(durability: str, writers: str, dense: bool, identities: str, atomic
 
 
 def _table(found: dict[str, Any]) -> Table:
-    table = Table("what", "found", "to do", title="zbus doctor", title_justify="left")
+    table = Table("check", "found", "to do", title="zbus doctor", title_justify="left")
     for name in ("zbus", "python", "platform"):
         table.add_row(name, found[name], "")
     for name, installed in found["libraries"].items():
         table.add_row(name, installed or "missing", "" if installed else f"pip install {DISTRIBUTION}")
     sqlite, configuration, fsync, files = (found[each] for each in ("sqlite", "configuration", "fsync", "open_files"))
-    table.add_row("SQLite of the log", f"{sqlite['version']} ok" if sqlite["ok"] else "refused", sqlite["reason"])
+    table.add_row("SQLite of the log", f"{sqlite['version']} ok" if sqlite["ok"] else "rejected", sqlite["reason"])
     if sqlite["promise"]:
-        table.add_row("promise of a log here", _promise(**sqlite["promise"]), "")
+        table.add_row("guarantees of a log here", _promise(**sqlite["promise"]), "")
     table.add_row("configuration", "ok" if configuration["ok"] else "invalid", configuration["reason"])
     table.add_row(f"fsync in {fsync['folder']}", f"p50 {fsync['us_p50']:,.0f} µs, p99 {fsync['us_p99']:,.0f} µs", "")
     table.add_row("open files", f"{files['soft']:,}", "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")
     java = found["java"]
     state = "missing" if java["version"] is None else f"{java['version']}{' ok' if java['ok'] else ', too old'}"
-    table.add_row("Java, for the extra spark alone", state, "" if java["ok"] else java["install"])
+    table.add_row("Java, only for the extra spark", state, "" if java["ok"] else java["install"])
     for extra, parts in found["extras"].items():
         state = f"missing: {', '.join(parts['missing'])}" if parts["missing"] else "installed"
         table.add_row(f"extra {extra}", state, parts["install"] if parts["missing"] else "")

@@ -1,7 +1,7 @@
-"""Running a command's coroutine. Ctrl-C ends it once and for all: what is open is then closed, undisturbed, in time.
+"""The event loop of a command. The first Ctrl-C cancels the command, and the resources are then closed undisturbed.
 
-`asyncio.run` lets a second Ctrl-C break in at any place, also while a thread is being started to close the log;
-such a process may never end. Closing is bounded in time here, so there is no need for a second one.
+`asyncio.run` lets a second Ctrl-C interrupt any place, even the start of the thread that closes the log, and such a
+process may never exit. Closing takes a limited time here, so that a second Ctrl-C is not needed and has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` to its end; raise `KeyboardInterrupt` when Ctrl-C has cancelled it."""
+    """Run `coroutine` to its end. Raises `KeyboardInterrupt` if Ctrl-C cancelled it."""
     before = signal.getsignal(signal.SIGINT)
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -30,17 +30,17 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         def interrupt(number: int, frame: FrameType | None) -> None:
             nonlocal pressed
             if output.is_writing():
-                raise KeyboardInterrupt  # whoever reads our output does not, so the loop would never know
+                raise KeyboardInterrupt  # the reader of stdout is blocked, so the loop cannot run a callback
             if not pressed:
                 pressed = True
                 calls.soon(task.cancel)
 
-        if before is signal.default_int_handler:  # not where the shell told us to ignore it
+        if before is signal.default_int_handler:  # otherwise the shell made this process ignore SIGINT
             signal.signal(signal.SIGINT, interrupt)
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         finally:
-            # Pressed again while the command ends, it has nothing left to interrupt.
+            # A second Ctrl-C while the command ends has nothing left to interrupt.
             signal.signal(signal.SIGINT, signal.SIG_IGN if pressed else before)

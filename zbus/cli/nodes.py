@@ -1,4 +1,4 @@
-"""`zbus nodes`: who is there on a transport, what they publish and want, and when they were last heard."""
+"""`zbus nodes`: the nodes on a transport, their keys and subscriptions, and when each was last seen."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NAMES_SHOWN = 4
 def nodes(
     transport: TransportOption = None,
     wait: Annotated[
-        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="How long to listen before it tells.")
+        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Seconds to wait for announcements.")
     ] = 1.5,
     json: JsonOption = False,
 ) -> None:
-    """List the nodes of a transport. Each tells of itself as soon as it hears that somebody is new here."""
+    """List the nodes on a transport. Nodes announce themselves as soon as they see a new node."""
     bus = open_networked(transport, node="zbus nodes")
     if not bus.config.networked:
-        raise ConfigInvalid("transport", "without a network there is nobody else: give --transport URL")
+        raise ConfigInvalid("transport", "this bus has no network: give --transport URL")
     found = run(_listen(bus, wait))
     if json:
         for node in found:
@@ -38,7 +38,7 @@ def nodes(
     elif found:
         show(_table(found))
     else:
-        note(f"zbus: nobody was heard within {wait:g} s")
+        note(f"zbus: no nodes found within {wait:g} s")
 
 
 async def _listen(bus: zbus.Bus, wait_s: float) -> list[zbus.NodeInfo]:

@@ -1,4 +1,4 @@
-"""`zbus pub`: publish events from the command line, and print where each of them is stored."""
+"""`zbus pub`: publish events from the command line and print the offset of each."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ from .stdin import read_all, read_lines
 
 
 def pub(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Where the event belongs, such as shop/orders/created.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the event, such as shop/orders/created.")],
     payload: Annotated[
         str | None,
-        typer.Argument(metavar="PAYLOAD|-", help="The payload; '-' or nothing reads it from stdin."),
+        typer.Argument(metavar="PAYLOAD|-", help="The payload. If it is '-' or missing, stdin is read."),
     ] = None,
     log: LogOption = None,
     transport: TransportOption = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A header of the event; may be given several times."),
+        typer.Option(metavar="NAME=VALUE", help="Add a header to the event. Repeatable."),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One event for each line of stdin, as lines come.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Publish each line of stdin as one event, as it arrives.")
+    ] = False,
 ) -> None:
-    """Publish an event, and print its offset once it is on disk: one JSON line for each event.
+    """Publish an event and print its offset once it is on disk, as one JSON line per event.
 
-    A log that is not there yet is created. A log has one owner: while another process owns it, publish there.
+    The log is created if it does not exist. A log has one owner: while another process owns it, publish from there.
     """
     if lines and payload not in (None, "-"):
-        raise typer.BadParameter("the events are the lines of stdin: give no PAYLOAD", param_hint="--lines")
+        raise typer.BadParameter("the payloads are the lines of stdin: leave out PAYLOAD", param_hint="--lines")
     if payload is None and not lines and os.isatty(0):
-        raise typer.BadParameter("give one, or pipe it in", param_hint="PAYLOAD")
+        raise typer.BadParameter("give a payload, or pipe it in", param_hint="PAYLOAD")
     check_key(key)
     headers = dict(_header(each) for each in header or ())
     log = log or configured_log()
     chosen = {"transport": transport} if transport else {}
     bus = open_networked(transport) if log is None else zbus.open(log, **chosen)
     if bus.config.log is None and not bus.config.networked:
-        reason = "without one nobody would ever see the event: give --log PATH (or ZBUS_LOG), or --transport URL"
+        reason = "the event would be lost: give --log PATH (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)
     if lines:
         run(_publish_lines(bus, key, headers))

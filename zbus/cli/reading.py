@@ -1,6 +1,6 @@
-"""The buses that commands open: on a log to read it, without owning it, or on a transport, without a log.
+"""The buses that commands open: on a log, to read it without owning it, or on a transport, without a log.
 
-The `ZBUS_…` variables in a command's environment are the application's. Each bus here takes only those that it needs.
+The `ZBUS_…` variables in the environment are for the application. Each bus here takes only those that it needs.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def open_to_read(log: Path) -> zbus.Bus:
 
 
 def open_networked(transport: str | None, **given: str) -> zbus.Bus:
-    """Return a bus without a log on `transport`, or on the transport that the environment configures."""
+    """Return a bus without a log on `transport`, or on the transport that the settings name."""
     from zbus.config import load_only
 
     chosen = {"transport": transport, "transports": ()} if transport else {}
     return zbus.open(config=load_only(*NETWORK_SETTINGS, validate_schemas=False, **chosen, **given))
 
 
-def open_to_hear(log: Path | None, transport: str | None) -> zbus.Bus:
-    """Return a bus that reads `log`, or receives from `transport`, or from what the environment configures."""
+def open_source(log: Path | None, transport: str | None) -> zbus.Bus:
+    """Return a bus that reads `log`, or receives from `transport`, or from the source that the settings name."""
     if log is not None and transport is not None:
-        raise typer.BadParameter("read a log, or hear a transport: give one of them", param_hint="--transport")
+        raise typer.BadParameter("give either --log or --transport, not both", param_hint="--transport")
     log = log or (configured_log() if transport is None else None)
     if log is not None:
         return open_to_read(log)
     bus = open_networked(transport)
     if not bus.config.networked:
-        reason = "without one there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
+        reason = "there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)
     return bus

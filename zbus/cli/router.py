@@ -1,4 +1,4 @@
-"""`zbus router`: a Zenoh router process. Its first line on stdout says where it listens."""
+"""`zbus router`: a Zenoh router process. It prints one JSON line with its endpoints when it is running."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from .serving import serve
 
 def router(
     listen: Annotated[
-        list[str] | None, typer.Option(metavar="ENDPOINT", help="Where nodes connect; default: tcp/127.0.0.1:7447.")
+        list[str] | None,
+        typer.Option(metavar="ENDPOINT", help="Listen on this endpoint. Default: tcp/127.0.0.1:7447. Repeatable."),
     ] = None,
     connect: Annotated[
-        list[str] | None, typer.Option(metavar="ENDPOINT", help="Other routers to connect to; may be given again.")
+        list[str] | None, typer.Option(metavar="ENDPOINT", help="Connect to this router. Repeatable.")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of zenoh, such as tls_ca=ca.pem.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Set an option of the zenoh transport, such as tls_ca=ca.pem. Repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Carry events between Zenoh nodes. It keeps no log; Ctrl-C and SIGTERM end it.
+    """Forward events between Zenoh nodes, without a log. Ctrl-C and SIGTERM stop it.
 
-    The first line on stdout is JSON with where it listens: when it is there, nodes can connect.
+    Prints one JSON line with its endpoints on stdout when nodes can connect.
     """
     options = {}
     for each in option or ():
         name, equals, value = each.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{name!r} is not written like NAME=VALUE")
+            raise typer.BadParameter(f"{each!r} is not NAME=VALUE")
         options[name] = value
     serve(_router(tuple(listen or ("tcp/127.0.0.1:7447",)), tuple(connect or ()), options))
 

@@ -1,4 +1,4 @@
-"""Commands that run until they are told to end: Ctrl-C and SIGTERM close what is open, once, and are no error."""
+"""The event loop of commands that run until they are stopped. Ctrl-C and SIGTERM close them without an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .loop import run
 
 
 def serve(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run `coroutine` to its end, or until Ctrl-C or SIGTERM."""
+    """Run `coroutine` to its end, or cancel it on Ctrl-C or SIGTERM."""
     try:
         run(_until_terminated(coroutine))
     except KeyboardInterrupt:
@@ -21,12 +21,12 @@ def serve(coroutine: Coroutine[Any, Any, None]) -> None:
 async def _until_terminated(coroutine: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    told = False
+    stopping = False
 
     def end() -> None:
-        nonlocal told
-        if not told:  # told again while it closes, it has nothing more to do
-            told = True
+        nonlocal stopping
+        if not stopping:  # a second signal must not interrupt the closing
+            stopping = True
             task.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, end)

@@ -1,4 +1,7 @@
-"""Reading stdin, whole or line by line. By descriptor, so that lines are published as they come."""
+"""Stdin, read as a whole or line by line.
+
+It is read by file descriptor, because Python's buffer would delay lines.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def read_all(limit_bytes: int) -> bytes:
-    """Everything to the end, or the first `limit_bytes`: who gets that many knows that it is too much."""
+    """Read stdin to EOF, or at most `limit_bytes`. A result of exactly `limit_bytes` means the input was too large."""
     found = bytearray()
     while len(found) < limit_bytes:
         chunk = os.read(STDIN, min(CHUNK_BYTES, limit_bytes - len(found)))
@@ -22,7 +25,7 @@ def read_all(limit_bytes: int) -> bytes:
 
 
 async def read_lines(limit_bytes: int) -> AsyncIterator[list[bytes]]:
-    """Lines without their ends, as many at a time as are there. A line over the limit comes cut, and too long."""
+    """Yield the lines that have arrived, without line ends. A line over the limit is cut to one byte more than that."""
     rest = b""
     while chunk := await _read_chunk():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -35,12 +38,12 @@ async def read_lines(limit_bytes: int) -> AsyncIterator[list[bytes]]:
 
 
 async def _read_chunk() -> bytes:
-    """What is there to read; waits on the loop, so that Ctrl-C ends it."""
+    """Return the next bytes of stdin. It waits on the event loop, so that Ctrl-C cancels it."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(STDIN, ready.set)
     except PermissionError:
-        return os.read(STDIN, CHUNK_BYTES)  # a regular file: it never waits, and cannot be waited for
+        return os.read(STDIN, CHUNK_BYTES)  # a regular file, which the loop cannot watch and which never blocks
     try:
         await ready.wait()
         return os.read(STDIN, CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""`zbus sub`: print the events of some keys as they are published, from another process than the log's owner."""
+"""`zbus sub`: print events as they are published, from any process beside the owner of the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zbus
 from .failures import ERROR
 from .loop import run
 from .options import CountOption, LogOption, StartOption, TimeoutOption, TransportOption
-from .reading import open_to_hear
+from .reading import open_source
 from .render.output import ends_with_its_reader, note
 from .render.printer import EventPrinter, print_live
 
@@ -27,25 +27,25 @@ def sub(
     start: StartOption = "new",
     durable: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Keep the position under this name, and resume after it the next time."),
+        typer.Option(metavar="NAME", help="Name of a durable subscription, which resumes where it stopped."),
     ] = None,
     count: CountOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Print events as they are published: a JSON line for each when piped, readable lines on a terminal.
+    """Print events as they are published: readable lines on a terminal, JSON lines if piped.
 
-    It reads the log of another process (or one that nobody owns) and never writes to it; or, with a
-    transport, what other nodes publish.
+    It reads a log, which another process may own, and never writes to it. With --transport it receives the events that
+    other nodes publish.
     """
     printer = EventPrinter()
-    bus = open_to_hear(log, transport)
+    bus = open_source(log, transport)
     try:
         run(_sub(printer, bus, expressions, start, durable, count, timeout))
     except KeyboardInterrupt:
-        return  # this is how one ends it
+        return  # Ctrl-C is the usual end
     except TimeoutError:
         if count is not None:
-            note(f"zbus: {printer.printed} of {count} events came within {timeout:g} s")
+            note(f"zbus: {printer.printed} of {count} events arrived within {timeout:g} s")
             raise typer.Exit(ERROR) from None
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
 from zbus.keys import KeySet
-from zbus.observe.burst_records import tell_received
+from zbus.observe.burst_records import record_received
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.cache import Target
@@ -36,11 +36,13 @@ Watcher = Callable[[Sequence[Row], int], None]
 class RemoteInterest(Protocol):
     """Requests events from other nodes: the network."""
 
-    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
+    def add_interest(
+        self, expressions: Sequence[str], since_ns: int, store: bool, keep: bool = False
+    ) -> asyncio.Future[Any]:
         """Receive matching events from other nodes. The future completes when the transports know."""
 
-    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
-        """Undo one `want`."""
+    def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
+        """Undo one `add_interest`."""
 
 
 class LocalSubscription(Target, Protocol):
@@ -94,20 +96,20 @@ class Dispatcher:
     def route(self, target: Target, *local: str, keep: bool = False) -> asyncio.Future[Any] | None:
         """Deliver to a target. The future completes when its events are requested from other nodes.
 
-        `local` expressions are delivered from this node only. `keep` is passed on to `RemoteInterest.want`.
+        `local` expressions are delivered from this node only. `keep` is passed on to `RemoteInterest.add_interest`.
         """
         for expression in (*target.key_exprs, *local):
             self.trie.add(expression, target)
         if self.interest is None:
             return None
-        return self.interest.want(target.key_exprs, target.since_ns, target.records, keep=keep)
+        return self.interest.add_interest(target.key_exprs, target.since_ns, target.records, keep=keep)
 
     def unroute(self, target: Target, *local: str) -> None:
         """Undo `route`."""
         for expression in (*target.key_exprs, *local):
             self.trie.remove(expression, target)
         if self.interest is not None:
-            self.interest.unwant(target.key_exprs, target.since_ns, target.records)
+            self.interest.remove_interest(target.key_exprs, target.since_ns, target.records)
 
     def head_moved(self, head: int) -> None:
         """The head of a log that another process owns has moved: wake the subscriptions."""
@@ -179,7 +181,7 @@ class Dispatcher:
             if self._taken is not None:
                 self._taken.buckets[0] += taken  # age 0: reading the clock would take longer
             if taken and wanted(logging.DEBUG):
-                tell_received([events] * len(targets))
+                record_received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
@@ -227,4 +229,4 @@ class Dispatcher:
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
-            tell_received(taken)
+            record_received(taken)

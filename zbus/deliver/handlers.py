@@ -9,7 +9,14 @@ from typing import Any
 
 from zbus.errors import PayloadInvalid, SchemaInvalid, SubscriberLagged
 from zbus.event import Event
-from zbus.observe.records import EVENT_INVALID, EVENT_RETRY, EVENT_RETRY_LIMIT_EXCEEDED, correlated, record
+from zbus.observe.records import (
+    EVENT_INVALID,
+    EVENT_RETRY,
+    EVENT_RETRY_LIMIT_EXCEEDED,
+    correlated,
+    record,
+    record_reason,
+)
 from zbus.util.backoff import Backoff
 
 from .subscriber import EventSubscriber
@@ -44,7 +51,7 @@ async def serve(
                 continue  # the validators have logged and counted it; a retry would fail again
             except PayloadInvalid as error:
                 count("invalid_payloads", 1)
-                record(EVENT_INVALID, logging.WARNING, reason=str(error))
+                record_reason(EVENT_INVALID, logging.WARNING, code="payload_invalid", reason=str(error))
                 continue
             if event is None:
                 return
@@ -66,11 +73,11 @@ async def _handle(
             fields: dict[str, Any] = {"key": event.key, "offset": event.offset, "tried": tried + 1}
             if not again and retries:
                 count("retry_limit_exceeded", 1)
-                record(EVENT_RETRY_LIMIT_EXCEEDED, logging.ERROR, exc_info=error, retries=retries, **fields)
+                record(EVENT_RETRY_LIMIT_EXCEEDED, logging.ERROR, error, retries=retries, **fields)
                 return
             pause_s = pauses.next() if again else None
             again_in_s = None if pause_s is None else round(pause_s, 3)
-            record(EVENT_RETRY, logging.ERROR, exc_info=error, again_in_s=again_in_s, **fields)
+            record(EVENT_RETRY, logging.ERROR, error, again_in_s=again_in_s, **fields)
             if pause_s is None:
                 return
         await asyncio.sleep(pause_s)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from zbus.event import Event
-from zbus.observe.records import EVENT_DROPPED, record
+from zbus.observe.records import EVENT_DROPPED, record_reason
 from zbus.observe.throttle import Throttle
 
 from .buffer import Backlog, Buffer
@@ -84,7 +84,7 @@ class Policy:
         self._count(f"dropped_{code}", events)
         if events and self._throttle.due(code):
             keys, total = self._subscription.key_exprs, self.dropped
-            record(
+            record_reason(
                 EVENT_DROPPED,
                 logging.WARNING,
                 code=code,

@@ -11,7 +11,13 @@ from typing import Any
 from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_REPLAY_DELIVERED, EVENT_REPLAY_FAILED, EVENT_REPLAY_REQUESTED, record
+from zbus.observe.records import (
+    EVENT_REPLAY_DELIVERED,
+    EVENT_REPLAY_FAILED,
+    EVENT_REPLAY_REQUESTED,
+    record,
+    record_reason,
+)
 from zbus.ports.log import Log, Page, Span
 
 from .host import Host
@@ -53,14 +59,20 @@ class Replay:
         while not self._ready:
             if self._failed is not None:
                 failed, self._failed = self._failed, None
-                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(failed), events=self._events, **self._fields)
+                self._report_failure(failed)
                 raise failed
             try:
                 await self._read_page()
             except LogError as error:
-                record(EVENT_REPLAY_FAILED, logging.INFO, reason=str(error), events=self._events, **self._fields)
+                self._report_failure(error)
                 raise
         return self._ready.popleft()
+
+    def _report_failure(self, error: LogError) -> None:
+        events, fields = self._events, self._fields
+        record_reason(
+            EVENT_REPLAY_FAILED, logging.INFO, code="replay_failed", reason=str(error), events=events, **fields
+        )
 
     async def _read_page(self) -> None:
         log = self._reader.required("replay")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
 from zbus.event import DeliveryHandle, Event
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record
+from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record_reason
 from zbus.ports.log import Span
 from zbus.scope import Scope
 from zbus.util.renamed import unknown_attribute
@@ -427,7 +427,7 @@ class EventSubscriber:
             self._dispatcher.count("spilled", 1)
             fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
             reason = "a subscription's queue is full; it continues from the log"
-            record(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
+            record_reason(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
         return taken
 
     def _set_aside(self, events: Sequence[Event]) -> int:
@@ -448,7 +448,7 @@ class EventSubscriber:
         gap = self._buffer.take_gap()
         span: dict[str, Any] = {"missed": gap.missed, "after": self._handed, "until": gap.until}
         reason = "a subscription did not keep up with its events and missed some"
-        record(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
+        record_reason(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
         return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
 
 

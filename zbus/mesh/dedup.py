@@ -1,7 +1,7 @@
-"""Which events were seen, by identity, in bounded memory.
+"""Deduplication of received events by identity, in bounded memory.
 
-Sequences of a publisher rise, so the highest one seen tells the new from the old. What was skipped on
-the way (another path may still bring it) is kept in a window that forgets by age and by number.
+The sequences of a publisher rise, so a sequence above the highest one seen is new. Sequences that were skipped may
+still arrive over another link. They are kept in a window that is bounded by age and by number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WINDOW_S = 120.0
 
 
 class Dedup:
-    """Lives on one thread. `first_time` is the whole of it.
+    """The identities that were received. Not thread-safe.
 
     >>> seen = Dedup(Runtime())
     >>> seen.first_time(7, 0), seen.first_time(7, 0), seen.first_time(7, 2), seen.first_time(7, 1)
@@ -25,16 +25,16 @@ class Dedup:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence, if any
+        self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence; empty at first
         self._skipped = Window[tuple[int, int]](SKIPPED_MAX, WINDOW_S, runtime.monotonic)
 
     def last(self, publisher_id: int) -> int | None:
-        """The highest sequence seen of a publisher."""
+        """Return the highest sequence received from a publisher, or None."""
         last = self._last.get(publisher_id)
         return last[0] if last else None
 
     def first_time(self, publisher_id: int, sequence: int) -> bool:
-        """Whether this identity was not seen before; from now on it was."""
+        """Return whether this identity is new, and remember it."""
         mark = self._last[publisher_id]
         if not mark:
             mark.append(sequence)

@@ -1,8 +1,9 @@
-"""Holes in what came of one node that its log cannot fill now, and that retention there made for good.
+"""Gaps in the events of one peer: those that its log cannot fill now, and those that its retention made permanent.
 
-A node may be away for long, or never come back, after something of it was lost on the way. What our log
-records waits for it, since a durable name relies on that: each such hole is told once, and counted as open
-until it is filled. Of a lost end nothing but a beacon tells, so what beacons name meanwhile is kept.
+Events may be lost on the way from a node that then stays disconnected for a long time, or forever. A durable
+subscription needs every event, so for keys that this node stores, later events wait until the gap is repaired. Each
+such gap is reported once, and counted as open until then. Only beacons reveal that the last events of a key are
+missing, so the ledger keeps what they name.
 """
 
 from __future__ import annotations
@@ -20,111 +21,124 @@ KEYS_MAX = PUBLISHERS_MAX = 10_000
 
 
 class GapReporter(Protocol):
-    """What tells of holes."""
+    """Reports gaps to users, and counts them."""
 
-    wants: Interest
+    interest: Interest
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
-        """What was not seen of a publisher before this sequence is missing for good; whether that is anything.
+    def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
+        """Report that the events of a publisher before `sequence` that were not received are lost.
 
-        `counted`: the counters have it already.
+        Return whether there are any. `counted` means that the counters include the gap already.
         """
 
-    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
-        """What was not seen of a publisher over `after` and before `sequence` cannot be had now; whether it is any."""
+    def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        """Report that events between `after` and `sequence` (both exclusive) are missing for now.
+
+        Return whether there are any.
+        """
 
     def count(self, name: str, events: int) -> None:
         """Add to a counter."""
 
 
 class GapLedger:
-    """Lives on the loop, like the origin whose holes these are."""
+    """The open gaps of one peer. Lives on the loop."""
 
-    def __init__(self, origin: int, teller: GapReporter, runtime: Runtime) -> None:
-        self._origin, self._teller, self._monotonic = origin, teller, runtime.monotonic
-        self._named: dict[str, tuple[float, Newest]] = {}  # by beacons, and when
-        self._told: dict[str, Newest] = {}  # up to which event of a key its holes were told
+    def __init__(self, origin: int, reporter: GapReporter, runtime: Runtime) -> None:
+        self._origin, self._reporter, self._monotonic = origin, reporter, runtime.monotonic
+        self._newest: dict[str, tuple[float, Newest]] = {}  # what beacons named, and when
+        self._reported: dict[str, Newest] = {}  # per key, the event up to which its gaps were reported
         self._open = 0
 
-    def name(self, newest: Mapping[str, Newest]) -> None:
-        """A beacon named the newest event of some keys, and it is sure that they were wanted then."""
+    def note_newest(self, newest: Mapping[str, Newest]) -> None:
+        """Keep the newest event of each key that a beacon named, if this node wanted the keys when it was sent."""
         now = self._monotonic()
         for key, each in newest.items():
-            if key in self._named or len(self._named) < KEYS_MAX:
-                self._named[key] = now, each
+            if key in self._newest or len(self._newest) < KEYS_MAX:
+                self._newest[key] = now, each
 
-    def ends(self, seen: Callable[[str], int], quiet_s: float) -> tuple[dict[str, Newest], dict[str, Newest]]:
-        """Named events of which nothing came: those that may still be under way for `quiet_s`, and those that may not.
+    def missing_tails(
+        self, reached: Callable[[str], int], quiet_s: float
+    ) -> tuple[dict[str, Newest], dict[str, Newest]]:
+        """Return the named events that did not arrive: those that may still be in flight, and those that are missing.
 
-        `seen`: up to which offset a key came.
+        An event may be in flight for `quiet_s` after it was named. `reached(key)` is the offset up to which the events
+        of a key arrived.
         """
-        wants, before = self._teller.wants, self._monotonic() - quiet_s
+        interest, before = self._reporter.interest, self._monotonic() - quiet_s
         fresh: dict[str, Newest] = {}
         missing: dict[str, Newest] = {}
-        for key, (at, newest) in self._named.items():
-            if newest[0] > seen(key) and wants.of(key).since != NEVER:
+        for key, (at, newest) in self._newest.items():
+            if newest[0] > reached(key) and interest.of(key).since != NEVER:
                 (missing if at <= before else fresh)[key] = newest
         return fresh, missing
 
-    def report(self, held: Iterable[Envelope], ends: Mapping[str, Newest], seen: Callable[[str], int]) -> None:
-        """Tell each hole between events that are held, in order, and at the end of their keys: once."""
+    def report(self, buffered: Iterable[Envelope], tails: Mapping[str, Newest], reached: Callable[[str], int]) -> None:
+        """Report each gap before the buffered events, which are in order, and at the end of their keys, once."""
         last: dict[str, int] = {}
         sequences: dict[int, int] = {}
-        for envelope in held:
+        for envelope in buffered:
             key, publisher_id = envelope.key, envelope.publisher_id
-            reached = max(seen(key), last.get(key, 0))
-            if envelope.offset <= reached:
+            before = max(reached(key), last.get(key, 0))
+            if envelope.offset <= before:
                 continue
-            if envelope.previous > max(reached, self._told.get(key, (0, 0, 0))[0]):
+            if envelope.previous > max(before, self._reported.get(key, (0, 0, 0))[0]):
                 newest = (envelope.offset, publisher_id, envelope.sequence)
-                self._tell(key, sequences.get(publisher_id, -1), newest, envelope.sequence)
+                self._report(key, sequences.get(publisher_id, -1), newest, envelope.sequence)
             last[key], sequences[publisher_id] = envelope.offset, envelope.sequence
-        for key, newest in ends.items():
-            if newest[0] > max(last.get(key, 0), self._told.get(key, (0, 0, 0))[0]):
-                self._tell(key, sequences.get(newest[1], -1), newest, newest[2] + 1)
+        for key, newest in tails.items():
+            if newest[0] > max(last.get(key, 0), self._reported.get(key, (0, 0, 0))[0]):
+                self._report(key, sequences.get(newest[1], -1), newest, newest[2] + 1)
 
-    def _tell(self, key: str, after: int, newest: Newest, before: int) -> None:
+    def _report(self, key: str, after: int, newest: Newest, before: int) -> None:
         _, publisher_id, _ = newest
-        told = self._told.get(key)
-        if told is not None and told[1] == publisher_id:
-            after = max(after, told[2])
-        self._told[key] = newest
-        if self._teller.overdue(self._origin, key, publisher_id, after, before):
+        reported = self._reported.get(key)
+        if reported is not None and reported[1] == publisher_id:
+            after = max(after, reported[2])
+        self._reported[key] = newest
+        if self._reporter.report_open_gap(self._origin, key, publisher_id, after, before):
             self._open += 1
 
     def close(self) -> None:
-        """They are filled, or told as gaps."""
-        self._teller.count("gaps_open", -self._open)
+        """Forget everything: the gaps were repaired, or reported as permanent."""
+        self._reporter.count("gaps_open", -self._open)
         self._open = 0
-        self._named.clear()
-        self._told.clear()
+        self._newest.clear()
+        self._reported.clear()
 
 
 class TrimmedRanges:
-    """What retention removed at a node before we had it: told at the next event of each of its publishers."""
+    """Events that retention removed from a peer's log before they were received.
 
-    def __init__(self, origin: int, low_water: int, teller: GapReporter, runtime: Runtime) -> None:
-        self._origin, self._low_water, self._teller = origin, low_water, teller
+    The next event of each publisher shows what is missing, so the gap is reported then.
+    """
+
+    def __init__(self, origin: int, low_water: int, reporter: GapReporter, runtime: Runtime) -> None:
+        self._origin, self._low_water, self._reporter = origin, low_water, reporter
         self._at_ns = runtime.time_ns()
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._counted = False
 
     def count(self) -> None:
-        """Nothing is left by which it could be told now: the counters at least have it."""
+        """Count the gap now: no event shows yet whose events are missing."""
         self._counted = True
-        self._teller.count("gaps", 1)
-        self._teller.count("gaps_unrepaired", 1)
+        self._reporter.count("gaps", 1)
+        self._reporter.count("gaps_unrepaired", 1)
 
-    def tell(self, envelopes: Sequence[Envelope]) -> bool:
-        """Tell of each publisher, before its first event after what was removed is handed over; whether of any."""
+    def report(self, envelopes: Sequence[Envelope]) -> bool:
+        """Report the gap of each publisher, before its first later event is delivered. Return whether there was one."""
         found = False
         for envelope in envelopes:
             publisher_id = envelope.publisher_id
-            if publisher_id in self._told or envelope.previous > self._low_water or len(self._told) >= PUBLISHERS_MAX:
+            if (
+                publisher_id in self._reported
+                or envelope.previous > self._low_water
+                or len(self._reported) >= PUBLISHERS_MAX
+            ):
                 continue
-            self._told.add(publisher_id)
-            if self._teller.wants.of(envelope.key).since > self._at_ns:
-                continue  # nobody wanted it then
-            if self._teller.gap(self._origin, envelope.key, publisher_id, envelope.sequence, self._counted):
+            self._reported.add(publisher_id)
+            if self._reporter.interest.of(envelope.key).since > self._at_ns:
+                continue  # this node was not interested at that time
+            if self._reporter.report_gap(self._origin, envelope.key, publisher_id, envelope.sequence, self._counted):
                 found, self._counted = True, False
         return found

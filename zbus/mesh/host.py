@@ -1,4 +1,4 @@
-"""What the mesh needs from the node, and what its parts need from the network."""
+"""Protocols: what the mesh needs from the node, and what its parts need from the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Delivers(Protocol):
     """Delivers events to the subscriptions of this node."""
 
     delivered: int  # every stored event up to this offset was delivered
-    passed: set[tuple[int, int]]  # identities, soon stored, that live subscriptions had already or do not want
+    passed: set[tuple[int, int]]  # identities that are being stored and that live subscriptions must not get
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not store."""
@@ -30,10 +30,10 @@ class Stores(Protocol):
 
 
 class Backpressure(Protocol):
-    """Whether publishers, and so what is received, must wait."""
+    """Makes publishers, and the events that are received, wait."""
 
     def block(self, reason: object, code: str, why: str) -> None:
-        """Block publishers because of `reason`. The record has `code` for programs, and `why` for people."""
+        """Block publishers because of `reason`. The log record has `code` for programs, and `why` for people."""
 
     def unblock(self, reason: object) -> None:
         """Unblock the publishers that waited because of `reason`."""
@@ -46,7 +46,7 @@ class Backpressure(Protocol):
 
 
 class Host(Protocol):
-    """What the network needs from the node."""
+    """The node, as the network sees it."""
 
     @property
     def log(self) -> Log | None:
@@ -58,7 +58,7 @@ class Host(Protocol):
 
     @property
     def count(self) -> Callable[[str, int], None]:
-        """Add to a counter. Any thread."""
+        """Add to a counter. May be called on any thread."""
 
     @property
     def dispatcher(self) -> Delivers:
@@ -70,26 +70,26 @@ class Host(Protocol):
 
     @property
     def backpressure(self) -> Backpressure:
-        """Delays what is received."""
+        """Delays the events that are received."""
 
 
 class Receives(Protocol):
-    """What the inbox needs from the network."""
+    """The network, as the inbox sees it."""
 
     def beacon_received(self, origin: int) -> None:
-        """A node sent a beacon: it is alive."""
+        """Note that a node sent a beacon, so it is alive."""
 
     def announcement_received(self, frame: bytes, link: str) -> None:
-        """A node announced itself. Raises `EventInvalid` for a malformed frame."""
+        """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
 
     def request_cancelled(self, request_id: int) -> None:
-        """A requester no longer waits."""
+        """Cancel a request whose requester no longer waits."""
 
-    def cross(self, rows: Sequence[Row], link: str) -> None:
-        """Forward events that no log stores over the other links of a bridge."""
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
+        """Forward events that the log does not store over the other links of a bridge."""
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
-        """Note events that are forwarded once they are stored."""
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
+        """Track events that a bridge forwards once they are stored."""
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
@@ -98,11 +98,11 @@ class Receives(Protocol):
 
 
 class Announces(Protocol):
-    """What the node registry needs from the network."""
+    """The network, as the node registry sees it."""
 
     @property
     def origin(self) -> int:
-        """The log that identifies this node."""
+        """The id of the log that identifies this node."""
 
     @property
     def subscribed(self) -> Sequence[str]:
@@ -113,7 +113,7 @@ class Announces(Protocol):
         """The keys that this node serves requests for."""
 
     def endpoints(self) -> list[str]:
-        """Where other nodes can reach this one."""
+        """Return the addresses at which other nodes can reach this one."""
 
     def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Send frames that no log stores."""
+        """Send frames that are not stored in the log."""

@@ -1,7 +1,7 @@
-"""The inbox: frames from other nodes, off the fabrics' threads and onto the loop, once per burst.
+"""The inbox: takes frames of other nodes from the fabrics' threads to the loop, and wakes the loop once per burst.
 
-What is new goes to the subscriptions; what this node records goes to its log first, and reaches them
-from there. Whoever sent it is an `Peer`, which knows what is missing.
+New events go to the subscriptions. Events that this node stores go to its log first, and the log feeds the
+subscriptions. Each sender is a `Peer`, which detects and repairs gaps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
-from zbus.event import Event, Provenance
-from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record
+from zbus.event import Event
+from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
@@ -25,34 +25,34 @@ from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events
 
 from .dedup import Dedup
 from .host import Host, Receives
-from .interest import NOTHING, Interest
+from .interest import NO_INTEREST, Interest
 from .log_service import LogPage
 from .peer import Peer
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
-TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # then the loop has its turn
-ORIGINS_MAX = 10_000
+TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
+PEERS_MAX = 10_000
 REPORT_S = 60.0
-CANCEL_BYTES = 9  # its mark, and the number of the question
+CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
 Frame = tuple[bytes, Callable[[], None] | None, str, bool]
 
 
 class Inbox:
-    """Lives on the loop; `receiver` is for the fabrics' threads."""
+    """Receives everything from other nodes. Lives on the loop; only what `receiver` returns is called on any thread."""
 
     def __init__(
         self,
         host: Host,
         network: Receives,
         own: int,
-        wants: Interest,
+        interest: Interest,
         payload_bytes_max: int,
         forwards: bool,
         runtime: Runtime,
     ) -> None:
-        self.wants, self.count = wants, host.count
+        self.interest, self.count = interest, host.count
         self._own, self._network, self._forwards = own, network, forwards
         self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
         self._payload_bytes_max, self._backpressure = payload_bytes_max, host.backpressure
@@ -61,20 +61,20 @@ class Inbox:
             self._loop, self._drain, INBOX_BYTES_MAX, _size, TURN_FRAMES, TURN_BYTES, _events, self._is_ready
         )
         self._ended = False
-        self._resuming: asyncio.Task[None] | None = None  # while nothing is taken in
+        self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
         self._seen = Dedup(runtime)
-        self._opened: dict[int, int] = {}  # of this turn, not accepted yet: the highest sequence of each publisher
-        self._origins: dict[int, Peer] = {}
+        self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
+        self._peers: dict[int, Peer] = {}
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._runtime = runtime
-        self.positions: dict[int, int] = {}  # per origin, up to which offset nothing is missing, in our log too
-        self.stored_events = 0  # of other nodes, in our log
-        self.received: dict[str, int] = {}  # events by link, duplicates among them
-        self.heard = SequenceMarks(runtime)
+        self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
+        self.stored_events = 0  # of other nodes, in the log of this one
+        self.received: dict[str, int] = {}  # events by link, including duplicates
+        self.sequence_marks = SequenceMarks(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
     def receiver(self, link: str, dense: bool) -> Receive:
-        """What a fabric calls: append and wake, nothing else."""
+        """Return the callback for a fabric. It queues the frame and wakes the loop."""
 
         post = self._mailbox.post
 
@@ -83,28 +83,28 @@ class Inbox:
 
         return receive
 
-    def wants_changed(self) -> None:
-        """Other expressions are wanted from now on."""
-        for origin in self._origins.values():
-            origin.wants_changed()
+    def interest_changed(self) -> None:
+        """Note that the key expressions of this node have changed."""
+        for peer in self._peers.values():
+            peer.interest_changed()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """These are wanted from the past too: ask every node that was heard already."""
-        for origin in self._origins.values():
-            origin.fetch_past(expressions)
+        """Request the past events of these expressions from every known peer."""
+        for peer in self._peers.values():
+            peer.fetch_past(expressions)
 
     def other_logs(self) -> tuple[int, ...]:
-        """The logs of other nodes that were heard since this one runs. Any thread."""
-        return tuple(each for each in list(self._origins) if each & 1)
+        """Return the logs of other nodes that were seen since the start. May be called on any thread."""
+        return tuple(each for each in list(self._peers) if each & 1)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Take nothing more and stop repairing; returns what is to be waited for."""
-        self._ended = True  # what still arrives would begin a repair that nobody ends
-        ending = [task for origin in self._origins.values() if (task := origin.close()) is not None]
+        """Ignore further frames and stop all repairs. Return the tasks to wait for."""
+        self._ended = True  # a frame that still arrives would start a repair
+        ending = [task for peer in self._peers.values() if (task := peer.close()) is not None]
         if self._resuming is not None:
             self._resuming.cancel()
             ending.append(self._resuming)
-        self._origins.clear()
+        self._peers.clear()
         return ending
 
     # On the loop.
@@ -114,21 +114,22 @@ class Inbox:
             return
         new: list[Envelope] = []
         done: list[Callable[[], None]] = []
-        came_by = ""
+        batch_link = ""
         for frame, acknowledge, link, dense in frames:
-            if link != came_by or acknowledge is not None:
-                self._hand_over(new, done, came_by)
-                new, done, came_by = [], [], link
+            if link != batch_link or acknowledge is not None:
+                self._hand_over(new, done, batch_link)
+                new, done, batch_link = [], [], link
             try:
                 new += self._open(frame, link, dense)
             except EventInvalid as error:
-                self._invalid(_reason(frame, error), link, reason=str(error), link=link)
-            except Exception as error:  # a fault of ours: what follows must still arrive
+                self._invalid(_reason(frame, error), link, str(error))
+            except Exception as error:  # a bug here must not stop later frames
                 self.count("receive_errors", 1)
-                self._report("RECEIVE_FAILED", link, error, link=link)
+                if self._throttle.due(("RECEIVE_FAILED", link)):
+                    record("RECEIVE_FAILED", logging.WARNING, error, link=link)
             if acknowledge is not None:
                 done.append(acknowledge)
-        self._hand_over(new, done, came_by)
+        self._hand_over(new, done, batch_link)
         self._opened.clear()
         if lost := self._mailbox.take_overflowed():
             self.count("dropped_inbox_full", lost)
@@ -141,16 +142,16 @@ class Inbox:
             )
 
     def _is_ready(self) -> bool:
-        """Whether frames are taken in now; if not, they are as soon as the reason to wait has ended."""
+        """Return whether to take frames now. If not, schedule it for when the backpressure ends."""
         if not self._backpressure.applies(self._is_delayed):
             return True
         self._resuming = self._loop.create_task(self._resume())
         return False
 
     def _is_delayed(self, reasons: AbstractSet[Any]) -> bool:
-        """Whether received events have to wait: for the log, or for the links that a bridge forwards them over.
+        """Return whether received events must wait: for the log, or for the links that a bridge forwards them over.
 
-        A subscription that is full is no reason: its events wait in its own backlog, and all others are delivered.
+        A full subscription does not delay them: its events wait in its own backlog, and the others are delivered.
         """
         return not self._ended and (self._commits in reasons or (self._forwards and self._network in reasons))
 
@@ -164,13 +165,13 @@ class Inbox:
         if kind == BEACON:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
-                self.heard.hear(beacon, self.wants)
+                self.sequence_marks.note_beacon(beacon, self.interest)
                 self._network.beacon_received(beacon.origin)
-                self._origin(beacon.origin).beacon(beacon, link)
+                self._peer(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             if len(frame) < CANCEL_BYTES:
-                raise EventInvalid(f"not a cancellation: {len(frame)} bytes")
+                raise EventInvalid(f"malformed cancellation: {len(frame)} bytes")
             self._network.request_cancelled(int.from_bytes(frame[1:CANCEL_BYTES]))
             return ()
         if kind == NODE:
@@ -184,11 +185,11 @@ class Inbox:
             return ()
         if first.origin == 0:
             if dense:
-                self._watch(envelopes)
+                self._report_sequence_gaps(envelopes)
             return envelopes
         if any(envelope.origin != first.origin for envelope in envelopes):
-            raise EventInvalid("not a frame: its envelopes are of several nodes")
-        return self._origin(first.origin).take(envelopes, link)
+            raise EventInvalid("malformed frame: its envelopes come from several nodes")
+        return self._peer(first.origin).take(envelopes, link)
 
     def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
         if not new and not done:
@@ -203,94 +204,94 @@ class Inbox:
         if done:
             stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
 
-    def _origin(self, id_: int) -> Peer:
-        origin = self._origins.get(id_)
-        if origin is None:
-            if len(self._origins) >= ORIGINS_MAX:
-                oldest = min(self._origins.values(), key=lambda each: each.heard_at)
+    def _peer(self, id_: int) -> Peer:
+        peer = self._peers.get(id_)
+        if peer is None:
+            if len(self._peers) >= PEERS_MAX:
+                oldest = min(self._peers.values(), key=lambda each: each.last_seen_at)
                 oldest.close()
-                del self._origins[oldest.id]
-            origin = self._origins[id_] = Peer(id_, self, self.positions.get(id_), self._runtime)
-        return origin
+                del self._peers[oldest.id]
+            peer = self._peers[id_] = Peer(id_, self, self.positions.get(id_), self._runtime)
+        return peer
 
-    def _watch(self, envelopes: Sequence[Envelope]) -> None:
-        """Of senders that cannot be asked, holes are reported by sequence."""
+    def _report_sequence_gaps(self, envelopes: Sequence[Envelope]) -> None:
+        """Report gaps in the sequences of a publisher whose node has no id, and so cannot be asked to repair them."""
         for envelope in envelopes:
             publisher_id, sequence = envelope.publisher_id, envelope.sequence
             last = self._opened.get(publisher_id, self._seen.last(publisher_id))
             if last is not None and sequence > last + 1:
-                self.gap(0, envelope.key, publisher_id, sequence, after=last)
+                self.report_gap(0, envelope.key, publisher_id, sequence, after=last)
             self._opened[publisher_id] = sequence if last is None else max(last, sequence)
 
-    def _invalid(self, counted: str, source: str, **fields: Any) -> None:
-        self.count("invalid_received", 1)  # of whatever kind
-        self.count(counted, 1)
-        self._report(EVENT_INVALID, source, code=counted, **fields)
+    def _invalid(self, counter: str, source: str, reason: str, **fields: Any) -> None:
+        self.count("invalid_received", 1)  # the total of all kinds
+        self.count(counter, 1)
+        self._report(EVENT_INVALID, source, code=counter, reason=reason, link=source, **fields)
 
-    def _report(self, name: str, source: str, error: BaseException | None = None, **fields: Any) -> None:
-        """Say it once a minute and source; the counters have every one."""
+    def _report(self, name: str, source: str, *, code: str, reason: str, **fields: Any) -> None:
+        """Write a log record, at most once per minute and source. The counters count every occurrence."""
         if self._throttle.due((name, source)):
-            record(name, logging.WARNING, error, **fields)
+            record_reason(name, logging.WARNING, code=code, reason=reason, **fields)
 
-    # What an origin calls.
+    # Called by peers.
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
-        """Deliver what is new, and record what is to be recorded; the future tells when that is done."""
+        """Deliver new events, and store those that this node stores. The future completes when they are stored."""
         rows: list[Row] = []
         events: list[Event] = []
         stored: list[Envelope] = []
-        passed: list[tuple[int, int]] = []  # live subscriptions had them, or do not want them
-        crossing: list[Row] | None = [] if self._forwards else None
+        passed: list[tuple[int, int]] = []  # events that live subscriptions had already, or do not want
+        forwarded: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
-        own, wanted, first_time = self._own, self.wants.of, self._seen.first_time
-        key, want = "", NOTHING
+        own, interest_in, first_time = self._own, self.interest.of, self._seen.first_time
+        key, wanted = "", NO_INTEREST
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
                 self.count("loops_prevented", 1)
                 continue
             if len(envelope.payload) > self._payload_bytes_max:
-                self._invalid("invalid_too_large", link, reason="its payload is over the limit", key=envelope.key)
+                self._invalid("invalid_too_large", link, "the payload is over the limit", key=envelope.key)
                 continue
             new = first_time(envelope.publisher_id, envelope.sequence)
             if envelope.key != key:
-                key, want = envelope.key, wanted(envelope.key)
-            if want.recorded:
-                rows.append(_row(envelope, link))
+                key, wanted = envelope.key, interest_in(envelope.key)
+            if wanted.stored:
+                rows.append(envelope.row(link))
                 stored.append(envelope)
                 if not new:
                     self.count("duplicates_received", 1)
-                if not new or (repaired and envelope.published_at < want.live_since):
+                if not new or (repaired and envelope.published_at < wanted.live_since):
                     passed.append((envelope.publisher_id, envelope.sequence))
             elif not new:
                 self.count("duplicates_received", 1)
             else:
                 events.append(envelope.event())
-                if crossing is not None:
-                    crossing.append(_row(envelope, link))
+                if forwarded is not None:
+                    forwarded.append(envelope.row(link))
         if events:
             self._deliver(events)
-        if crossing:
-            self._network.cross(crossing, link)
+        if forwarded:
+            self._network.forward_unstored(forwarded, link)
         if not rows:
             return None
         self._passed.update(passed)
         storing = self._store(rows, stored, passed)
-        if crossing is not None:
-            self._network.crossing(rows, link, storing)
+        if forwarded is not None:
+            self._network.forward_when_stored(rows, link, storing)
         return storing
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """Ask a node for a page of its log."""
+        """Request a page of another node's log."""
         return await self._network.page(origin, after, from_ns, link, expressions)
 
-    async def room(self) -> None:
-        """Wait while too many bytes await commit, or, in a bridge, await sending."""
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many bytes await commit or, in a bridge, await sending."""
         await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
-        """Remember how far an origin is, once what came before is in our log."""
+        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored."""
         storing = self._storing.get(origin)
         if storing is None or storing.done():
             self.positions[origin] = offset
@@ -299,10 +300,10 @@ class Inbox:
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
             )
 
-    def gap(
+    def report_gap(
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
     ) -> bool:
-        """Tell of events that are missing for good: counted, as a record, and as an event on `@zbus/gap`."""
+        """Report lost events: with the counters, a log record, and an event on `@zbus/gap`."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
@@ -312,20 +313,20 @@ class Inbox:
             self.count("gaps_unrepaired", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "events are missing and could not be repaired"
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="unrepaired", reason=reason)
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_unrepaired", reason=reason, origin=origin, **fields)
         self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
         return True
 
-    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
-        """Tell of events that are missing, and asked for until their node is back: the same, but they are open."""
+    def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        """Report missing events as an open gap. They are requested until their node is back."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
             return False
         self.count("gaps_open", 1)
         fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
-        reason = "still missing, and its node cannot be asked; it is asked again until it is back"
-        record(EVENT_GAP, logging.WARNING, origin=origin, **fields, code="open", reason=reason)
+        reason = "events are missing and their node does not reply; they are requested until it is back"
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_open", reason=reason, origin=origin, **fields)
         self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
         return True
 
@@ -340,7 +341,7 @@ class Inbox:
         for origin in {envelope.origin: None for envelope in envelopes if envelope.origin}:
             self._storing[origin] = stored
 
-        def look(done: asyncio.Future[Any]) -> None:
+        def finish(done: asyncio.Future[Any]) -> None:
             self._passed.difference_update(passed)
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
@@ -354,10 +355,10 @@ class Inbox:
                     events=len(rows),
                 )
                 for envelope in envelopes:
-                    if envelope.origin in self._origins:
-                        self._origins[envelope.origin].rewind(envelope.offset - 1)
+                    if envelope.origin in self._peers:
+                        self._peers[envelope.origin].rewind(envelope.offset - 1)
 
-        stored.add_done_callback(look)
+        stored.add_done_callback(finish)
         return stored
 
 
@@ -370,7 +371,7 @@ def _events(frame: Frame) -> int:
 
 
 def _reason(frame: bytes, error: EventInvalid) -> str:
-    """By what name a frame that is none is counted."""
+    """Return the counter for a malformed frame."""
     kind = frame[0] if frame else ONE
     if kind in (ONE, MANY):
         return "invalid_key" if isinstance(error.__cause__, KeyInvalid) else "invalid_envelope"
@@ -378,19 +379,7 @@ def _reason(frame: bytes, error: EventInvalid) -> str:
 
 
 def gap_event(fields: dict[str, Any], now_ns: int) -> Event:
-    """The event that tells of a gap."""
+    """Return the event that reports a gap."""
     import msgspec
 
     return Event(0, 0, now_ns, "@zbus/gap", msgspec.json.encode(fields), {"content-type": "application/json"})
-
-
-def _row(envelope: Envelope, link: str) -> Row:
-    return Row(
-        envelope.publisher_id,
-        envelope.sequence,
-        envelope.published_at,
-        envelope.key,
-        envelope.payload,
-        envelope.raw_headers,
-        Provenance(envelope.origin, envelope.offset, envelope.via, link),
-    )

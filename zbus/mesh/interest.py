@@ -1,4 +1,4 @@
-"""What this node wants of others: expressions, since when, and which of them its log records."""
+"""The events that this node wants from other nodes: key expressions, since when, and whether its log stores them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ NEVER = 1 << 63
 
 
 class KeyInterest(NamedTuple):
-    """Of one key: since when it is wanted at all, since when by readers that are live only, and whether it is recorded.
+    """The interest in one key. Times are in Unix ns, or `NEVER`."""
 
-    In ns; `NEVER` where nobody wants it.
-    """
-
-    since: int
-    live_since: int
-    recorded: bool
+    since: int  # events published before this are not wanted
+    live_since: int  # the same for live subscriptions, which read nothing from the log
+    stored: bool  # the log of this node stores them
 
 
-NOTHING = KeyInterest(NEVER, NEVER, False)
+NO_INTEREST = KeyInterest(NEVER, NEVER, False)
 
 
 class Interest:
-    """Expressions with how many use them, since when, and whether they are to be recorded."""
+    """The key expressions of all subscriptions, and of what this node stores. Not thread-safe."""
 
     def __init__(self) -> None:
         self._users: Counter[tuple[str, int, bool]] = Counter()
@@ -36,45 +33,45 @@ class Interest:
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """All that is wanted."""
+        """All key expressions, each once."""
         return tuple(dict.fromkeys(expression for expression, _, _ in self._users))
 
     @property
-    def records(self) -> bool:
-        """Whether our log keeps anything of others."""
-        return any(record for _, _, record in self._users)
+    def stores_any(self) -> bool:
+        """Whether the log of this node stores any events of other nodes."""
+        return any(store for _, _, store in self._users)
 
     @property
     def earliest(self) -> int:
-        """Nothing published before this is wanted."""
+        """The earliest time of interest in any key: events published before it are not wanted."""
         return min((since for _, since, _ in self._users), default=0)
 
-    def add(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
-        """Want these too: from `since_ns` on where something is asked for later, and in our log, if `record`."""
-        self._users.update((each, since_ns, record) for each in expressions)
+    def add(self, expressions: Iterable[str], since_ns: int, store: bool) -> None:
+        """Add key expressions. Only events published from `since_ns` on are repaired. `store`: the log stores them."""
+        self._users.update((each, since_ns, store) for each in expressions)
         self._known.clear()
 
-    def remove(self, expressions: Iterable[str], since_ns: int, record: bool) -> None:
+    def remove(self, expressions: Iterable[str], since_ns: int, store: bool) -> None:
         """Undo one `add`."""
-        self._users.subtract((each, since_ns, record) for each in expressions)
-        self._users += Counter()  # drop what nobody uses
+        self._users.subtract((each, since_ns, store) for each in expressions)
+        self._users += Counter()  # drops entries with a count of 0
         self._known.clear()
 
     def of(self, key: str) -> KeyInterest:
-        """What is wanted of `key`.
+        """Return the interest in `key`.
 
-        >>> wants = Interest()
-        >>> wants.add(["shop/**"], 5, record=True)
-        >>> wants.of("shop/x").recorded, wants.of("audit/x").since == NEVER
+        >>> interest = Interest()
+        >>> interest.add(["shop/**"], 5, store=True)
+        >>> interest.of("shop/x").stored, interest.of("audit/x").since == NEVER
         (True, True)
         """
         return self._known[key]
 
     def _match(self, key: str) -> KeyInterest:
         since = live_since = NEVER
-        recorded = False
-        for expression, moment, record in self._users:
+        stored = False
+        for expression, moment, store in self._users:
             if matches(expression, key):
-                since, recorded = min(since, moment), recorded or record
-                live_since = live_since if record else min(live_since, moment)
-        return KeyInterest(since, live_since, recorded)
+                since, stored = min(since, moment), stored or store
+                live_since = live_since if store else min(live_since, moment)
+        return KeyInterest(since, live_since, stored)

@@ -1,4 +1,4 @@
-"""A link: one transport in use, and its name."""
+"""Links: a transport in use, its send queue, and its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .send_queue import SendQueue
 
 
 class Link:
-    """One fabric in use."""
+    """A fabric that this node sends to and, if `receiving`, receives from."""
 
     send_queue: SendQueue
 
@@ -20,7 +20,7 @@ class Link:
 
 
 def label(url: str) -> str:
-    """A URL without its secrets and options: what a link is called.
+    """Return the name of a link: its URL without secrets and options.
 
     >>> label("nats://user:secret@127.0.0.1:4222?tls_ca=x")
     'nats://127.0.0.1:4222'
@@ -32,7 +32,7 @@ def label(url: str) -> str:
 
 
 def link_names(urls: Sequence[str]) -> dict[str, str]:
-    """A name for each of several URLs: its label, with a number where only options tell them apart.
+    """Return a name for each URL: its label, with a number if several URLs have the same label.
 
     >>> link_names(["zmq://?realm=a", "nats://b", "zmq://?realm=b"])
     {'nats://b': 'nats://b', 'zmq://?realm=a': 'zmq://', 'zmq://?realm=b': 'zmq://#2'}

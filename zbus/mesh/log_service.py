@@ -1,8 +1,8 @@
-"""The replay service: a node answers questions for a page of its log, and asks others for theirs.
+"""The replay service: a node serves pages of its log to other nodes, and requests pages of theirs.
 
-A page says how far it reaches (`covered`) and how far the log does (`head`), so the asker knows when it
-has everything, what retention has removed in between, and how many events were left out as corrupt.
-Who does not know whom to ask begins with `@zbus/log`, where every node with a log says which it is.
+A page names the offset that it reaches (`covered`), the head and the low-water mark of the log, and the number of
+corrupt events that it leaves out. The requester therefore knows when it has everything, and what retention removed.
+Every node with a log also serves `@zbus/log`, so that a requester can find out which logs exist.
 """
 
 from __future__ import annotations
@@ -20,83 +20,83 @@ from zbus.ports.log import Log, Span
 from zbus.wire.envelope import Envelope, Fields, encode_run, encoded_headers, open_frame
 from zbus.wire.provenance import Forward
 
-LOGS = "@zbus/log"  # where any node with a log says which one that is
-NOTHING = ("@zbus/none",)  # an expression for no event at all
+LOGS = "@zbus/log"  # the key on which every node with a log describes it
+NO_KEYS = ("@zbus/none",)  # an expression that matches no event
 PAGE_EVENTS, PAGE_EVENTS_MAX = 2000, 8000
 FRAME_EVENTS = 256
 FRAME_BYTES = 128 * 1024
-ENDLESS = (1 << 63) - 1  # no time is later
-HEARD_MAX = 100_000
+ENDLESS = (1 << 63) - 1  # later than any time
+OTHER_LOGS_MAX = 100_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
 _encode = msgspec.msgpack.Encoder().encode
 
-Ask = Callable[[str, bytes, float], AsyncIterator[bytes]]
+Request = Callable[[str, bytes, float], AsyncIterator[bytes]]
 
 
 class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A question for a page. Fields are added at the end alone, with what stands for their absence."""
+    """A request for a page, as it is encoded. Add fields only at the end, with a default."""
 
-    keys: tuple[str, ...]  # none: every key, also those that no wildcard matches
+    keys: tuple[str, ...]  # empty: every key, including those that no wildcard matches
     after: int
     from_ns: int
-    own: bool = True  # only what the node's own publishers published, and what it carries as a bridge
+    own: bool = True  # only events of the node's own publishers, and those that it forwards as a bridge
     until: int = 0  # 0: the head
     to_ns: int = ENDLESS
-    events: int = PAGE_EVENTS  # in a page, at most
+    events: int = PAGE_EVENTS  # the largest number of events in the page
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
     covered: _Number
     head: _Number
     low_water: _Number
-    skipped: _Number = 0  # corrupt events that were left out
+    skipped: _Number = 0  # the number of corrupt events that were left out
 
 
 class LogInfo(msgspec.Struct, array_like=True, frozen=True):
-    """What a node says of its log, and the logs of other nodes that it has heard of since it runs."""
+    """A description of a node's log, as it is encoded, and the logs of other nodes that it has seen since its start."""
 
     origin: _Number
     head: _Number
     low_water: _Number
-    heard: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=HEARD_MAX)]
+    other_logs: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=OTHER_LOGS_MAX)]
 
 
-_decode_wanted = msgspec.msgpack.Decoder(_PageRequest).decode
+_decode_request = msgspec.msgpack.Decoder(_PageRequest).decode
 _decode_covered = msgspec.msgpack.Decoder(_Covered).decode
-_decode_told = msgspec.msgpack.Decoder(LogInfo).decode
+_decode_info = msgspec.msgpack.Decoder(LogInfo).decode
 
 
 def log_key(origin: int) -> str:
-    """Where a log is asked."""
+    """Return the key on which a log serves pages."""
     return f"@zbus/log/{origin:x}"
 
 
 class LogService:
-    """Answers for one log, on any thread. A bridge also answers for what it sent on over the link that asks."""
+    """Serves one log, on any thread. A bridge also serves the events that it forwarded over the requester's link."""
 
     def __init__(
         self,
         log: Log,
         origin: int,
         forward: Callable[[str], Forward] | None = None,
-        heard: Callable[[], tuple[int, ...]] = tuple,
+        other_logs: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
-        self._log, self._origin, self._forward, self._heard = log, origin, forward, heard
+        self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
 
-    def tell(self, question: bytes, link: str = "") -> Iterator[bytes]:
-        """Which log this is, and how far it reaches."""
-        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._heard()))
+    def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
+        """Return the log's origin, head and low-water mark, and the other logs that this node knows."""
+        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._other_logs()))
 
-    def page(self, question: bytes, link: str = "") -> Iterator[bytes]:
-        """Frames of events, then how far they reach."""
+    def page(self, request: bytes, link: str = "") -> Iterator[bytes]:
+        """Return frames of events, then the offset that they reach. Raises `EventInvalid` for a malformed request."""
         try:
-            wanted = _decode_wanted(question)
+            wanted = _decode_request(request)
             keys = KeySet(wanted.keys) if wanted.keys else KeySet.all()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyInvalid) as error:
-            raise EventInvalid(f"not a question for a log: {error}") from error
+            raise EventInvalid(f"malformed page request: {error}") from error
         numbers = (wanted.after, wanted.until, wanted.from_ns, wanted.to_ns, wanted.events)
         if not 0 <= min(numbers) <= max(numbers) <= ENDLESS:
-            raise EventInvalid("not a question for a log: a number out of range")
+            raise EventInvalid("malformed page request: a number is out of range")
         head, low_water = self._log.head(), self._log.low_water()
         until = min(head, wanted.until or head)
         span = Span(max(wanted.after, low_water), until, wanted.from_ns or None)
@@ -108,7 +108,7 @@ class LogService:
         if failed is not None:
             raise failed
         yield from self._frames(events, wanted.own, link)
-        # Beyond the end that the times set there is nothing to be had.
+        # The log has no events after the end that `to_ns` sets, so the page covers everything up to `until`.
         covered = until if narrow.until is not None and page.covered >= narrow.until else min(page.covered, until)
         yield b"\0" + _encode(_Covered(covered, head, low_water, skipped))
 
@@ -146,8 +146,8 @@ class LogPage(NamedTuple):
     skipped: int = 0
 
 
-async def ask_page(
-    ask: Ask,
+async def request_page(
+    request: Request,
     origin: int,
     keys: tuple[str, ...],
     after: int,
@@ -159,38 +159,38 @@ async def ask_page(
     to_ns: int = ENDLESS,
     events: int = PAGE_EVENTS,
 ) -> LogPage:
-    """The next page of a log for some expressions, whole or an error. Cancelled, the other node is told.
+    """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
-    `own`: only what that node's publishers published (or what it carries as a bridge), else all that its log has.
-    `until` 0 is its head.
+    `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
+    its head. Raises `TransportError` unless the page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    question = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
-    async for body in ask(log_key(origin), question, timeout_s):
-        if body[:1] == b"\0":
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
+    async for part in request(log_key(origin), body, timeout_s):
+        if part[:1] == b"\0":
             try:
-                covered = _decode_covered(memoryview(body)[1:])
+                covered = _decode_covered(memoryview(part)[1:])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
+                raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
         else:
             try:
-                envelopes += open_frame(body)
+                envelopes += open_frame(part)
             except EventInvalid as error:
-                raise TransportError(f"the log {origin:x} answered nonsense: {error}") from error
+                raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
     if covered is None:
-        raise TransportError(f"the log {origin:x} did not say how far its page reaches; ask again")
+        raise TransportError(f"log {origin:x} sent an incomplete page; retry the request")
     return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
 
 
-async def ask_log(ask: Ask, timeout_s: float) -> LogInfo:
-    """What one of the nodes that keep a log says of it: where there are several, any of them may answer."""
-    told: LogInfo | None = None
-    async for body in ask(LOGS, b"", timeout_s):
+async def request_log_info(request: Request, timeout_s: float) -> LogInfo:
+    """Request the description of a log. If several nodes have a log, any one of them replies."""
+    info: LogInfo | None = None
+    async for body in request(LOGS, b"", timeout_s):
         try:
-            told = _decode_told(body)
+            info = _decode_info(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TransportError(f"a node answered nonsense for {LOGS!r}: {error}") from error
-    if told is None:
-        raise TransportError(f"a node answered nothing for {LOGS!r}; ask again")
-    return told
+            raise TransportError(f"a node sent a malformed reply for {LOGS!r}: {error}") from error
+    if info is None:
+        raise TransportError(f"a node sent no reply for {LOGS!r}; retry the request")
+    return info

@@ -1,7 +1,7 @@
-"""What joins this node to others: its links, what it wants of them, what it answers, how far it is with each.
+"""The network of a node: its links, its interest, the keys that it serves, and its position with each other node.
 
-A link is one fabric and the send queue that feeds it. Usually there is one; while a fleet moves from one
-transport to another there are two, and each event arrives once, since it is known by its identity.
+A link is a fabric and the send queue that feeds it. Usually there is one. While a fleet moves from one transport to
+another there are two, and events that arrive twice are removed by their identity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zbus.errors import NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
-from zbus.observe.records import TRANSPORT_ERROR, record
+from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
@@ -30,7 +30,7 @@ from .host import Host
 from .inbox import Inbox
 from .interest import Interest
 from .link import Link, label, link_names
-from .log_service import LOGS, NOTHING, LogPage, LogService, ask_page, log_key
+from .log_service import LOGS, NO_KEYS, LogPage, LogService, log_key, request_page
 from .node_registry import NodeRegistry
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 STORE_S = 1.0
 LINGER_S = 0.15
-JOIN_S = 0.1  # of a send queue that had its time to drain already
-PAST_NS = 100_000_000  # what began so short ago need not be asked for
+JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
+PAST_NS = 100_000_000  # an interest that began less than this ago has no past events to request
 PAGE_TIMEOUT_S = 3.0
 
 
 class Network:
-    """Lives on the loop. Declaring to fabrics may block: one thread does it, in order."""
+    """The links of a node. Lives on the loop. Declarations to fabrics may block, so one thread makes them, in order."""
 
     def __init__(
         self,
@@ -64,35 +64,37 @@ class Network:
         self._time_ns = runtime.time_ns
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
-        self.embedded: list[Fabric] = []  # with nobody at the far end
-        self.wants = Interest()
-        self.answers = RequestServer(host.count, runtime)
-        self.forward = forward  # a bridge sends on what others published, over each of its links by name
-        self.waiting: defaultdict[str, Transit] = defaultdict(Transit)  # and has these to send, by where they came
+        self.embedded: list[Fabric] = []  # fabrics that no other node can connect to
+        self.interest = Interest()
+        self.request_server = RequestServer(host.count, runtime)
+        self.forward = forward  # in a bridge: returns what to forward over a link, by its name
+        self.transit: defaultdict[str, Transit] = defaultdict(Transit)  # of a bridge, by source link
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
         self._position = 0  # without a log, the number of the last event
-        self._unsent: list[Row] = []  # of this turn of the loop
+        self._unsent: list[Row] = []  # rows of this turn of the loop
         self._stored: dict[str, int] = {}
-        self._unstored: dict[str, int] = {}  # what beacons told
+        self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
         self._since: dict[str, int] = {}
-        self.inbox = Inbox(host, self, self.origin, self.wants, config.payload_bytes_max, forward is not None, runtime)
-        self.asker = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
+        self.inbox = Inbox(
+            host, self, self.origin, self.interest, config.payload_bytes_max, forward is not None, runtime
+        )
+        self.request_client = RequestClient(lambda: [link.fabric for link in self.links], host.run, runtime)
         self.registry = NodeRegistry(config, self, published_keys, host.log is not None, host.count, runtime)
         self._declaring = runtime.executor(1, "zbus-declare")
-        self._declared: asyncio.Future[Any] | None = None  # of this turn of the loop
+        self._declared: asyncio.Future[Any] | None = None  # the declaration of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
 
     # Opening, switching, closing.
 
     async def start(self) -> None:
-        """Load how far this node was with others; want what it records. Before the first link."""
+        """Load the positions of other nodes, and add the interest in what this node stores. Precedes the first link."""
         if self._log is None:
             return
-        record = self._config.keep
-        recorded = list(record if record != "own" else ())
+        keep = self._config.keep
+        stored_keys = list(keep if keep != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
-            recorded += cursor.keys
+            stored_keys += cursor.keys
         self._stored = await self._run(self._log.positions.load)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
@@ -101,33 +103,33 @@ class Network:
             elif kind == "since":
                 self._since[rest] = value
             elif kind == "heard":
-                self.inbox.heard.load(int(rest, 16), self._stored.pop(name))
+                self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
         now = self._time_ns()
-        new = {each: now for each in dict.fromkeys(recorded) if each not in self._since}
-        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(recorded)}
+        new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
+        self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
         for each, since in self._since.items():
-            self.wants.add([each], since, record=True)
-        await self._begin_recording(new)
+            self.interest.add([each], since, store=True)
+        await self._begin_storing(new)
         service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
-        self.answers.serve(log_key(self.origin), service.page)
-        self.answers.serve(LOGS, service.tell)
+        self.request_server.serve(log_key(self.origin), service.page)
+        self.request_server.serve(LOGS, service.info)
         for name in link_names(self._config.transports).values():
-            await self._begin(name)  # before the first is heard, or what it brings meanwhile would not cross
-        self._timer = asyncio.get_running_loop().create_task(self._store_now_and_then())
+            await self._begin(name)  # before the first link receives, or its events would not be forwarded
+        self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
 
     async def add(self, url: str, fabric: Fabric) -> None:
-        """Use a fabric: hear first, then send. Closed again if that fails or is cancelled."""
+        """Add a fabric: receive first, then send. If that fails or is cancelled, the fabric is closed."""
         if not fabric.networked:
             self.embedded.append(fabric)
             return
         try:
             link = Link(link_names(self._config.transports).get(url) or label(url), fabric)
             link.receiving = self._receives(link, self._config.receive_on)
-            await self._run(self._listen_on, link, self.wants.expressions, self.answers.keys)
+            await self._run(self._listen_on, link, self.interest.expressions, self.request_server.keys)
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
             if self._log is None:
-                start = self._position  # nothing may be published between this and the next lines
+                start = self._position  # no await from here on, so that no event is skipped
             link.send_queue = SendQueue(
                 fabric,
                 self.origin,
@@ -135,19 +137,19 @@ class Network:
                 start,
                 self.head,
                 self._host.count,
-                self._on_room,
+                self._on_capacity,
                 forward,
                 self._runtime,
             )
             self.links.append(link)
             self._links_changed()
-            self.registry.tell_soon()
+            self.registry.announce_soon()
         except BaseException:
             self._run(_try, fabric.close)
             raise
 
     async def _begin(self, name: str) -> int:
-        """Where a link goes on: after what it sent the last time, or with what is stored from now on."""
+        """Return the position after which a link sends: where it stopped, or the head of the log if the link is new."""
         if self._log is None:
             return self._position
         sent = f"sent/{name}"
@@ -157,13 +159,13 @@ class Network:
         return self._stored[sent]
 
     async def remove(self, link: Link, timeout_s: float) -> None:
-        """Send what is left over a link, and let it go. Cancelled, that goes on in the background."""
+        """Send the remaining events over a link, and close it. If cancelled, this continues in the background."""
         self.links.remove(link)
         self._links_changed()
         await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
 
     async def receive_on(self, labels: Sequence[str]) -> None:
-        """Hear on the links of these names only; the others go on sending."""
+        """Receive only on the links with these names. The others still send."""
         for link in self.links:
             link.receiving = self._receives(link, labels)
         await self._declare()
@@ -172,20 +174,20 @@ class Network:
         return not labels or link.label in labels or link.fabric.name in labels
 
     async def aclose(self, timeout_s: float) -> int:
-        """Stop what runs on the loop; returns how much of it did not end in time."""
+        """Stop the tasks on the loop. Return how many did not end within `timeout_s`."""
         self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
-        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.answers.cancel_all()}
+        ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.request_server.cancel_all()}
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
         return len((await asyncio.wait(ending, timeout=timeout_s))[1])
 
     async def linger(self, timeout_s: float) -> None:
-        """Send the remaining events, for at most `timeout_s`, and then answer nodes that miss some of them.
+        """Send the remaining events, for at most `timeout_s`, and then serve nodes that miss some of them.
 
-        Before `close`, because it waits on the loop and so under a simulated clock.
+        Separate from `close`, because it waits on the loop and so under a simulated clock.
         """
         queues = {link.send_queue: asyncio.Event() for link in self.links}
         for queue, drained in queues.items():
@@ -195,53 +197,54 @@ class Network:
                 for drained in queues.values():
                     await drained.wait()
         if self._log is not None and any(queue.has_sent for queue in queues):
-            await self.answers.finish(LINGER_S, min(1.0, timeout_s))  # a node that missed the last events asks now
+            # A node that missed the last events requests them now.
+            await self.request_server.finish(LINGER_S, min(1.0, timeout_s))
 
     def close(self) -> None:
         """Close the transports, and store the positions that were reached. Off the loop, after `linger`."""
         self._declaring.shutdown(cancel_futures=True)
         for link in self.links:
             link.send_queue.close(JOIN_S)
-        self._store(self.inbox.heard.take())
+        self._store(self.inbox.sequence_marks.take())
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
-        self.answers.close()
+        self.request_server.close()
 
-    # Sending and wanting.
+    # Sending and interest.
 
     def send(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        """Let other nodes have these. Never waits."""
+        """Queue stored events for all links. Does not block."""
         for link in self.links:
             link.send_queue.offer(rows, offsets)
 
     def send_unlogged(self, rows: Sequence[Row]) -> None:
-        """The same for events that no log keeps: they are numbered here."""
+        """Queue events that are not stored in a log. They get their positions here."""
         if self.links:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
             self._unsent += rows
 
     def announce(self, events: Sequence[Event]) -> None:
-        """Let other nodes have events that no log keeps and nobody asks for again. Never waits."""
+        """Queue events that are sent once, and neither stored nor repaired. Does not block."""
         if self.links:
             self.announce_frames([(event.key, encode(event)) for event in events])
 
     def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """The same for frames."""
+        """Queue frames that are sent once. Does not block."""
         for link in self.links:
             link.send_queue.announce(frames)
 
-    def cross(self, rows: Sequence[Row], link: str) -> None:
-        """Send on what came over a link, where no log keeps it."""
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
+        """Forward events that the log does not store over the other links of a bridge."""
         self.send_unlogged(rows)
-        self.waiting[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
+        self.transit[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
 
-    def crossing(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
-        """Note what came over a link and goes out over the other once it is stored."""
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
+        """Track events that a bridge forwards once they are stored."""
 
         def note(stored: asyncio.Future[Stored]) -> None:
             if not stored.cancelled() and stored.exception() is None:
-                self.waiting[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
+                self.transit[link].entered(max(stored.result().offsets), len(rows), rows[0].published_at)
 
         storing.add_done_callback(note)
 
@@ -255,106 +258,108 @@ class Network:
         if any(link.send_queue.congested for link in self.links):
             self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
 
-    def _on_room(self) -> None:
-        """On a send queue's thread."""
+    def _on_capacity(self) -> None:
+        """Unblock publishers. Called on a send queue's thread."""
         self._calls.soon(self._host.backpressure.unblock, self)
 
-    def want(self, expressions: Sequence[str], since_ns: int, record: bool, keep: bool = False) -> asyncio.Future[Any]:
-        """Receive these from other nodes; the future tells when the fabrics know.
+    def add_interest(
+        self, expressions: Sequence[str], since_ns: int, store: bool, keep: bool = False
+    ) -> asyncio.Future[Any]:
+        """Receive events for these expressions from other nodes. The future completes when they are declared.
 
-        `keep`: as long as this node lives, and again after a restart, since its log has a durable name for them.
+        `keep` makes the interest permanent, even after a restart, because a durable subscription relies on it.
         """
-        self.wants.add(expressions, since_ns, record)
-        self.inbox.wants_changed()
+        self.interest.add(expressions, since_ns, store)
+        self.inbox.interest_changed()
         new = {each: since_ns for each in expressions if keep and each not in self._since}
         if not new:
             return self._declare()
         self._since |= new
         for each, since in new.items():
-            self.wants.add([each], since, record=True)
+            self.interest.add([each], since, store=True)
         if since_ns < self._time_ns() - PAST_NS:
             self.inbox.fetch_past(list(new))
-        return asyncio.ensure_future(self._begin_recording(new))
+        return asyncio.ensure_future(self._begin_storing(new))
 
-    async def _begin_recording(self, since: Mapping[str, int]) -> None:
-        """Since when something is recorded must outlive a crash, or what follows is not asked for after it."""
+    async def _begin_storing(self, since: Mapping[str, int]) -> None:
+        """Store since when expressions are stored, so that missed events are requested even after a crash."""
         if self._log is not None and since:
             await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
         await self._declare()
 
-    def unwant(self, expressions: Sequence[str], since_ns: int, record: bool) -> None:
-        """Undo one `want`; what is kept stays."""
-        self.wants.remove(expressions, since_ns, record)
-        self.inbox.wants_changed()
+    def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
+        """Undo one `add_interest`, unless `keep` made it permanent."""
+        self.interest.remove(expressions, since_ns, store)
+        self.inbox.interest_changed()
         self._declare()
 
-    def check_answering(self, links: Sequence[Link] | None = None) -> None:
-        """Raise `TransportUnsupported` where none of the links (or of these) can carry a question."""
+    def check_requests_supported(self, links: Sequence[Link] | None = None) -> None:
+        """Raise `TransportUnsupported` if none of the links (default: all links) can carry requests."""
         links = self.links if links is None else links
         if links and all(link.fabric.events_only for link in links):
             raise TransportUnsupported(
-                ", ".join(link.fabric.name for link in links), "answering questions, as @bus.serve does"
+                ", ".join(link.fabric.name for link in links), "serving requests, as @bus.serve does"
             )
 
-    def answering(self) -> asyncio.Future[Any]:
-        """Tell the fabrics for which keys this node answers."""
+    def declare_served(self) -> asyncio.Future[Any]:
+        """Declare the served keys to the fabrics. The future completes when they are declared."""
         return self._declare()
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """A page of another node's log, for what is wanted here; asked first where that node was heard."""
-        keys = tuple(expressions or self.wants.expressions) or NOTHING
-        heard_on = next((each.fabric for each in self.links if each.label == link), None)
-        ask = partial(self.asker.ask, first=heard_on, stream=True)
+        """Request a page of another node's log. `link` is tried first. Default: the expressions of this node."""
+        keys = tuple(expressions or self.interest.expressions) or NO_KEYS
+        last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
+        request = partial(self.request_client.request, first=last_seen_on, stream=True)
         if not self.links:
             raise NoResponders(log_key(origin))
-        return await ask_page(ask, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
+        return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
 
-    # What the inbox and the node registry call.
+    # Called by the inbox and the node registry.
 
     def beacon_received(self, origin: int) -> None:
-        """A node sent a beacon: it is alive."""
+        """Note that a node sent a beacon, so it is alive."""
         self.registry.seen(origin)
 
     def announcement_received(self, frame: bytes, link: str) -> None:
-        """A node announced itself. Raises `EventInvalid` for a malformed frame."""
-        self.registry.hear(frame, link, self.trust(link))
+        """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
+        self.registry.receive(frame, link, self.trust(link))
 
     def request_cancelled(self, request_id: int) -> None:
-        """A requester no longer waits."""
-        self.answers.cancel(request_id)
+        """Cancel a request whose requester no longer waits."""
+        self.request_server.cancel(request_id)
 
     @property
     def subscribed(self) -> Sequence[str]:
         """The key expressions that this node subscribes to."""
-        return self.wants.expressions
+        return self.interest.expressions
 
     @property
     def served(self) -> Sequence[str]:
         """The keys that this node serves requests for."""
-        return self.answers.keys
+        return self.request_server.keys
 
     @property
     def head(self) -> int:
-        """The number of the last event: its offset, or without a log how many were sent."""
+        """The position of the last event: its offset, or without a log the number of events."""
         return self._host.dispatcher.delivered if self._log is not None else self._position
 
     def sent(self, name: str) -> int:
-        """Up to which number everything was handed to a link, also to one that is not there now."""
+        """Return the position up to which everything was sent over a link, even if the link is not open now."""
         link = next((each for each in self.links if each.label == name), None)
         return link.send_queue.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
 
     def endpoints(self) -> list[str]:
-        """Where others can reach this node, as far as its transports say."""
+        """Return the addresses at which other nodes can reach this one."""
         return [each for link in self.links for each in link.fabric.endpoints]
 
     def trust(self, name: str) -> str:
-        """How a link makes sure who is at the far end."""
+        """Return how a link authenticates peers."""
         return next((link.fabric.trust for link in self.links if link.label == name), "none")
 
     def diagnostics(self) -> dict[str, Any]:
-        """The links, and how far each is."""
+        """Return the links, and the position of each."""
         found: dict[str, Any] = {"origin": f"{self.origin:x}"}
         for fabric in self.embedded:
             found |= fabric.diagnostics()
@@ -367,10 +372,11 @@ class Network:
         return found
 
     def _declare(self) -> asyncio.Future[Any]:
-        """Tell the fabrics what is wanted and answered here: once for all that changes in one turn of the loop."""
+        """Declare the interest and the served keys to the fabrics, once for all changes in one turn of the loop."""
         if self._declared is None:
             self._declared = self._loop.create_future()
-            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait
+            # The caller need not wait for it: an exception counts as retrieved.
+            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._loop.call_soon(self._declare_now)
         return self._declared
 
@@ -381,19 +387,19 @@ class Network:
         if not links:
             declared.set_result(None)
             return
-        expressions, keys = self.wants.expressions, self.answers.keys
+        expressions, keys = self.interest.expressions, self.request_server.keys
 
         def declare() -> None:
-            lacking: TransportUnsupported | None = None
+            unsupported: TransportUnsupported | None = None
             for link in links:
                 try:
                     self._listen_on(link, expressions, keys)
                 except TransportUnsupported as error:
-                    lacking = error  # for whoever asked for it, once the others know
+                    unsupported = error  # raised once the other links have declared it
                 except TransportError as error:
                     record(TRANSPORT_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
-            if lacking is not None:
-                raise lacking
+            if unsupported is not None:
+                raise unsupported
 
         def done(declaring: asyncio.Future[None]) -> None:
             if not declared.done():
@@ -413,22 +419,22 @@ class Network:
             wanted.append(CANCELS)
         fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
         if not fabric.events_only:
-            fabric.answer(keys, partial(self.answers.asked, link=link.label))
+            fabric.serve(keys, partial(self.request_server.on_request, link=link.label))
 
-    # How far this node is.
+    # Positions.
 
-    async def _store_now_and_then(self) -> None:
+    async def _store_periodically(self) -> None:
         while True:
             await asyncio.sleep(STORE_S)
-            await self._run(self._store, self.inbox.heard.take())
+            await self._run(self._store, self.inbox.sequence_marks.take())
 
-    def _store(self, heard: Mapping[int, int]) -> None:
+    def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
         now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
-        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in heard.items()}
+        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         if changed:
             try:
@@ -436,7 +442,7 @@ class Network:
                 self._stored |= now
                 self._unstored = {}
             except Exception as error:
-                record("POSITIONS_NOT_STORED", logging.WARNING, reason=str(error))
+                record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))
 
 
 def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
@@ -448,4 +454,4 @@ def _try(close: Callable[[], None]) -> None:
     try:
         close()
     except TransportError as error:
-        record(TRANSPORT_ERROR, logging.WARNING, reason=str(error), doing="close")
+        record_reason(TRANSPORT_ERROR, logging.WARNING, code="close_failed", reason=str(error), doing="close")

@@ -1,18 +1,20 @@
-"""The registry: which nodes are there, what they publish and want, and when each was last heard.
+"""The node registry: the nodes of the mesh, their keys and subscriptions, and when each was last seen.
 
-Every node tells of itself, at its start, whenever a new one is heard, and a few times within its time to live.
-Who is silent for longer is gone; who comes back, after a restart or a pause, has rejoined. There is no registry to
-run: each node has its own view, of those that it can hear.
+A node announces itself at its start, when it sees a new node, and a few times within its TTL. A node that does not
+announce itself within its TTL is considered gone. A node that returns after a restart or a pause is reported as
+rejoined. The registry needs no server: each node keeps its own view of the nodes that it can reach.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record
+from zbus.observe.catalog import CODES
+from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record, record_reason
 from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
@@ -23,10 +25,10 @@ from .host import Announces
 if TYPE_CHECKING:
     from zbus.config import BusConfig
 
-TELLS_A_TTL = 3  # how often a node tells of itself within its time to live
-SOON_S = 0.05  # after a new one was heard
+ANNOUNCEMENTS_PER_TTL = 3  # how often a node announces itself within its TTL
+SOON_S = 0.05  # the delay of an announcement after a new node was seen
 NODES_MAX = 10_000
-GONE_KEPT_S = 3600.0  # how long one that left is remembered, so that its return is known as one
+GONE_KEPT_S = 3600.0  # how long a node that left is remembered, so that its return is reported as rejoining
 
 
 _RENAMED = {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}
@@ -42,12 +44,12 @@ class NodeInfo(NamedTuple):
     pid: int
     version: str
     started_at: int
-    last_seen: int  # Unix ns, by our clock
+    last_seen: int  # Unix ns, by the clock of this node
     is_self: bool  # it is this bus
     alive: bool
     has_log: bool
-    transport: str  # over which it was heard
-    trust: str  # how that transport makes sure who is at the far end
+    transport: str  # the link over which it was last seen
+    trust: str  # how that transport authenticates peers
     endpoints: tuple[str, ...]
     publishes: tuple[str, ...]
     subscribes: tuple[str, ...]
@@ -57,7 +59,7 @@ class NodeInfo(NamedTuple):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it publishes and what it wants."""
+        """The keys that it publishes and the key expressions that it subscribes to."""
         return (*self.publishes, *self.subscribes)
 
 
@@ -70,7 +72,7 @@ NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 
 
 class _KnownNode:
-    """What is known of another node."""
+    """Another node: its last announcement, and when it arrived."""
 
     __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
 
@@ -83,7 +85,7 @@ class _KnownNode:
 
 
 class NodeRegistry:
-    """Lives on the loop."""
+    """The nodes that this one has seen. Lives on the loop."""
 
     def __init__(
         self,
@@ -98,92 +100,92 @@ class NodeRegistry:
         self._has_log, self._count, self._runtime = has_log, count, runtime
         self._run, self._started_at = runtime.token_hex(8), runtime.time_ns()
         self._ttl_s = config.node_ttl_s
-        self._heard: dict[int, _KnownNode] = {}
+        self._known: dict[int, _KnownNode] = {}
         self._soon = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._tell_now_and_then())
+        self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
-    def hear(self, frame: bytes, link: str, trust: str) -> None:
-        """Take what another node tells of itself; raise `EventInvalid` for nonsense."""
-        told = decode_announcement(frame)
-        if told.origin == self._network.origin:
+    def receive(self, frame: bytes, link: str, trust: str) -> None:
+        """Register the announcement of another node. Raises `EventInvalid` if the frame is malformed."""
+        announcement = decode_announcement(frame)
+        if announcement.origin == self._network.origin:
             return
-        known = self._heard.get(told.origin)
+        known = self._known.get(announcement.origin)
         if known is None:
-            if told.leaving:
+            if announcement.leaving:
                 return
-            if len(self._heard) >= NODES_MAX:
-                self._forget_one()
-            known = self._heard[told.origin] = _KnownNode()
-            known.update(told, link, trust, self._runtime)
-            self.tell_soon()
-            _tell(NODE_JOINED, told, link)
+            if len(self._known) >= NODES_MAX:
+                self._evict_one()
+            known = self._known[announcement.origin] = _KnownNode()
+            known.update(announcement, link, trust, self._runtime)
+            self.announce_soon()
+            record(NODE_JOINED, **_fields(announcement, link))
             return
-        was_there, again = known.present, known.announcement.run != told.run
-        if told.leaving and again:
-            return  # of an earlier run, overtaken by the next
-        known.update(told, link, trust, self._runtime)
-        known.present = not told.leaving
-        if told.leaving:
-            if was_there:
-                _tell(NODE_LEFT, told, link, reason="closed")
-        elif again or not was_there:
-            self.tell_soon()
-            _tell(NODE_REJOINED, told, link, reason="restarted" if again else "heard again")
+        was_present, restarted = known.present, known.announcement.run != announcement.run
+        if announcement.leaving and restarted:
+            return  # a late message of its earlier run
+        known.update(announcement, link, trust, self._runtime)
+        known.present = not announcement.leaving
+        if announcement.leaving:
+            if was_present:
+                _report(NODE_LEFT, announcement, link, "node_closed")
+        elif restarted or not was_present:
+            self.announce_soon()
+            _report(NODE_REJOINED, announcement, link, "node_restarted" if restarted else "node_seen_again")
 
-    def tell_soon(self) -> None:
-        """There is a new link, or a new node: let it know who is here."""
+    def announce_soon(self) -> None:
+        """Announce this node soon, because there is a new link or a new node."""
         self._soon.set()
 
     def seen(self, origin: int) -> None:
-        """A beacon came: it is still there."""
-        known = self._heard.get(origin)
+        """Note that a node sent a beacon, so it is alive."""
+        known = self._known.get(origin)
         if known is not None and known.present:
             known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
 
     def nodes(self) -> list[NodeInfo]:
-        """This node first, then the others, by name; those that are gone last."""
+        """Return this node first, then the others by name, and those that are gone last."""
         others = [
             _node(each.announcement, each.seen_ns, False, each.present, each.transport, each.trust)
-            for each in self._heard.values()
+            for each in self._known.values()
         ]
         own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
         return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
 
     def leave(self) -> None:
-        """Say goodbye, if the links still take it."""
+        """Stop, and announce that this node leaves."""
         self.task.cancel()
         self._announce(leaving=True)
 
-    async def _tell_now_and_then(self) -> None:
-        every_s = self._ttl_s / TELLS_A_TTL
+    async def _announce_periodically(self) -> None:
+        every_s = self._ttl_s / ANNOUNCEMENTS_PER_TTL
         while True:
             begun = self._runtime.monotonic()
             self._announce()
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._soon.wait()
-                await asyncio.sleep(SOON_S)  # one answer to all that came together
+                await asyncio.sleep(SOON_S)  # one announcement for all nodes that appeared together
                 self._soon.clear()
             if self._runtime.monotonic() - begun < every_s * 1.5:
-                self._expire()  # else we were frozen ourselves: what others said meanwhile is still to be read
+                self._expire()  # otherwise this process was suspended, and announcements are still unread
 
     def _expire(self) -> None:
         now = self._runtime.monotonic()
-        for origin, each in list(self._heard.items()):
+        for origin, each in list(self._known.items()):
             if each.present and now - each.at > each.announcement.ttl_s:
                 each.present = False
-                _tell(NODE_LEFT, each.announcement, each.transport, reason="silent", silent_s=round(now - each.at, 1))
+                _report(NODE_LEFT, each.announcement, each.transport, "node_silent", silent_s=round(now - each.at, 1))
             elif not each.present and now - each.at > max(GONE_KEPT_S, each.announcement.ttl_s):
-                del self._heard[origin]
+                del self._known[origin]
 
-    def _forget_one(self) -> None:
-        gone = min(self._heard, key=lambda origin: (self._heard[origin].present, self._heard[origin].at))
-        del self._heard[gone]
+    def _evict_one(self) -> None:
+        gone = min(self._known, key=lambda origin: (self._known[origin].present, self._known[origin].at))
+        del self._known[gone]
         self._count("nodes_evicted", 1)
 
     def _announce(self, leaving: bool = False) -> None:
-        told = self._announcement(leaving)
-        self._network.announce_frames([(node_key(told.origin), encode_announcement(told))])
+        announcement = self._announcement(leaving)
+        self._network.announce_frames([(node_key(announcement.origin), encode_announcement(announcement))])
 
     def _announcement(self, leaving: bool = False) -> Announcement:
         config, network, host, pid = self._config, self._network, self._runtime.hostname(), self._runtime.pid()
@@ -215,30 +217,35 @@ class NodeRegistry:
         )
 
 
-def _node(told: Announcement, seen_ns: int, is_self: bool, alive: bool, transport: str, trust: str) -> NodeInfo:
+def _node(announcement: Announcement, seen_ns: int, here: bool, present: bool, transport: str, trust: str) -> NodeInfo:
     return NodeInfo(
-        f"{told.origin:x}",
-        told.name,
-        (told.bus,),
-        told.host,
-        told.pid,
-        told.version,
-        told.started_at,
+        f"{announcement.origin:x}",
+        announcement.name,
+        (announcement.bus,),
+        announcement.host,
+        announcement.pid,
+        announcement.version,
+        announcement.started_at,
         seen_ns,
-        is_self,
-        alive,
-        told.has_log,
+        here,
+        present,
+        announcement.has_log,
         transport,
         trust,
-        told.endpoints,
-        told.publishes,
-        told.subscribes,
-        told.serves,
-        told.more,
-        dict(told.metadata),
+        announcement.endpoints,
+        announcement.publishes,
+        announcement.subscribes,
+        announcement.serves,
+        announcement.more,
+        dict(announcement.metadata),
     )
 
 
-def _tell(name: str, told: Announcement, link: str, **fields: Any) -> None:
-    node: dict[str, Any] = {"node": f"{told.origin:x}", "node_name": told.name, "bus": told.bus}
-    record(name, **node, host=told.host, pid=told.pid, link=link, correlation_id=told.run, **fields)
+def _fields(announcement: Announcement, link: str) -> dict[str, Any]:
+    node = {"node": f"{announcement.origin:x}", "node_name": announcement.name, "bus": announcement.bus}
+    process = {"host": announcement.host, "pid": announcement.pid, "link": link}
+    return node | process | {"correlation_id": announcement.run}
+
+
+def _report(name: str, announcement: Announcement, link: str, code: str, **fields: float) -> None:
+    record_reason(name, logging.INFO, code=code, reason=CODES[code], **_fields(announcement, link), **fields)

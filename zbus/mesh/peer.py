@@ -1,10 +1,11 @@
-"""One other node as this one hears it: what came, what is missing, and how that is got.
+"""A peer: another node as this one sees it, with what it sent, what is missing, and the repair of gaps.
 
-Each event says which one was before it on its key, and beacons say how far the node has sent. So a
-hole is noticed, at the latest with the next beacon. Then everything that comes of that node is held
-back, its log is asked for what follows the last offset up to which nothing is missing, and after that
-what was held goes on: nothing out of order, nothing twice. What cannot be had is reported as a gap: for good,
-and the readers go on; or, where our log records it, as one that is open until the node is back.
+Each event names the event before it on its key, and beacons name the position that the peer has reached, so a gap is
+detected with the next beacon at the latest. The peer's later events are then buffered, and the events after the last
+offset up to which nothing is missing are requested from its log, page by page. After that, the buffered events are
+delivered: nothing is out of order, and nothing is delivered twice. Events that cannot be requested are reported as a
+gap. The gap is permanent and delivery resumes; or, for keys that this node stores, the gap stays open until the peer
+is back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from zbus.observe.records import (
     EVENT_REPLAY_REQUESTED,
     EVENT_RETRY,
     record,
+    record_reason,
 )
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
@@ -36,78 +38,78 @@ from .gap_ledger import GapLedger, GapReporter, TrimmedRanges
 from .interest import NEVER
 from .log_service import LogPage
 
-HELD_EVENTS_MAX = 8192
-TAIL_S = 0.25  # how long the end of what a beacon tells of may still be under way
-TAIL_TURNS_MAX = 20  # and as many times as long, while other events keep coming
+BUFFERED_EVENTS_MAX = 8192
+TAIL_S = 0.25  # how long the last events that a beacon names may still be in flight
+TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 
 
 class PeerContext(GapReporter, Protocol):
-    """What an origin needs of the node that hears it."""
+    """The node, as a peer sees it."""
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
-        """Deliver, and record what is to be recorded; to be awaited where it can be waited for."""
+        """Deliver events, and store those that this node stores. The result completes when they are stored."""
 
     async def page(
         self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
     ) -> LogPage:
-        """Ask a node for a page of its log; `link` is where it was last heard."""
+        """Request a page of a log. `link` is where its node was last seen."""
 
-    async def room(self) -> None:
-        """Wait while too many bytes await commit, or, in a bridge, await sending."""
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many bytes await commit or, in a bridge, await sending."""
 
     def covered(self, origin: int, offset: int) -> None:
-        """Nothing of `origin` up to `offset` is missing."""
+        """Note that nothing of `origin` up to `offset` is missing."""
 
 
 class Peer:
-    """Lives on the loop. `id` is odd where the node keeps a log that can be asked."""
+    """Another node. Lives on the loop. `id` is its origin, which is odd if the node has a log."""
 
     def __init__(
         self,
         id: int,  # noqa: A002
-        reception: PeerContext,
+        context: PeerContext,
         covered: int | None,
         runtime: Runtime,
     ) -> None:
-        self.id, self._reception, self._runtime = id, reception, runtime
+        self.id, self._context, self._runtime = id, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
         self.has_log = bool(id & 1)
-        self.heard_at = self._monotonic()
-        self._link = ""  # over which it was last heard
-        self._covered = covered  # nothing up to here is missing; None: never heard of
+        self.last_seen_at = self._monotonic()
+        self._link = ""  # the link over which it was last seen
+        self._covered = covered  # nothing up to this offset is missing; None for a new peer
         self._covered_at = self._time_ns()
-        self._clock_ns = NEVER  # what the first event that came said the time was
-        self._taken = 0
+        self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
+        self._taken_events = 0
         self._last: dict[str, int] = {}
-        self._held: deque[tuple[Envelope, str]] = deque()
-        self._held_lost = 0
+        self._buffered: deque[tuple[Envelope, str]] = deque()
+        self._evicted_up_to = 0
         self._pending: Beacon | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._repairing: asyncio.Task[None] | None = None
-        self._heard_again = asyncio.Event()
+        self._seen_again = asyncio.Event()
         self._complete = False
-        self._again: int | None = None
-        self._past: list[tuple[str, ...]] = []
-        self._unsure = 0  # beacons until a key heard for the first time tells of a hole
-        self._holes = GapLedger(id, reception, runtime)
-        self._overdue = False  # what has no hole goes on, while what is recorded and has one waits
+        self._rewind_to: int | None = None
+        self._past_expressions: list[tuple[str, ...]] = []
+        self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
+        self._gap_ledger = GapLedger(id, context, runtime)
+        self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
-        """Those that are new and follow what came before; the rest is left out, or held until it does."""
-        self.heard_at, self._link = self._monotonic(), link
+        """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
+        self.last_seen_at, self._link = self._monotonic(), link
         if self._repairing is not None:
-            self._heard_again.set()
-            if self._overdue:
+            self._seen_again.set()
+            if self._has_open_gaps:
                 envelopes = self._take_unbroken(envelopes, link)
-                self._taken += len(envelopes)
+                self._taken_events += len(envelopes)
                 return envelopes
-            self._hold(envelopes, link)
+            self._buffer(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
-            self._covered, self._unsure = 0, 2  # the first of each key: what was before is not ours to miss
+            self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
         last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
         key, seen = "", 0
@@ -116,40 +118,40 @@ class Peer:
                 key = envelope.key
                 seen = max(last.get(key, covered), covered)
             if envelope.offset <= seen:
-                self._reception.count("duplicates_received", 1)
+                self._context.count("duplicates_received", 1)
                 continue
-            if envelope.previous > seen and not (self._unsure and not self.has_log and key not in last):
-                self._hold(envelopes[at:], link)
+            if envelope.previous > seen and not (self._settling_beacons and not self.has_log and key not in last):
+                self._buffer(envelopes[at:], link)
                 self._repair()
                 break
             last[key] = seen = envelope.offset
             new.append(envelope)
-        self._taken += len(new)
+        self._taken_events += len(new)
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
         if self._trimmed is not None:
-            self._trimmed.tell(new)
+            self._trimmed.report(new)
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
-        """Compare what came with what was sent."""
-        self.heard_at, self._link = self._monotonic(), link
-        self._unsure = max(0, self._unsure - 1)
+        """Compare the events that arrived with those that were sent."""
+        self.last_seen_at, self._link = self._monotonic(), link
+        self._settling_beacons = max(0, self._settling_beacons - 1)
         if self._covered is None and not self.has_log:
-            # Its events may still be under way on another thread; or they were sent before we came.
-            self._covered, self._unsure = beacon.since, 1
-        self._heard_again.set()
+            # Its events may still be in flight on another thread, or were sent before this node subscribed.
+            self._covered, self._settling_beacons = beacon.since, 1
+        self._seen_again.set()
         if self._covered is not None and beacon.head <= self._covered:
             return
         if self._repairing is not None:
-            self._name(beacon)
+            self._note_newest(beacon)
             return
         pending = self._pending
         if pending is not None and beacon.since <= pending.head:
             beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
         if self._covered is None or (beacon.since > self._covered and self.has_log):
-            self._name(beacon)
-            self._repair()  # never heard of, or a beacon is missing
+            self._note_newest(beacon)
+            self._repair()  # the peer is new, or a beacon is missing
         elif self._missing(beacon):
             self._pending = beacon
             if self._timer is None:
@@ -157,46 +159,46 @@ class Peer:
         else:
             self._advance(beacon.head)
 
-    def wants_changed(self) -> None:
-        """Other expressions are wanted: of keys heard for the first time, nothing need have come before."""
-        self._unsure = 2
+    def interest_changed(self) -> None:
+        """Note that the key expressions have changed: the first event of a key may have unknown predecessors."""
+        self._settling_beacons = 2
 
     def rewind(self, offset: int) -> None:
-        """What followed `offset` was not kept: get it again."""
+        """Request the events after `offset` again, because they could not be stored."""
         if self.has_log:
-            self._again = offset if self._again is None else min(self._again, offset)
+            self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """These are wanted from the past too, as far as this node was heard already."""
+        """Request the past events of these expressions as well, if the peer is known already."""
         if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
-            self._past.append(tuple(expressions))
+            self._past_expressions.append(tuple(expressions))
             self._repair()
 
     def close(self) -> asyncio.Task[None] | None:
-        """Stop; returns what is to be waited for."""
+        """Stop. Return the task to wait for, or None."""
         if self._timer is not None:
             self._timer.cancel()
         if self._repairing is not None:
             self._repairing.cancel()
-        self._holes.close()
+        self._gap_ledger.close()
         return self._repairing
 
     def _missing(self, beacon: Beacon) -> list[str]:
-        covered, wants = self._covered or 0, self._reception.wants
+        covered, interest = self._covered or 0, self._context.interest
         return [
             key
             for key, (offset, _, _) in beacon.newest.items()
-            if offset > max(covered, self._last.get(key, 0)) and wants.of(key).since != NEVER
+            if offset > max(covered, self._last.get(key, 0)) and interest.of(key).since != NEVER
         ]
 
-    def _name(self, beacon: Beacon) -> None:
-        """Keep what a beacon names, for the case that nobody can be asked; not what may be from before our time."""
-        if not self._unsure and (self._covered is not None or self._last):
-            self._holes.name(beacon.newest)
+    def _note_newest(self, beacon: Beacon) -> None:
+        """Keep what a beacon names in case the log cannot be reached, unless it may predate the subscription."""
+        if not self._settling_beacons and (self._covered is not None or self._last):
+            self._gap_ledger.note_newest(beacon.newest)
 
     def _await_tail(self, turns: int) -> None:
-        check = partial(self._check_tail, self._taken, turns)
+        check = partial(self._check_tail, self._taken_events, turns)
         self._timer = asyncio.get_running_loop().call_later(TAIL_S, check)
 
     def _check_tail(self, taken: int, turns: int) -> None:
@@ -205,34 +207,34 @@ class Peer:
         if beacon is None or self._repairing is not None:
             return
         missing = self._missing(beacon)
-        if missing and taken != self._taken and turns:  # much is under way: asking for it would only add to that
+        if missing and taken != self._taken_events and turns:  # much is in flight: a request would add to it
             self._pending = beacon
             self._await_tail(turns - 1)
             return
-        if not missing or (self._unsure and not self.has_log):
+        if not missing or (self._settling_beacons and not self.has_log):
             self._advance(beacon.head)
         elif self.has_log:
-            self._name(beacon)
+            self._note_newest(beacon)
             self._repair()
         else:
             for key in missing:
                 _, publisher_id, sequence = beacon.newest[key]
-                self._reception.gap(self.id, key, publisher_id, sequence + 1)
+                self._context.report_gap(self.id, key, publisher_id, sequence + 1)
             self._advance(beacon.head)
 
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
         self._covered_at = self._time_ns()
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
-        self._reception.covered(self.id, self._covered)
+        self._context.covered(self.id, self._covered)
 
     # Repair.
 
-    def _hold(self, envelopes: Sequence[Envelope], link: str) -> None:
+    def _buffer(self, envelopes: Sequence[Envelope], link: str) -> None:
         for envelope in envelopes:
-            if len(self._held) >= HELD_EVENTS_MAX:
-                self._held_lost = max(self._held_lost, self._held.popleft()[0].offset)
-            self._held.append((envelope, link))
+            if len(self._buffered) >= BUFFERED_EVENTS_MAX:
+                self._evicted_up_to = max(self._evicted_up_to, self._buffered.popleft()[0].offset)
+            self._buffered.append((envelope, link))
 
     def _repair(self) -> None:
         if self._repairing is None:
@@ -241,22 +243,22 @@ class Peer:
             self._repairing = asyncio.get_running_loop().create_task(run())
 
     async def _run_repair(self) -> None:
-        """Ask until nothing is missing, or, where our log records nothing of others, until it takes too long."""
-        found, met = 0, self._covered is not None or bool(self._last)
+        """Request pages until nothing is missing. If this node stores no events of others, stop after `GIVE_UP_S`."""
+        found, known = 0, self._covered is not None or bool(self._last)
         pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
         deadline, failed = self._monotonic() + GIVE_UP_S, False
-        told: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": self._runtime.token_hex(8)}
-        record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **told)
+        fields: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": self._runtime.token_hex(8)}
+        record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **fields)
         while True:
             try:
-                if self._past:
-                    await self._fetch(self._past[0])
-                    self._past.pop(0)
-                if self._again is not None:
-                    self._covered, self._again = min(self._covered or 0, self._again), None
+                if self._past_expressions:
+                    await self._fetch(self._past_expressions[0])
+                    self._past_expressions.pop(0)
+                if self._rewind_to is not None:
+                    self._covered, self._rewind_to = min(self._covered or 0, self._rewind_to), None
                     self._last.clear()
                 page = await self._page()
-                self._overdue = False
+                self._has_open_gaps = False
                 found += len(page)
                 pauses.reset()
                 deadline = self._monotonic() + GIVE_UP_S
@@ -264,62 +266,71 @@ class Peer:
                     break
             except Exception as error:
                 pause = pauses.next()
-                if not isinstance(error, RequestError):  # nobody there, or too slow: that is what trying again is for
-                    unknown = None if isinstance(error, ZbusError) else error
-                    record(
+                if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
+                    unexpected = None if isinstance(error, ZbusError) else error
+                    record_reason(
                         EVENT_RETRY,
                         logging.WARNING,
-                        unknown,
+                        unexpected,
+                        code="repair_failed",
                         reason=str(error),
                         origin=self.id,
                         again_in_s=round(pause, 3),
                     )
                 if self._monotonic() > deadline:
                     if not failed:
-                        record(EVENT_REPLAY_FAILED, logging.WARNING, reason=str(error), events=found, **told)
+                        record_reason(
+                            EVENT_REPLAY_FAILED,
+                            logging.WARNING,
+                            code="repair_timeout",
+                            reason=str(error),
+                            events=found,
+                            **fields,
+                        )
                     failed = True
                     self._give_up()
                     if self._repairing is None:
                         return
                     deadline = self._monotonic() + GIVE_UP_S
-                self._heard_again.clear()
-                with suppress(TimeoutError):  # it is there again: now is the time to ask
+                self._seen_again.clear()
+                with suppress(TimeoutError):  # retry early if the peer is seen again
                     async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
-                        await self._heard_again.wait()
-        if found and met:
-            self._reception.count("gaps", 1)
-            self._reception.count("gaps_repaired", 1)
-        self._reception.count("events_repaired", found)
-        record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **told)
-        self._go_on()
+                        await self._seen_again.wait()
+        if found and known:
+            self._context.count("gaps", 1)
+            self._context.count("gaps_repaired", 1)
+        self._context.count("events_repaired", found)
+        record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **fields)
+        self._resume()
 
     def _is_done(self) -> bool:
-        nothing_else = not self._past and self._again is None
-        return self._complete and nothing_else and self._held_lost <= (self._covered or 0)
+        nothing_else = not self._past_expressions and self._rewind_to is None
+        return self._complete and nothing_else and self._evicted_up_to <= (self._covered or 0)
 
     async def _page(self) -> Sequence[Envelope]:
-        """The next page: what of it is new is delivered, in order, and recorded before the next is asked for."""
-        after, wants = self._covered or 0, self._reception.wants
-        # A node that is new is asked by time: ours, or its own where that is behind, as the first event shows.
-        from_ns = min(wants.earliest, self._clock_ns) if self._covered is None else 0
+        """Request the next page, deliver its new events in order, and wait until they are stored. Return them."""
+        after, interest = self._covered or 0, self._context.interest
+        # A new peer is asked by time instead of offset: ours, or its own if its clock is behind, as its events show.
+        from_ns = min(interest.earliest, self._clock_ns) if self._covered is None else 0
         link = self._link
-        page = await self._reception.page(self.id, after, from_ns, link)
+        page = await self._context.page(self.id, after, from_ns, link)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         new: list[Envelope] = []
         for envelope in page.envelopes:
-            if self._is_past(envelope, wants.of(envelope.key).since):
+            if self._predates_interest(envelope, interest.of(envelope.key).since):
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
         if trimmed:
-            self._trimmed = TrimmedRanges(self.id, page.low_water, self._reception, self._runtime)
-        told = self._trimmed is not None and self._trimmed.tell(new)
-        if trimmed and not told and self._trimmed is not None:
+            self._trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
+        reported = self._trimmed is not None and self._trimmed.report(new)
+        if trimmed and not reported and self._trimmed is not None:
             self._trimmed.count()
             reason = "retention removed it at the publisher"
-            record(EVENT_GAP, logging.WARNING, origin=self.id, after=after, until=page.low_water, reason=reason)
-        await self._reception.room()
-        stored = self._reception.accept(new, link, repaired=True)
+            span: dict[str, Any] = {"after": after, "until": page.low_water}
+            record_reason(EVENT_GAP, logging.WARNING, code="gap_trimmed", reason=reason, origin=self.id, **span)
+        await self._context.wait_for_capacity()
+        stored = self._context.accept(new, link, repaired=True)
         if stored is not None:
             await stored
         for envelope in new:
@@ -328,22 +339,23 @@ class Peer:
         self._complete = page.covered >= page.head
         return new
 
-    def _is_past(self, envelope: Envelope, since: int) -> bool:
-        """Whether it is from before it was wanted. Its clock decides only where nothing else can: for a node, or an
-        expression, that is new.
+    def _predates_interest(self, envelope: Envelope, since: int) -> bool:
+        """Return whether an event was published before this node wanted its key.
+
+        The peer's clock decides only if nothing else can: for a new peer or a new expression.
         """
         if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
             return False
         return envelope.published_at < since
 
     async def _fetch(self, expressions: tuple[str, ...]) -> None:
-        """Everything that the log has of some expressions; what we have of it is known by its identity."""
-        after, link, wants = 0, self._link, self._reception.wants
+        """Deliver everything that the log has for some expressions. Events that are known already are duplicates."""
+        after, link, interest = 0, self._link, self._context.interest
         while True:
-            page = await self._reception.page(self.id, after, 0, link, expressions)
-            wanted = [each for each in page.envelopes if each.published_at >= wants.of(each.key).since]
-            await self._reception.room()
-            stored = self._reception.accept(wanted, link, repaired=True)
+            page = await self._context.page(self.id, after, 0, link, expressions)
+            wanted = [each for each in page.envelopes if each.published_at >= interest.of(each.key).since]
+            await self._context.wait_for_capacity()
+            stored = self._context.accept(wanted, link, repaired=True)
             if stored is not None:
                 await stored
             if page.covered >= page.head:
@@ -351,79 +363,79 @@ class Peer:
             after = page.covered
 
     async def _await_and_give_up(self) -> None:
-        await asyncio.sleep(TAIL_S)  # over another link it may still be under way
+        await asyncio.sleep(TAIL_S)  # the events may still be in flight over another link
         self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody has what is missing: say so where it is missing, and go on with what there is.
+        """Report the missing events as gaps, and deliver the buffered ones.
 
-        Of what our log records, a key with a hole waits on, as long as there is a log to ask; all else does not.
+        If the peer has a log, the stored keys with a gap keep waiting for it; the others do not.
         """
-        held, self._held = sorted(self._held, key=_by_offset), deque()
-        wants, waiting = self._reception.wants, self.has_log and self._reception.wants.records
+        buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
+        interest, waits = self._context.interest, self.has_log and self._context.interest.stores_any
         run: list[Envelope] = []
-        came_by = ""
-        for envelope, link in held:
+        run_link = ""
+        for envelope, link in buffered:
             seen = self._reached(envelope.key)
             if envelope.offset <= seen:
-                self._reception.count("duplicates_received", 1)
+                self._context.count("duplicates_received", 1)
                 continue
-            if waiting and envelope.previous > seen and wants.of(envelope.key).recorded:
-                self._held.append((envelope, link))
+            if waits and envelope.previous > seen and interest.of(envelope.key).stored:
+                self._buffered.append((envelope, link))
                 continue
-            if envelope.previous > seen or link != came_by:
-                self._reception.accept(run, came_by)
-                run, came_by = [], link
+            if envelope.previous > seen or link != run_link:
+                self._context.accept(run, run_link)
+                run, run_link = [], link
             if envelope.previous > seen:
-                self._reception.gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+                self._context.report_gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
             self._last[envelope.key] = envelope.offset
             run.append(envelope)
-        self._reception.accept(run, came_by)
-        fresh, ends = self._holes.ends(self._reached, TAIL_S)
-        for key in [each for each in ends if not (waiting and wants.of(each).recorded)]:
-            self._last[key], publisher_id, sequence = ends.pop(key)
-            self._reception.gap(self.id, key, publisher_id, sequence + 1)
-        if waiting:
-            self._holes.report([envelope for envelope, _ in self._held], ends, self._reached)
-            self._overdue = True
+        self._context.accept(run, run_link)
+        fresh, tails = self._gap_ledger.missing_tails(self._reached, TAIL_S)
+        for key in [each for each in tails if not (waits and interest.of(each).stored)]:
+            self._last[key], publisher_id, sequence = tails.pop(key)
+            self._context.report_gap(self.id, key, publisher_id, sequence + 1)
+        if waits:
+            self._gap_ledger.report([envelope for envelope, _ in self._buffered], tails, self._reached)
+            self._has_open_gaps = True
             return
-        self._holes.close()
-        self._held_lost, self._repairing = 0, None
-        if self.has_log:  # or every beacon would ask again for what nobody has
+        self._gap_ledger.close()
+        self._evicted_up_to, self._repairing = 0, None
+        if self.has_log:  # otherwise every beacon would request the lost events again
             self._covered = max([self._covered or 0, *self._last.values()])
-            if fresh:  # its last beacon came just now: what it names may still be under way
+            if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())
                 self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
 
     def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
-        """Of what comes while other things are missing: what follows what came before on its key."""
+        """Return the events whose predecessors arrived, and buffer the others, while the peer has open gaps."""
         new: list[Envelope] = []
         for envelope in envelopes:
             seen = self._reached(envelope.key)
             if envelope.offset <= seen:
-                self._reception.count("duplicates_received", 1)
+                self._context.count("duplicates_received", 1)
             elif envelope.previous > seen:
-                self._hold([envelope], link)
+                self._buffer([envelope], link)
             else:
                 self._last[envelope.key] = envelope.offset
                 new.append(envelope)
         return new
 
     def _reached(self, key: str) -> int:
-        """Up to which offset everything of a key came, or was given up."""
+        """Return the offset up to which all events of a key arrived or were given up."""
         return max(self._covered or 0, self._last.get(key, 0))
 
-    def _go_on(self) -> None:
-        """Hand over what was held meanwhile."""
-        self._holes.close()
-        held, self._held = sorted(self._held, key=_by_offset), deque()
-        self._held_lost, self._repairing = 0, None
-        for link, items in groupby(held, key=lambda item: item[1]):
+    def _resume(self) -> None:
+        """Deliver the events that were buffered during the repair."""
+        self._gap_ledger.close()
+        buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
+        self._evicted_up_to, self._repairing = 0, None
+        for link, items in groupby(buffered, key=lambda item: item[1]):
             envelopes = [envelope for envelope, _ in items]
-            self._reception.accept(self.take(envelopes, link), link)
+            self._context.accept(self.take(envelopes, link), link)
         if self._repairing is None:
             self._advance(self._covered or 0)
 
 
-def _by_offset(held: tuple[Envelope, str]) -> int:
-    return held[0].offset
+def _by_offset(item: tuple[Envelope, str]) -> int:
+    return item[0].offset

@@ -1,7 +1,7 @@
-"""Questions and their replies, on any fabric: numbered, counted, and ended by a marker.
+"""The client side of request/reply on any fabric, and the encoding that both sides share.
 
-A fabric may lose replies or end them early without a word (Zenoh does, when the asker stalls), so each
-reply says its number and the last one how many there were: an answer is complete, or an error.
+A fabric may lose replies or end them early without an error (Zenoh does if the requester stalls). Each reply therefore
+carries its number, and the last one the total, so that replies are complete or an error is raised.
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
 
 ACCEPTED, DATA, END, FAILED = 0, 1, 2, 3
-STREAM_S = 120.0  # the longest that one stream of replies may take
-CANCELS = "@zbus/cancel"  # where nodes hear that an asker no longer waits; the asker may not know yet who has taken it
+STREAM_S = 120.0  # the longest duration of one stream of replies
+CANCELS = "@zbus/cancel"  # the key of cancellations; all nodes get them, as the requester may not know the server
 _head = struct.Struct(">BI")  # the kind of a reply, and its number
 _failure = msgspec.msgpack.Decoder(tuple[str, str]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class RequestFrame(msgspec.Struct, array_like=True, frozen=True):
-    """A question as it travels: who asks, by what number, and what."""
+    """A request as it is encoded: an id, by which it can be cancelled, and the body."""
 
     id: int
     body: bytes
 
 
-_decode_asked = msgspec.msgpack.Decoder(RequestFrame).decode
+_decode_request = msgspec.msgpack.Decoder(RequestFrame).decode
 
 
-def encode_asked(asked: RequestFrame) -> bytes:
-    """The payload of a question."""
-    return _encode(asked)
+def encode_request(request: RequestFrame) -> bytes:
+    """Encode a request as the payload for a fabric."""
+    return _encode(request)
 
 
-def decode_asked(payload: bytes) -> RequestFrame:
-    """Read a question; raise `EventInvalid` for anything that is none."""
+def decode_request(payload: bytes) -> RequestFrame:
+    """Decode a request. Raises `EventInvalid` if it is malformed."""
     try:
-        return _decode_asked(payload)
+        return _decode_request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventInvalid(f"not a question: {error}") from error
+        raise EventInvalid(f"malformed request: {error}") from error
 
 
 def encode_reply(kind: int, number: int, body: bytes = b"") -> bytes:
-    """One reply."""
+    """Encode one reply."""
     return _head.pack(kind, number) + body
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """What a handler's error looks like at the far end."""
+    """Encode an exception of a handler for the requester."""
     return _encode((type(error).__name__, str(error)))
 
 
 class PendingRequest:
-    """The replies to one question, from the fabric's threads to the loop."""
+    """The replies to one request, from the fabric's threads to the loop."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._heard: deque[bytes | None] = deque()
+        self._replies: deque[bytes | None] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._accepted = False
         self.ended = False
-        self.heard = Mailbox[bytes | None](self._loop, self._take).post  # for the fabric's thread
+        self.on_reply = Mailbox[bytes | None](self._loop, self._take).post  # called on the fabric's threads
 
     def _take(self, replies: list[bytes | None]) -> None:
-        self._heard.extend(replies)
+        self._replies.extend(replies)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def bodies(self) -> AsyncIterator[bytes]:
-        """The bodies in order; raises unless every one of them came."""
+        """Return the bodies of the replies in order. Raises an error unless all of them arrive."""
         count = 0
         while True:
-            while not self._heard:
+            while not self._replies:
                 self._waiter = self._loop.create_future()
                 await self._waiter
-            data = self._heard.popleft()
+            data = self._replies.popleft()
             if data is None:
                 self.ended = True
                 if not self._accepted and not count:
                     raise NoResponders(self.key)
-                raise TransportError(f"the answer for {self.key!r} ended early, after {count} replies; ask again")
+                raise TransportError(f"the replies for {self.key!r} ended early, after {count}; retry the request")
             kind, number, body = _read_reply(data)
             if kind == ACCEPTED:
                 self._accepted = True
@@ -110,7 +110,7 @@ def _read_reply(data: bytes) -> tuple[int, int, bytes]:
     try:
         kind, number = _head.unpack_from(data)
     except struct.error:
-        raise TransportError("a reply that is none; ask again") from None
+        raise TransportError("malformed reply; retry the request") from None
     return kind, number, data[_head.size :]
 
 
@@ -118,15 +118,15 @@ def _read_failure(body: bytes) -> tuple[str, str]:
     try:
         return _failure(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "Error", "its reason could not be read"
+        return "Error", "the reason could not be decoded"
 
 
 class _NotSent(TransportError):
-    """The question never left: this fabric has no connection now. Another one may have."""
+    """The request was not sent because this fabric is not connected. Another one may be."""
 
 
 class RequestClient:
-    """Asks over the fabrics of a node. Lives on the loop."""
+    """Sends requests over the fabrics of a node. Lives on the loop."""
 
     def __init__(
         self,
@@ -136,23 +136,23 @@ class RequestClient:
     ) -> None:
         self._fabrics, self._run, self._randbits = fabrics, run, runtime.randbits
 
-    async def ask(
+    async def request(
         self, key: str, body: bytes, timeout_s: float, first: Fabric | None = None, stream: bool = False
     ) -> AsyncIterator[bytes]:
-        """The replies of one who answers for `key`: each of the fabrics is tried until one knows somebody.
+        """Send a request and return the replies. Tries each fabric, `first` before the others, until one has a server.
 
-        `timeout_s` is for all of it, or, for a `stream`, for each reply.
-        Raises `NoResponders`, `RequestTimeout`, `HandlerFailed`, or `TransportError` where replies are missing. Left
-        before its end, or cancelled, the one who answers is told.
+        `timeout_s` applies to all replies together, or to each reply of a `stream`. Raises `NoResponders`,
+        `RequestTimeout`, `HandlerFailed`, or `TransportError` if replies are missing. If the caller stops early or is
+        cancelled, the server stops as well.
         """
         fabrics = [fabric for fabric in self._fabrics() if not fabric.events_only]
         fabrics.sort(key=lambda fabric: fabric is not first)
         if not fabrics:
             names = ", ".join(fabric.name for fabric in self._fabrics()) or "zenoh (embedded)"
-            raise TransportUnsupported(names, "asking other nodes")
+            raise TransportUnsupported(names, "requests to other nodes")
         for fabric in fabrics:
             last = fabric is fabrics[-1]
-            replies = self._ask(fabric, key, body, timeout_s, stream)
+            replies = self._request_over(fabric, key, body, timeout_s, stream)
             try:
                 async for reply in replies:
                     yield reply
@@ -163,32 +163,36 @@ class RequestClient:
             finally:
                 await replies.aclose()  # type: ignore[attr-defined]
 
-    async def _ask(self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool) -> AsyncIterator[bytes]:
-        answer = PendingRequest(key)
-        asked = RequestFrame(self._randbits(62), body)
-        asking = None
+    async def _request_over(
+        self, fabric: Fabric, key: str, body: bytes, timeout_s: float, stream: bool
+    ) -> AsyncIterator[bytes]:
+        pending = PendingRequest(key)
+        frame = RequestFrame(self._randbits(62), body)
+        handle = None
         try:
             total_s = STREAM_S if stream else timeout_s
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
-                    asking = await self._run(fabric.ask, key, encode_asked(asked), answer.heard, total_s + 1.0)
+                    handle = await self._run(
+                        fabric.request, key, encode_request(frame), pending.on_reply, total_s + 1.0
+                    )
                 except TransportError as error:
                     raise _NotSent(str(error)) from error
-                async for reply in answer.bodies():
+                async for reply in pending.bodies():
                     yield reply
                     if stream:
                         deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:
-            if not answer.ended and asking is not None:
-                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + asked.id.to_bytes(8))
-            if asking is not None:
-                asking.close()  # type: ignore[attr-defined]
+            if not pending.ended and handle is not None:
+                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
+            if handle is not None:
+                handle.close()  # type: ignore[attr-defined]
 
 
 def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:
     try:
         fabric.send([(key, frame)])
     except TransportError:
-        pass  # it learns of it when its own time is over
+        pass  # the server ends by its own timeout

@@ -1,8 +1,8 @@
-"""Answering questions: from the fabric's threads to a handler, and its replies back.
+"""The server side of request/reply: passes requests from the fabrics' threads to handlers, and sends their replies.
 
-Handlers of users run on the loop; the log's answers are read and sent by a thread of their own, so that
-a long replay costs the loop nothing. What is no question is counted, told once per source and minute, and
-never reaches a handler.
+Handlers of users run on the loop. Pages of the log are read and sent on separate threads, so that a long replay does
+not slow down the loop. Malformed requests are counted, logged at most once per minute and source, and never reach a
+handler.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, NamedTuple
 
 from zbus.errors import EventInvalid, TransportError, ZbusError
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_INVALID, record
+from zbus.observe.records import EVENT_INVALID, record, record_reason
 from zbus.ports.fabric import IncomingRequest
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
 from zbus.util.window import Window
 
-from .request_client import ACCEPTED, DATA, END, FAILED, decode_asked, encode_failure, encode_reply
+from .request_client import ACCEPTED, DATA, END, FAILED, decode_request, encode_failure, encode_reply
 
 THREADS = 4
 CANCELLED_KEPT = 100
 Handler = Callable[[Any], Awaitable[bytes]]
-Source = Callable[[bytes, str], Iterable[bytes]]  # the question, and the link over which it came
+Source = Callable[[bytes, str], Iterable[bytes]]  # called with the body of the request and the link that it arrived on
 
 
 class _Handler(NamedTuple):
     handler: Handler
-    read: Callable[[bytes], Any]  # the question, for the handler; raises `EventInvalid` for what is none
+    read: Callable[[bytes], Any]  # decodes the body for the handler; raises `EventInvalid` if it is malformed
 
-    def answer(self, question: bytes) -> Awaitable[bytes]:
-        return self.handler(self.read(question))
+    def respond(self, request: bytes) -> Awaitable[bytes]:
+        return self.handler(self.read(request))
 
 
 class RequestServer:
-    """What a node answers, by key. Lives on the loop; `asked` is called by the fabric's threads."""
+    """The handlers of a node, by key. Lives on the loop; only `on_request` may be called on any thread."""
 
     def __init__(self, count: Callable[[str, int], None], runtime: Runtime) -> None:
         self._count = count
@@ -49,157 +49,161 @@ class RequestServer:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._cancelled = Window[int](CANCELLED_KEPT)
         self._threads = runtime.executor(THREADS, "zbus-answer")
-        self._asked_at = 0.0  # on the loop's clock
-        self._refused = Counters("questions", runtime)
+        self._last_request_at = 0.0  # on the loop's clock
+        self._rejected = Counters("questions", runtime)
 
     @property
     def keys(self) -> list[str]:
-        """The keys that are answered here."""
+        """The keys that this node serves."""
         return [*self._handlers, *self._sources]
 
     @property
     def serves(self) -> bool:
-        """Whether users answer anything here."""
+        """Whether any handlers of users are registered."""
         return bool(self._handlers)
 
     def handle(self, key: str, handler: Handler, read: Callable[[bytes], Any] = bytes) -> None:
-        """Let a coroutine answer, with one reply, what `read` makes of a question or refuses with `EventInvalid`."""
+        """Serve a key with a coroutine that returns one reply. `read` decodes the request or raises `EventInvalid`."""
         self._handlers[key] = _Handler(handler, read)
 
     def serve(self, key: str, source: Source) -> None:
-        """Let a function answer, with any number of replies, on a thread."""
+        """Serve a key with a function that returns any number of replies. It runs on a thread."""
         self._sources[key] = source
 
     def handler(self, key: str) -> Callable[[bytes], Awaitable[bytes]] | None:
-        """Who answers here for a key."""
+        """Return the handler of a key on this node, or None."""
         served = self._handlers.get(key)
-        return served.answer if served is not None else None
+        return served.respond if served is not None else None
 
-    def asked(self, question: IncomingRequest, link: str = "") -> None:
-        """On the fabric's thread: hand over and return."""
-        if question.key not in self._sources:
-            self._calls.soon(self._begin, question, link)
+    def on_request(self, request: IncomingRequest, link: str = "") -> None:
+        """Queue a request for its handler. Called on the fabrics' threads; does not block."""
+        if request.key not in self._sources:
+            self._calls.soon(self._begin, request, link)
             return
-        self._asked_at = self._loop.time()
-        with suppress(RuntimeError):  # closing: the asker hears nothing, and asks another or again
-            self._threads.submit(self._answer_from, question, self._sources[question.key], link)
+        self._last_request_at = self._loop.time()
+        with suppress(RuntimeError):  # closing: the requester gets no reply, and retries
+            self._threads.submit(self._serve_from, request, self._sources[request.key], link)
 
-    def cancel(self, question_id: int) -> None:
-        """The asker no longer waits. The question may still be on its way."""
-        task = self._tasks.get(question_id)
+    def cancel(self, request_id: int) -> None:
+        """Cancel a request whose requester no longer waits, even if the request has not arrived yet."""
+        task = self._tasks.get(request_id)
         if task is not None:
             task.cancel()
         else:
-            self._cancelled.add(question_id)
+            self._cancelled.add(request_id)
 
     async def finish(self, quiet_s: float, timeout_s: float) -> None:
-        """Go on answering from the log until no request came for `quiet_s`, for at most `timeout_s`."""
-        self._asked_at = now = self._loop.time()
+        """Keep serving the log until no request arrived for `quiet_s`, or at most for `timeout_s`."""
+        self._last_request_at = now = self._loop.time()
         deadline = now + timeout_s
-        while (left_s := min(deadline, self._asked_at + quiet_s) - now) > 0:
+        while (left_s := min(deadline, self._last_request_at + quiet_s) - now) > 0:
             await asyncio.sleep(left_s)
             now = self._loop.time()
 
     def close(self) -> None:
-        """Drop what is under way. Once the fabrics are closed, so that no reply can block."""
+        """Stop the threads and drop queued requests. Close the fabrics first, so that no reply can block."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def cancel_all(self) -> list[asyncio.Task[None]]:
-        """Cancel every handler, for good: a question that is still on its way finds none. Returns those to wait for."""
+        """Remove and cancel all handlers. Requests that arrive later are not served. Return the tasks to wait for."""
         self._handlers = {}
-        tasks = list(self._tasks.values())  # in the order in which they were started
+        tasks = list(self._tasks.values())  # in the order of their start
         for task in tasks:
             task.cancel()
         return tasks
 
-    def _answer_from(self, question: IncomingRequest, source: Source, link: str) -> None:
+    def _serve_from(self, request: IncomingRequest, source: Source, link: str) -> None:
         try:
-            asked = decode_asked(question.payload)
-            question.reply(encode_reply(ACCEPTED, 0))
+            frame = decode_request(request.payload)
+            request.reply(encode_reply(ACCEPTED, 0))
             number = 0
-            for body in source(asked.body, link):
-                question.reply(encode_reply(DATA, number, body))
+            for body in source(frame.body, link):
+                request.reply(encode_reply(DATA, number, body))
                 number += 1
-            question.reply(encode_reply(END, number))
+            request.reply(encode_reply(END, number))
         except TransportError as error:
-            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
+            _report_unsent(request, error)
         except EventInvalid as error:
-            self._calls.soon(self._invalid, question.key, link, error)
-            self._refuse(question, error)
+            self._calls.soon(self._invalid, request.key, link, error)
+            self._fail(request, error)
         except ZbusError as error:
-            self._refuse(question, error)
+            self._fail(request, error)
         except Exception as error:
-            record("REPLY_FAILED", logging.ERROR, error, key=question.key)
-            self._refuse(question, error)
+            record("REPLY_FAILED", logging.ERROR, error, key=request.key)
+            self._fail(request, error)
         finally:
-            question.close()
+            request.close()
 
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
-        """Count every one; say it once a minute and source."""
+        """Count a malformed request, and log it at most once per minute and source."""
         self._count("invalid_received", 1)
         self._count("invalid_request", 1)
-        self._refused.tell(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
+        self._rejected.report(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
 
-    def _refuse(self, question: IncomingRequest, error: BaseException) -> None:
+    def _fail(self, request: IncomingRequest, error: BaseException) -> None:
         try:
-            question.reply(encode_reply(FAILED, 0, encode_failure(error)))
+            request.reply(encode_reply(FAILED, 0, encode_failure(error)))
         except TransportError as failed:
-            record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(failed))
+            _report_unsent(request, failed)
 
-    def _begin(self, question: IncomingRequest, link: str) -> None:
-        served = self._handlers.get(question.key)
-        asked, body = None, None
+    def _begin(self, request: IncomingRequest, link: str) -> None:
+        served = self._handlers.get(request.key)
+        frame, body = None, None
         try:
-            asked = decode_asked(question.payload)
-            if served is not None and asked.id not in self._cancelled:
-                body = served.read(asked.body)
+            frame = decode_request(request.payload)
+            if served is not None and frame.id not in self._cancelled:
+                body = served.read(frame.body)
         except EventInvalid as error:
-            self._invalid(question.key, link, error)
-            self._leave(question, error if asked is not None else None)
+            self._invalid(request.key, link, error)
+            self._end(request, error if frame is not None else None)
             return
-        if served is None or asked.id in self._cancelled:
-            self._leave(question)
+        if served is None or frame.id in self._cancelled:
+            self._end(request)
             return
-        task = self._loop.create_task(self._answer(question, body, served.handler))
-        self._tasks[asked.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(asked.id, None))
+        task = self._loop.create_task(self._respond(request, body, served.handler))
+        self._tasks[frame.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))
 
-    async def _answer(self, question: IncomingRequest, body: Any, handler: Handler) -> None:
+    async def _respond(self, request: IncomingRequest, body: Any, handler: Handler) -> None:
         replies: list[bytes] = []
-        await self._send(question, [encode_reply(ACCEPTED, 0)], last=False)
+        await self._send(request, [encode_reply(ACCEPTED, 0)], last=False)
         try:
             replies = [encode_reply(DATA, 0, await handler(body)), encode_reply(END, 1)]
         except asyncio.CancelledError:
-            self._leave(question)
+            self._end(request)
             raise
         except Exception as error:
             self._count("handler_errors", 1)
-            record("HANDLER_FAILED", logging.ERROR, error, key=question.key)
+            record("HANDLER_FAILED", logging.ERROR, error, key=request.key)
             replies = [encode_reply(FAILED, 0, encode_failure(error))]
-        await self._send(question, replies, last=True)
+        await self._send(request, replies, last=True)
 
-    def _leave(self, question: IncomingRequest, error: EventInvalid | None = None) -> None:
-        """End a question with no reply, or with why not; once the threads have ended, the fabric has ended it."""
+    def _end(self, request: IncomingRequest, error: EventInvalid | None = None) -> None:
+        """End a request without a reply, or with an error. Once the threads have ended, the fabric has done so."""
 
-        def leave() -> None:
+        def end() -> None:
             try:
                 if error is not None:
-                    self._refuse(question, error)
+                    self._fail(request, error)
             finally:
-                question.close()
+                request.close()
 
         with suppress(RuntimeError):
-            self._threads.submit(leave)
+            self._threads.submit(end)
 
-    async def _send(self, question: IncomingRequest, replies: list[bytes], last: bool) -> None:
+    async def _send(self, request: IncomingRequest, replies: list[bytes], last: bool) -> None:
         def send() -> None:
             try:
                 for reply in replies:
-                    question.reply(reply)
+                    request.reply(reply)
             except TransportError as error:
-                record("REPLY_FAILED", logging.WARNING, key=question.key, reason=str(error))
+                _report_unsent(request, error)
             finally:
                 if last:
-                    question.close()
+                    request.close()
 
         await self._loop.run_in_executor(self._threads, send)
+
+
+def _report_unsent(request: IncomingRequest, error: TransportError) -> None:
+    record_reason("REPLY_FAILED", logging.WARNING, code="reply_failed", reason=str(error), key=request.key)

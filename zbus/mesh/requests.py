@@ -1,7 +1,6 @@
-"""`bus.request` and `@bus.serve`: a question to whoever answers for a key, and one reply.
+"""`bus.request` and `@bus.serve`: a request to one of the nodes that serve a key, and one reply.
 
-A question and its reply are events like any other, in the same envelope; they are neither stored nor
-published.
+A request and its reply are encoded as events, in the same envelope. They are neither stored nor published.
 """
 
 from __future__ import annotations
@@ -25,25 +24,28 @@ Handler = Callable[[Event], Awaitable[Any]]
 
 
 class Requests:
-    """Asks and answers for one bus. Lives on the loop."""
+    """Sends and serves the requests of one bus. Lives on the loop."""
 
     def __init__(self, network: Network, payload_bytes_max: int, runtime: Runtime) -> None:
         self._network, self._payload_bytes_max, self._time_ns = network, payload_bytes_max, runtime.time_ns
-        self._identities = Identities[None](1, runtime.randbits)  # of all requests and replies together
+        self._identities = Identities[None](1, runtime.randbits)  # one publisher for all requests and replies
 
-    async def ask(
+    async def request(
         self, key: str, payload: Any, timeout_s: float, headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Event:
-        """The reply of one who answers for `key`; this bus itself, if it does."""
+        """Send a request and return the reply. A handler of this bus has precedence over those of other nodes.
+
+        Raises `NoResponders`, `RequestTimeout`, `HandlerFailed` or `TransportError`.
+        """
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= 86_400:
-            raise ConfigInvalid("timeout", f"{timeout_s!r} is not a number of seconds up to a day")
-        question = self._frame(check_key(key), payload, headers, correlation_id)
-        own = self._network.answers.handler(key)
+            raise ConfigInvalid("timeout", f"{timeout_s!r} must be a number of seconds above 0, and at most 86400")
+        request = self._frame(check_key(key), payload, headers, correlation_id)
+        own = self._network.request_server.handler(key)
         if own is not None:
-            return decode(await _ask_here(key, own, question, timeout_s))
+            return decode(await _request_locally(key, own, request, timeout_s))
         if not self._network.links:
             raise NoResponders(key)
-        replies = self._network.asker.ask(key, question, timeout_s)
+        replies = self._network.request_client.request(key, request, timeout_s)
         try:
             async for reply in replies:
                 return decode(reply)
@@ -52,17 +54,17 @@ class Requests:
         raise NoResponders(key)
 
     def serve(self, key: str, handler: Handler) -> asyncio.Future[Any]:
-        """Answer for `key` from soon on; the future tells when the fabrics know."""
+        """Serve `key` with a handler. The future completes when the transports have declared it."""
 
-        async def answer(question: Event) -> bytes:
-            result = await handler(question)
+        async def respond(request: Event) -> bytes:
+            result = await handler(request)
             return self._frame(key, b"" if result is None else result, None, None)
 
-        if self._network.answers.handler(key) is not None:
-            raise ConfigInvalid("key", f"{key!r} is served on this bus already")
-        self._network.check_answering()
-        self._network.answers.handle(check_key(key), answer, decode)
-        return self._network.answering()
+        if self._network.request_server.handler(key) is not None:
+            raise ConfigInvalid("key", f"{key!r} already has a handler on this bus")
+        self._network.check_requests_supported()
+        self._network.request_server.handle(check_key(key), respond, decode)
+        return self._network.declare_served()
 
     def _frame(self, key: str, payload: Any, headers: Mapping[str, str] | None, correlation_id: str | None) -> bytes:
         body, kind = encode_payload(payload, self._payload_bytes_max)
@@ -70,11 +72,13 @@ class Requests:
         return encode(Event(*self._identities.next(None), self._time_ns(), key, body, encoded))
 
 
-async def _ask_here(key: str, handler: Callable[[bytes], Awaitable[bytes]], question: bytes, timeout_s: float) -> bytes:
+async def _request_locally(
+    key: str, handler: Callable[[bytes], Awaitable[bytes]], request: bytes, timeout_s: float
+) -> bytes:
     try:
         async with asyncio.timeout(timeout_s) as deadline:
             try:
-                return await handler(question)
+                return await handler(request)
             except (asyncio.CancelledError, BusClosed):
                 raise
             except Exception as error:

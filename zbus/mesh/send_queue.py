@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from zbus.errors import LogTrimmed, ZbusError
 from zbus.keys import KeySet
-from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record
+from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log, Row, Span, row_of
 from zbus.util.backoff import Backoff
@@ -56,15 +56,16 @@ class SendQueue:
         start: int,
         offered_after: int,
         count: Callable[[str, int], None],
-        on_room: Callable[[], None],
+        on_capacity: Callable[[], None],
         forward: Forward | None,
         runtime: Runtime,
     ) -> None:
         """Start to send the events after position `start`. Every event after `offered_after` will be offered.
 
-        `count` and `on_room` may be called on the driver's thread; `on_room` when the queue is no longer congested.
+        `count` and `on_capacity` may be called on the driver's thread. `on_capacity` means that the queue is no longer
+        congested.
         """
-        self._fabric, self._origin, self._log, self._count, self._on_room = fabric, origin, log, count, on_room
+        self._fabric, self._origin, self._log, self._count, self._on_capacity = fabric, origin, log, count, on_capacity
         self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
         self._lock = threading.Lock()
         # Guarded by the lock, because other threads write or read them.
@@ -104,7 +105,7 @@ class SendQueue:
         self._driver.wake()
         if lost:
             reason = "the transport is too slow or disconnected, and the node has no log"
-            record(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
+            record_reason(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
 
     def announce(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Queue frames that are not events of the log, after the events. They are sent once, or dropped."""
@@ -171,7 +172,7 @@ class SendQueue:
             return self._retry_later(error)
         self._retry_at = NOW
         self._backoff.reset()
-        self._notify_room(failing=False)
+        self._notify_capacity(failing=False)
         return self._next_due()
 
     def _next_due(self) -> float | None:
@@ -201,13 +202,15 @@ class SendQueue:
         pause_s = self._backoff.next()
         self._retry_at = self._monotonic() + pause_s
         self._read_at = NOW
-        self._notify_room(failing=True)
+        self._notify_capacity(failing=True)
         unexpected = None if isinstance(error, ZbusError) else error
         again_in_s = round(pause_s, 3)
-        record(EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s)
+        record_reason(
+            EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s
+        )
         return None if self._ended else self._retry_at
 
-    def _notify_room(self, failing: bool) -> None:
+    def _notify_capacity(self, failing: bool) -> None:
         """Let publishers continue: there is capacity again, or they would wait for a disconnected fabric."""
         with self._lock:
             self._failing = failing
@@ -216,7 +219,7 @@ class SendQueue:
             if notify:
                 self._was_congested = False
         if notify:
-            self._on_room()
+            self._on_capacity()
 
     # Events.
 
@@ -293,7 +296,7 @@ class SendQueue:
         self._count("dropped_by_retention", removed)
         reason = "retention removed events before they were sent"
         span = {"after": self.sent, "until": low_water}
-        record(EVENT_DROPPED, logging.WARNING, None, code="retention", reason=reason, events=removed, **span)
+        record_reason(EVENT_DROPPED, logging.WARNING, code="retention", reason=reason, events=removed, **span)
         self.sent = low_water
         self._framing.restart(low_water)
 

@@ -1,7 +1,7 @@
-"""What beacons told of publishers whose events this node records: the highest sequence of each that was sent.
+"""High-water marks from beacons: the highest sequence sent by each publisher whose events this node stores.
 
-A log cannot show that the last events of a publisher are missing, since nothing comes after them. Where its node
-went away before they could be asked for, this is all that tells of them.
+A log cannot show that the last events of a publisher are missing, because nothing follows them. If the publisher's node
+disconnects before they can be requested, only these marks reveal the loss.
 """
 
 from __future__ import annotations
@@ -13,45 +13,47 @@ from zbus.wire.beacon import Beacon
 from .interest import Interest
 
 PUBLISHERS_MAX = 100_000
-BEACON_NS = 2_000_000_000  # what a beacon names was sent less long ago
+BEACON_NS = 2_000_000_000  # a beacon names events that were sent less than this long ago
 
 
 class SequenceMarks:
-    """Lives on the loop. Numbers are one more than a sequence, so that the first event counts too.
+    """The marks of all publishers. Lives on the loop.
 
-    >>> heard = SequenceMarks(Runtime())
-    >>> heard.remember(7, 3), heard.remember(7, 2), heard.take(), heard.take()
+    A mark is the sequence plus one, so that 0 means that no event was sent.
+
+    >>> marks = SequenceMarks(Runtime())
+    >>> marks.remember(7, 3), marks.remember(7, 2), marks.take(), marks.take()
     (None, None, {7: 3}, {})
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._time_ns = runtime.time_ns
-        self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher, the one named longest ago first
+        self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher; the least recently named one comes first
         self._changed: dict[int, int] = {}
 
     def load(self, publisher_id: int, number: int) -> None:
-        """What was known before this process began."""
+        """Restore a mark that an earlier process stored."""
         self.remember(publisher_id, number)
         self._changed.pop(publisher_id, None)
 
-    def hear(self, beacon: Beacon, wants: Interest) -> None:
-        """Note the newest event of each key that our log records, and did already when that event was sent."""
-        if not wants.records:
+    def note_beacon(self, beacon: Beacon, interest: Interest) -> None:
+        """Raise the marks for the keys that this node stores, if it already did when the named events were sent."""
+        if not interest.stores_any:
             return
         before = self._time_ns() - BEACON_NS
         for key, (_, publisher_id, sequence) in beacon.newest.items():
-            want = wants.of(key)
-            if want.recorded and want.since <= before:
+            wanted = interest.of(key)
+            if wanted.stored and wanted.since <= before:
                 self.remember(publisher_id, sequence + 1)
 
     def remember(self, publisher_id: int, number: int) -> None:
-        """Note a number, unless a higher one is known."""
+        """Raise the mark of a publisher to `number`, unless it is higher."""
         known = self._next.pop(publisher_id, 0)
         self._next[publisher_id] = max(known, number)
         if number > known:
             self._changed[publisher_id] = number
 
     def take(self) -> dict[int, int]:
-        """What changed since the last time."""
+        """Return the marks that changed since the last call."""
         taken, self._changed = self._changed, {}
         return taken

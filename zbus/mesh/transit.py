@@ -1,7 +1,7 @@
-"""What entered a bridge on one side and has not left on the other: how much, and since when.
+"""Events that a bridge has received on one side and not yet sent on the other: how many, and since when.
 
-A side that is away must show, and for each direction apart. Every burst is noted with the number of its last
-event, once; neighbours are joined where they are many, so that an hour away costs no memory.
+The statistics of each direction show when a side is disconnected. Each batch is one entry with the position of its
+last event. Adjacent entries are merged when there are many, so memory stays bounded during a long outage.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ RUNS_MAX = 4096
 
 
 class Transit:
-    """Of one direction. Lives on the loop.
+    """The events in transit in one direction. Lives on the loop.
 
-    >>> waiting = Transit()
-    >>> waiting.entered(10, 10, 1_000), waiting.entered(14, 2, 2_000)
+    >>> transit = Transit()
+    >>> transit.entered(10, 10, 1_000), transit.entered(14, 2, 2_000)
     (None, None)
-    >>> waiting.after(0), waiting.after(7), waiting.after(10), waiting.after(14)
+    >>> transit.after(0), transit.after(7), transit.after(10), transit.after(14)
     ((12, 1000), (5, 1000), (2, 2000), (0, None))
     """
 
     def __init__(self) -> None:
-        self._runs: deque[tuple[int, int, int]] = deque()  # the last number, how many, when the first was published
+        self._runs: deque[tuple[int, int, int]] = deque()  # last position, number of events, time of the first
         self._events = 0
 
     def entered(self, last: int, events: int, published_at: int) -> None:
-        """So many events were numbered, up to `last`; the first of them was published then."""
+        """Add a batch of `events` events up to position `last`, the first of which was published at `published_at`."""
         if self._runs and last <= self._runs[-1][0]:
-            return  # what was there already
+            return  # the log had them already
         self._runs.append((last, events, published_at))
         self._events += events
         if len(self._runs) > RUNS_MAX:
             runs = list(self._runs)
-            pairs = zip(runs[::2], runs[1::2], strict=False)  # one is left over
+            pairs = zip(runs[::2], runs[1::2], strict=False)  # an odd one is left over
             self._runs = deque([(two[0], one[1] + two[1], one[2]) for one, two in pairs])
             self._runs.extend(runs[len(self._runs) * 2 :])
 
     def after(self, sent: int) -> tuple[int, int | None]:
-        """How many wait that have a number over `sent`, and when the oldest of them was published, about.
+        """Return how many events have a position above `sent`, and about when the oldest was published, or None.
 
-        Of a run that was sent in part it is the most that it can be: numbers may have gaps.
+        The count of a batch that was sent in part is an upper bound, because positions may have gaps.
         """
         while self._runs and self._runs[0][0] <= sent:
             self._events -= self._runs.popleft()[1]

@@ -1,4 +1,4 @@
-"""What is told of events on their way, once per burst: how many, which, and whose correlation ids they carry."""
+"""Per-burst log records for published and received events: count, keys and correlation ids."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from .records import EVENT_PUBLISHED, EVENT_RECEIVED, RUN_ID, record
 
 NAMED_MAX = 8  # keys and correlation ids in one record
 _MARK = CORRELATION_ID.encode()
-_bursts = count(1)  # rather than chance, for which the system would be asked for every burst
+_bursts = count(1)  # a counter, because random bytes would need a system call per burst
 
 
-def tell_published(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> None:
-    """Events were stored, or, where there is no log, handed on. Only to be called if DEBUG is wanted."""
-    place: dict[str, Any] = {"first": offsets[0], "last": offsets[-1]} if offsets else {}
-    # Headers are decoded only where the name occurs in them.
+def record_published(rows: Sequence[Row], offsets: Sequence[int] | None = None) -> None:
+    """Record that events were stored or, without a log, handed on. Call it only if `wanted(DEBUG)`."""
+    offset_range: dict[str, Any] = {"first": offsets[0], "last": offsets[-1]} if offsets else {}
+    # Headers are decoded only if the name of the header occurs in them.
     headers = [decode_headers(row.headers) for row in rows if row.headers is not None and _MARK in row.headers]
-    whose = f"{rows[0].publisher_id:x}-{rows[0].sequence}" if len(rows) == 1 else None
-    named = _named(dict.fromkeys([row.key for row in rows]), headers, len(rows), whose)
-    record(EVENT_PUBLISHED, logging.DEBUG, events=len(rows), **place, **named)
+    own_id = f"{rows[0].publisher_id:x}-{rows[0].sequence}" if len(rows) == 1 else None
+    named = _named(dict.fromkeys([row.key for row in rows]), headers, len(rows), own_id)
+    record(EVENT_PUBLISHED, logging.DEBUG, events=len(rows), **offset_range, **named)
 
 
-def tell_received(deliveries: Sequence[Sequence[Event]]) -> None:
-    """Events reached the queues of subscriptions here; each counts once for each queue. Likewise."""
+def record_received(deliveries: Sequence[Sequence[Event]]) -> None:
+    """Record that events were put into subscription queues; an event counts once per queue. Call it only if
+    `wanted(DEBUG)`.
+    """
     number, first = sum([len(events) for events in deliveries]), deliveries[0][0]
     headers = [event.headers for events in deliveries for event in events if event.headers]
     keys = dict.fromkeys([event.key for events in deliveries for event in events])
@@ -39,9 +41,9 @@ def tell_received(deliveries: Sequence[Sequence[Event]]) -> None:
 
 
 def _named(
-    keys: Collection[str], headers: Sequence[Mapping[str, str]], events: int, whose: str | None
+    keys: Collection[str], headers: Sequence[Mapping[str, str]], events: int, own_id: str | None
 ) -> dict[str, Any]:
-    """The keys of a burst, and its id: that which all its events carry, or `whose` if it is one, or one of its own."""
+    """Return the keys of a burst, and its correlation id: that of all its events, or `own_id`, or a new one."""
     fields: dict[str, Any] = {"keys": [*islice(keys, NAMED_MAX)], "key_count": len(keys)}
     carried = [found for each in headers if (found := each.get(CORRELATION_ID)) is not None]
     ids = dict.fromkeys(carried)
@@ -49,4 +51,4 @@ def _named(
         return fields | {"correlation_id": carried[0]}
     if ids:
         fields |= {"correlation_ids": list(ids)[:NAMED_MAX], "correlation_id_count": len(ids)}
-    return fields | {"correlation_id": whose or f"{RUN_ID}-{next(_bursts)}"}
+    return fields | {"correlation_id": own_id or f"{RUN_ID}-{next(_bursts)}"}

@@ -1,7 +1,7 @@
-"""What went wrong at a fabric: counted by reason, told once per source and minute.
+"""Counters of one transport, and throttled log records about bad input and failures.
 
-A program that sends rubbish all day must neither fill the log file nor go unnoticed. So everything is
-counted, the first of each source is written down, and what is remembered of sources is bounded.
+A peer that sends malformed input all day must neither fill the log file nor go unnoticed. Every occurrence is therefore
+counted, a record is written at most once per minute for each code and source, and the memory for sources is bounded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 from zbus.util.runtime import REAL, Runtime
 
-from .records import record
+from .catalog import CODES
+from .records import record_reason
 from .throttle import Throttle
 
 SOURCE_CHARACTERS_MAX = 200
 
 
 class Counters:
-    """Counters of one fabric. Any thread."""
+    """Counters of one transport. Any thread may call it."""
 
     def __init__(self, transport: str, runtime: Runtime = REAL) -> None:
         self._transport = transport
@@ -28,23 +29,25 @@ class Counters:
         self._throttle = Throttle(monotonic=runtime.monotonic)
         self._lock = threading.Lock()
 
-    def note(self, reason: str, number: int = 1) -> None:
-        """Count without a word."""
+    def add(self, name: str, number: int = 1) -> None:
+        """Add to a counter without writing a record."""
         with self._lock:
-            self._counts[reason] += number
+            self._counts[name] += number
 
-    def tell(self, name: str, reason: str, source: str, number: int = 1, **fields: Any) -> None:
-        """Count, and write the record unless this source was told for this reason within the last minute."""
-        source = source[:SOURCE_CHARACTERS_MAX]  # here already: what is remembered is bounded as well
+    def report(self, name: str, code: str, source: str, number: int = 1, **fields: Any) -> None:
+        """Add to the counter `code`, and write the record `name` unless one was written for this code and source
+        within the last minute. Its `reason` is the sentence in `catalog.CODES`.
+        """
+        source = source[:SOURCE_CHARACTERS_MAX]  # before the throttle, whose memory is bounded by it
         with self._lock:
-            self._counts[reason] += number
-            total = self._counts[reason]
-            if not self._throttle.due((reason, source)):
+            self._counts[code] += number
+            total = self._counts[code]
+            if not self._throttle.due((code, source)):
                 return
-        fields = {"transport": self._transport, "reason": reason, "source": source, "count_total": total, **fields}
-        record(name, logging.WARNING, **fields)
+        fields = {"transport": self._transport, "source": source, "count_total": total, **fields}
+        record_reason(name, logging.WARNING, code=code, reason=CODES.get(code, code), **fields)
 
     def snapshot(self) -> dict[str, int]:
-        """Everything counted so far, by reason."""
+        """Return all counters, sorted by name."""
         with self._lock:
             return dict(sorted(self._counts.items()))

@@ -1,4 +1,4 @@
-"""Records as lines, for people (text) or for programs (one JSON object a line)."""
+"""Formatters for log records: text for people, or one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 class JsonFormatter(logging.Formatter):
-    """A formatter for any handler: one JSON object a line, with `time`, `level`, `record`, `correlation_id` and the
+    """A formatter for any handler: one JSON object per line, with `time`, `level`, `record`, `correlation_id` and the
     fields of the record.
 
     >>> line = logging.makeLogRecord({"levelname": "INFO", "zbus": {"record": "BUS_STARTED", "correlation_id": "7"}})
@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; a record of another library gets the same shape, with its text as `message`."""
+        """Return the line. A record of another library gets the same shape, with its text as `message`."""
         fields = getattr(record, "zbus", None) or {"correlation_id": RUN_ID, "message": record.getMessage()}
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         line: dict[str, Any] = {"time": time, "level": record.levelname, **fields}
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def as_json(fields: dict[str, Any]) -> bytes:
-    """Fields as JSON; what has no JSON form is written as Python shows it."""
+    """Encode fields as JSON. Values without a JSON form are written as their `repr`."""
     try:
         return _encode(fields)
     except (TypeError, ValueError, RecursionError, OverflowError):
@@ -48,14 +48,15 @@ def as_json(fields: dict[str, Any]) -> bytes:
 def configure_logging(
     form: Literal["text", "json"] = "text", *, level: str | int = "INFO", stream: IO[str] | None = None
 ) -> logging.Handler:
-    """Write the records of this process to a stream (stderr), from `level` on; for programs that set up no logging.
+    """Write the log records of this process to `stream` (default: stderr), for programs that do not set up logging.
 
         zbus.configure_logging("json", level="DEBUG")
 
-    Returns the handler, which `logging.getLogger("zbus").removeHandler` takes away again.
+    Records below `level` are not written. Returns the handler, which `logging.getLogger("zbus").removeHandler` removes.
+    Raises `ConfigInvalid` if `form` or `level` is unknown.
     """
     if form not in ("text", "json"):
-        raise ConfigInvalid("form", f"{form!r} is neither 'text' nor 'json'")
+        raise ConfigInvalid("form", f"{form!r} must be 'text' or 'json'")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
@@ -63,7 +64,7 @@ def configure_logging(
     try:
         handler.setLevel(level if isinstance(level, int) else level.upper())
     except ValueError as error:
-        raise ConfigInvalid("level", f"{level!r} is no level of logging, such as 'INFO'") from error
+        raise ConfigInvalid("level", f"{level!r} is not a logging level such as 'INFO'") from error
     logger.addHandler(handler)
     logger.setLevel(min(handler.level, logger.level or handler.level))
     return handler

@@ -1,4 +1,4 @@
-"""A histogram of durations with fixed bounds: counting is per burst, and what is kept does not grow."""
+"""Histogram of durations with fixed bounds. It counts per burst, and its size is constant."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-# In microseconds: 1, 2, 5 in each decade from 20 us to 10 s. A last bucket holds what took longer.
+# In microseconds: 1, 2, 5 in each decade from 20 us to 10 s. A last bucket counts longer durations.
 BOUNDS_US: tuple[int, ...] = tuple(step * 10**power for power in range(1, 8) for step in (1, 2, 5))[1:-2]
 
 
 class Histogram:
-    """Counts of durations up to each bound. One thread writes, any may read.
+    """Counts of durations up to each bound. One thread writes; any thread may read.
 
     >>> taken = Histogram()
     >>> taken.add(30_000); taken.add_ages(1_000_000, [0, 900_000])
@@ -28,23 +28,23 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
+        """The number of counted durations."""
         return sum(self.buckets)
 
     def add(self, duration_ns: int, number: int = 1) -> None:
-        """Count one duration, as often as `number` says."""
+        """Count one duration `number` times."""
         duration_ns = max(0, duration_ns)
         self.buckets[bisect_left(_BOUNDS_NS, duration_ns)] += number
         self.sum_ns += duration_ns * number
 
     def add_ages(self, now_ns: int, since_ns: Sequence[int]) -> None:
-        """Count how long ago each of these was. Those of a burst mostly fall into few buckets, so it is the bounds
-        that are looked for among the times, not each time among the bounds.
+        """Count the age of each of these times. The ages of a burst fall into few buckets, so each bound is searched
+        among the times instead of each time among the bounds.
         """
         times = sorted(since_ns)
         self.sum_ns += max(0, now_ns * len(times) - sum(times))
         if times[-1] > now_ns:
-            times = [min(each, now_ns) for each in times]  # a clock that is ahead of ours
+            times = [min(each, now_ns) for each in times]  # the clock of the publisher is ahead of ours
         newest = bisect_left(_BOUNDS_NS, now_ns - times[-1])
         end = len(times)
         for at in range(newest, len(_BOUNDS_NS)):
@@ -56,7 +56,7 @@ class Histogram:
         self.buckets[-1] += end
 
     def quantile_us(self, share: float) -> float:
-        """The bound under which `share` of all durations lie, between two bounds by how many lie there."""
+        """Return the duration that `share` of all durations do not exceed, interpolated within its bucket."""
         rank, below = share * self.count, 0.0
         if not rank:
             return 0.0
@@ -67,7 +67,7 @@ class Histogram:
         return float(BOUNDS_US[-1])
 
     def snapshot(self) -> dict[str, Any]:
-        """Count, sum, quantiles, and how many lie in the bucket up to each of `BOUNDS_US` and beyond the last."""
+        """Return the count, the sum, two quantiles, and the buckets: one per bound in `BOUNDS_US`, and one above."""
         return {
             "count": self.count,
             "sum_us": self.sum_ns // 1000,

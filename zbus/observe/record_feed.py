@@ -1,7 +1,7 @@
-"""Records on the bus itself: each is an event on `@zbus/record/<NAME>`, a key that no `**` matches.
+"""Log records as events: each is published on `@zbus/record/<NAME>`, a key that `**` does not match.
 
-A subscriber of `@zbus/record/*`, on this node or another, sees what the buses of this process do. Such events are not
-stored, and a flood of them is bounded: records that do not fit are counted.
+A subscriber of `@zbus/record/*`, on this node or another one, receives the records of all buses of this process. These
+events are not stored. At most `WAITING_MAX` records wait to be published; further ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES_MAX = 1000
 
 
 class RecordFeed:
-    """Lives on the loop; records come from any thread."""
+    """Publishes on the event loop; records arrive from any thread."""
 
     def __init__(
         self,
@@ -34,16 +34,16 @@ class RecordFeed:
         runtime: Runtime,
     ) -> None:
         self._send, self._count, self._time_ns = send, count, runtime.time_ns
-        # One publisher for each name, so that a subscriber of some names sees their sequences without gaps.
+        # One publisher per name, so that a subscriber of some names receives their sequences without gaps.
         self._identities = Identities[str](NAMES_MAX, runtime.randbits)
         self._mailbox = Mailbox[dict[str, Any]](asyncio.get_running_loop(), self._publish, WAITING_MAX)
-        self.close: Callable[[], None] = listen(level, self._hear)
+        self.close: Callable[[], None] = listen(level, self._post)
 
-    def _hear(self, level: int, fields: dict[str, Any]) -> None:
-        """On any thread."""
+    def _post(self, level: int, fields: dict[str, Any]) -> None:
+        """Queue a record. Called on any thread."""
         keys = fields.get("keys") or ()
         if keys and all(str(key).startswith("@zbus/") for key in keys):
-            return  # a subscriber of records that falls behind would cause more of them
+            return  # a subscriber of records that falls behind would otherwise cause more records
         self._mailbox.post(fields)
 
     def _publish(self, records: list[dict[str, Any]]) -> None:

@@ -1,9 +1,11 @@
-"""Structured records of what the bus does: one vocabulary, through logging and, on request, on the bus itself.
+"""Structured log records: one vocabulary, written through `logging` and, on request, published on the bus.
 
-A record is one line of the logger `zbus`, `NAME field=value …`, and carries the same as `record.zbus` for handlers
-that want the fields. What happens to events is told once per burst, not per event, and only if somebody listens:
-EVENT_PUBLISHED, EVENT_RECEIVED and the replays at level DEBUG, the lives of buses and nodes at INFO, whatever went
-wrong at WARNING or above. Every record has a `correlation_id`: that of the event it is about, or else of this run.
+A record is one line of the logger `zbus`, `NAME field=value …`, and has the same fields as `record.zbus` for handlers
+that need them. Records about events are written once per burst, not per event, and are made only if a handler or a
+listener receives them: EVENT_PUBLISHED, EVENT_RECEIVED and replays at level DEBUG, the start and end of buses and nodes
+at INFO, and problems at WARNING or above. Every record has a `correlation_id`: that of the event that it is about, or
+else the id of this run. A record that has a `reason`, a sentence for people, also has a `code`, a stable name for
+programs. `catalog` describes every record and every code.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from zbus.util.runtime import REAL
 
 logger = logging.getLogger("zbus")
-RECORDS = "@zbus/record/"  # and the name: where a record is published on the bus
+RECORDS = "@zbus/record/"  # followed by the name: the key on which a record is published
 
 BUS_STARTED = "BUS_STARTED"
 BUS_STOPPED = "BUS_STOPPED"
@@ -47,38 +49,49 @@ TRANSPORT_DISCOVERY_FAILED = "TRANSPORT_DISCOVERY_FAILED"
 TRANSPORT_INPUT_REJECTED = "TRANSPORT_INPUT_REJECTED"
 TRANSPORT_ERROR = "TRANSPORT_ERROR"
 
-# Called on any thread with the level and the fields of a record: it only appends and wakes.
+# Called on any thread with the level and the fields of a record. It must only append to a queue and wake its reader.
 Listener = Callable[[int, dict[str, Any]], None]
 
 RUN_ID = REAL.token_hex(8)  # of this process
 _correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
 _Listeners = tuple[tuple[int, Listener], ...]
-_listeners: _Listeners = ()  # each with the least level that it wants; replaced, never changed
+_listeners: _Listeners = ()  # each with its minimum level; the tuple is replaced, never changed
 SILENT = 1 << 30
-listened_from = SILENT  # the lowest level that any listener wants: read on the path of every event
+listened_from = SILENT  # the lowest level of any listener; the path of every event reads it
 _changing = threading.RLock()
 
 
-def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, **fields: Any) -> None:
-    """Write one record, if anybody listens."""
+def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, /, **fields: Any) -> None:
+    """Write one record if a handler or a listener receives this level. For a record with a reason, use
+    `record_reason`.
+    """
     logged = logger.isEnabledFor(level)
-    heard = [listener for least, listener in _listeners if level >= least] if _listeners else ()
-    if not logged and not heard:
+    listeners = [listener for least, listener in _listeners if level >= least] if _listeners else ()
+    if not logged and not listeners:
         return
     fields.setdefault("correlation_id", _correlation.get())
     found = {"record": name, **fields}
-    if logged:  # by hand: looking for the line of the caller takes as long as all the rest, and it is always ours
+    if logged:  # made by hand: finding the caller's line takes as long as everything else, and it is always in zbus
         about = None if exc_info is None else (type(exc_info), exc_info, exc_info.__traceback__)
         line = logger.makeRecord(logger.name, level, "zbus", 0, _Text(found), (), about, extra={"zbus": found})
         logger.handle(line)
     if exc_info is not None:
         found = found | {"error": f"{type(exc_info).__name__}: {exc_info}"}
-    for listener in heard:
+    for listener in listeners:
         listener(level, found)
 
 
+def record_reason(
+    name: str, level: int, exc_info: BaseException | None = None, /, *, code: str, reason: str, **fields: Any
+) -> None:
+    """Write one record that says why: `code` is a stable name from `catalog.CODES` for programs, `reason` is a
+    sentence for people.
+    """
+    record(name, level, exc_info, code=code, reason=reason, **fields)
+
+
 class _Text:
-    """The text of a record, made if somebody writes it as text."""
+    """The text of a record, made when a handler formats it."""
 
     __slots__ = ("_fields",)
 
@@ -91,19 +104,19 @@ class _Text:
 
 
 def wanted(level: int) -> bool:
-    """Return whether a record of this level would be written: asked once per burst, before one is made."""
+    """Return whether a record of this level would be written. Called once per burst, before a record is made."""
     return level >= listened_from or logger.isEnabledFor(level)
 
 
 def listen(level: int, listener: Listener) -> Callable[[], None]:
-    """Let `listener` have every record of `level` and above, from any thread; returns what ends that."""
+    """Pass every record of `level` and above to `listener`, on any thread. Returns a function that removes it."""
     entry = (level, listener)
     _change(lambda now: (*now, entry))
     return lambda: _change(lambda now: tuple([each for each in now if each is not entry]))
 
 
 def _change(change: Callable[[_Listeners], _Listeners]) -> None:
-    """Replace the listeners. What garbage collection finalizes may change them too, on this thread, meanwhile."""
+    """Replace the listeners. A finalizer that garbage collection runs on this thread meanwhile may replace them too."""
     global _listeners, listened_from
     with _changing:
         while True:
@@ -117,7 +130,7 @@ def _change(change: Callable[[_Listeners], _Listeners]) -> None:
 
 @contextmanager
 def correlated(correlation_id: str) -> Iterator[None]:
-    """Records that are written meanwhile, in this task or thread, belong to `correlation_id`.
+    """Give records that this task or thread writes in the `with` block this `correlation_id`.
 
     >>> with correlated("order-7"):
     ...     record(EVENT_RETRY, key="shop/orders/created")

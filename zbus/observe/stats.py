@@ -1,6 +1,6 @@
-"""What a bus counts and measures, in one place: `bus.stats()`, and what Prometheus is shown, are made from it.
+"""Counters and latency histograms of one bus. `bus.stats()` and the Prometheus collector both read from here.
 
-Counting is per burst, and nothing is worked out before somebody asks.
+Events are counted per burst, and everything else is computed when it is read.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from .histogram import Histogram
 
 
 class Stats:
-    """Counters and histograms of one bus. `count` may be called on any thread."""
+    """Counters and histograms of one bus. Any thread may call `count` and `counts`."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.commit = Histogram()  # from handing a burst to the log until it is durable
-        self.end_to_end = Histogram()  # from an event's `published_at` until it is in the queues of its readers
+        self.commit = Histogram()  # from handing a batch to the log until it is durable
+        self.end_to_end = Histogram()  # from an event's `published_at` until it is in its subscription queues
 
     def count(self, name: str, events: int) -> None:
-        """Add to a counter."""
+        """Add `events` to a counter."""
         if events:
             with self._lock:
                 self._counts[name] += events
 
     def counts(self) -> dict[str, int]:
-        """The counters so far."""
+        """Return a copy of the counters."""
         with self._lock:
             return dict(self._counts)

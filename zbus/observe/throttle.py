@@ -12,7 +12,7 @@ KEYS_MAX = 1_000
 
 
 class Throttle:
-    """Says for each key, once every `every_s` seconds, that a message is due.
+    """Allows one message per key every `every_s` seconds.
 
     At most `keys_max` messages are let through in that time, so a flood of different keys cannot fill a log file. For
     one thread at a time.
@@ -31,7 +31,7 @@ class Throttle:
         keys_max: int = KEYS_MAX,
     ) -> None:
         self._every_s, self._monotonic, self._keys_max = every_s, monotonic, keys_max
-        self._passed_at: OrderedDict[Hashable, float] = OrderedDict()  # the longest ago first
+        self._passed_at: OrderedDict[Hashable, float] = OrderedDict()  # the oldest first
 
     def due(self, key: Hashable = None) -> bool:
         """Return whether a message about `key` may be written now. If so, the next one has to wait."""

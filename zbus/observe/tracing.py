@@ -1,10 +1,10 @@
-"""Traces: publish, deliver and handle are spans, and their context travels in the headers of the event.
+"""Tracing: spans for publishing, receiving and handling, with their context in the headers of the event.
 
-The one place that imports OpenTelemetry, and only its API: which spans are kept, and where they go, is the
-application's business, and without its SDK nothing is made and nothing is added to an event. The context is
-written as W3C Trace Context and Baggage whatever the process is set to, because an event outlives the process.
-No span that fails, and nothing that a header holds, makes a publish or a delivery fail. Spans are named and
-described by OpenTelemetry's conventions for messaging, as of version 1.30.
+This is the only module that imports OpenTelemetry, and it imports only the API. The application's SDK keeps
+and exports spans; without an SDK, no spans are made and nothing is added to an event. The
+context is always written as W3C Trace Context and Baggage, whatever propagator the process uses, because an event
+outlives the process. Neither a span that fails nor the content of a header can make a publish or a delivery fail.
+Names and attributes follow OpenTelemetry's semantic conventions for messaging, version 1.30.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .records import record
 Handler = Callable[[Event], Awaitable[Any]]
 
 TRACING_FAILED = "TRACING_FAILED"
-LINKS_MAX = 128  # what the SDK keeps of one span, unless told otherwise
-# What is read of a header that anybody may have written. Larger ones stay in the event and are not looked at.
+LINKS_MAX = 128  # per span; the default limit of the SDK
+# Limits for headers, which any program may have written. Larger ones stay in the event and are not parsed.
 READ_CHARS_MAX = {TRACEPARENT: 512, TRACESTATE: 512, BAGGAGE: 8192}
 MEMBERS_MAX = 64
 
@@ -47,7 +47,7 @@ _w3c, _baggage = TraceContextTextMapPropagator(), W3CBaggagePropagator()
 
 
 class Sending:
-    """A span around one call that sends. `context` is what its events carry, `headers` that and those given."""
+    """A span around one call that sends. Its events carry `context`; `headers` are the given headers with it."""
 
     __slots__ = ("_span", "context", "headers")
 
@@ -60,7 +60,7 @@ class Sending:
         self.headers = self.onto(headers)
 
     def onto(self, headers: Mapping[str, str] | None) -> SpanHeaders:
-        """Headers with the context; without it where they have one already, or no room for it."""
+        """Return the headers with the context, or without it if they already have one or would become too large."""
         given = headers and (TRACEPARENT in headers or not _fits(headers, self.context))
         return SpanHeaders({} if given else self.context, headers)
 
@@ -78,7 +78,7 @@ class Sending:
         _end(self._span, error)
 
     def note(self, name: str, value: str | int) -> None:
-        """Add an attribute."""
+        """Set an attribute of the span."""
         self._span.set_attribute(name, value)
 
 
@@ -102,7 +102,7 @@ class Handling:
 
 
 class Tracing:
-    """What makes the spans of one bus, by the provider that the application has set, or sets later."""
+    """Makes the spans of one bus, with the tracer provider that the application has set or sets later."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("zbus")
@@ -112,7 +112,10 @@ class Tracing:
     def sending(
         self, operation: str, key: str, headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Sending:
-        """A span for a call that sends to one key. Headers that are none are refused before there is one."""
+        """Start a span for a call that sends to one key.
+
+        Raises `EventInvalid` before the span is started if `headers` is not a mapping.
+        """
         if headers is not None and not isinstance(headers, Mapping):
             encode_headers(headers, None, None)
         given = None if headers is None else _creation(headers)
@@ -124,7 +127,7 @@ class Tracing:
         return Sending(span, headers)
 
     def putting(self, events: Sequence[Event]) -> Sending:
-        """A span for events that have an identity, and perhaps a context, which they keep."""
+        """Start a span for events that have an identity. Those that have a context keep it."""
         given = [context for event in events[:LINKS_MAX] if (context := _creation(event.headers)) is not None]
         kind = SpanKind.CLIENT if len(given) == len(events) else SpanKind.PRODUCER
         keys = {event.key for event in events}
@@ -138,9 +141,10 @@ class Tracing:
     # Receiving.
 
     def received(self, event: Event, durable: str | None) -> None:
-        """Note that a reader has an event: a short span that links to its context, if it has one.
+        """Make a short span for an event that a subscriber received, linked to the event's context. Without a
+        context, make none.
 
-        It belongs to what the reader does at the time, and to the event's own trace where that is nothing.
+        Its parent is the current span or, if there is none, the event's context.
         """
         if TRACEPARENT not in event.headers or (creation := _creation(event.headers)) is None:
             return
@@ -151,7 +155,7 @@ class Tracing:
         _end(span, None)
 
     def handling(self, event: Event, operation: str = "process", durable: str | None = None) -> Handling:
-        """A span for handling an event: a child of its context, with a link to what was current before, if any."""
+        """Start a span for handling an event: a child of the event's context, linked to the current span if any."""
         context, creation, ambient = contexts.get_current(), None, trace.get_current_span().get_span_context()
         if TRACEPARENT in event.headers and (creation := _creation(event.headers)) is not None:
             context = trace.set_span_in_context(trace.NonRecordingSpan(creation), context)
@@ -163,7 +167,7 @@ class Tracing:
         return Handling(span, context)
 
     def handler(self, handler: Handler, durable: str | None = None) -> Handler:
-        """The same handler, each event in a span."""
+        """Return a handler that runs `handler` for each event in a span."""
 
         async def handle(event: Event) -> Any:
             with self.handling(event, "process", durable):
@@ -172,7 +176,7 @@ class Tracing:
         return handle
 
     def service(self, handler: Handler, durable: str | None) -> tuple[Handler, contextvars.Context]:
-        """The handler of `@bus.on`, and where its task runs: not in the span of whoever registered it."""
+        """Return the traced handler of `@bus.on`, and a context for its task without the caller's current span."""
         apart = contextvars.copy_context()
         apart.run(contexts.attach, Context())
         return self.handler(handler, durable), apart
@@ -195,40 +199,42 @@ class Tracing:
             attributes["messaging.destination.name"] = key
         try:
             return self._tracer.start_span(f"{operation} {key}".rstrip(), context, kind, attributes, links)
-        except Exception as error:  # of a sampler or a processor of the application: the event goes on
+        except (
+            Exception
+        ) as error:  # raised by a sampler or a processor of the application; the event must not be affected
             record(TRACING_FAILED, logging.ERROR, error, span=f"{operation} {key}")
             return trace.INVALID_SPAN
 
 
 def _describe(span: Span, event: Event, durable: str | None = None) -> None:
-    """Say which event a span is about."""
+    """Set the attributes that identify the event."""
     if not span.is_recording():
         return
-    said: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "messaging.message.id": f"{event.publisher_id}:{event.sequence}",
         "messaging.message.body.size": len(event.payload),
     }
     if event.correlation_id is not None:
-        said["messaging.message.conversation_id"] = event.correlation_id
+        attributes["messaging.message.conversation_id"] = event.correlation_id
     if durable is not None:
-        said["messaging.destination.subscription.name"] = durable
-    span.set_attributes(said)
+        attributes["messaging.destination.subscription.name"] = durable
+    span.set_attributes(attributes)
 
 
 def _end(span: Span, error: BaseException | None) -> None:
-    """End a span; an error is recorded, a cancellation is none."""
+    """End a span. An exception is recorded as an error; a cancellation is not."""
     if isinstance(error, Exception) and span.is_recording():
         span.record_exception(error)
         span.set_attribute("error.type", type(error).__qualname__)
         span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
     try:
         span.end()
-    except Exception as failed:  # of a processor of the application
+    except Exception as failed:  # raised by a processor of the application
         record(TRACING_FAILED, logging.ERROR, failed)
 
 
 def _creation(headers: Mapping[str, str]) -> SpanContext | None:
-    """The context that an event was published in; None where there is none that can be read."""
+    """Return the context that an event was published in, or None if it is missing or malformed."""
     if not headers or TRACEPARENT not in headers:
         return None
     found = _w3c.extract(_readable(headers, TRACEPARENT, TRACESTATE), Context())
@@ -237,18 +243,18 @@ def _creation(headers: Mapping[str, str]) -> SpanContext | None:
 
 
 def _readable(headers: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Of some headers, those that can be parsed in little time, whoever wrote them."""
+    """Return those headers that can be parsed quickly; any program may have written them."""
     found = {}
     for name in names:
         value = headers.get(name, "")
         if value.isascii() and 0 < len(value) <= READ_CHARS_MAX[name] and value.count(",") < MEMBERS_MAX:
-            # Over a run of blanks the parser of baggage takes the square of its length.
+            # The time that the parser of baggage needs for a run of blanks grows with the square of its length.
             found[name] = " ".join(value.split()) if name == BAGGAGE else value
     return found
 
 
 def _fits(headers: Mapping[str, str], context: Mapping[str, str]) -> bool:
-    """Whether headers have room for a context; those that are not text are refused later, for that."""
+    """Return whether headers with a context stay within the limit. Headers that are not text are rejected later."""
     try:
         size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
     except (AttributeError, UnicodeEncodeError):

@@ -1,6 +1,24 @@
-"""The transport port: what the core needs from a fabric, which carries frames between nodes.
+"""The transport port: the interface between the core and a fabric, which carries frames between nodes.
 
-`zbus.plugins` finds the implementation by the scheme of a URL. A fabric knows nothing of logs.
+To add a transport, implement `Fabric` in a package of your own and register its factory as an entry point:
+
+    [project.entry-points."zbus.fabrics"]
+    carrier = "my_package.fabric:open_fabric"   # open_fabric(config: BusConfig, url: str, session: Any) -> Fabric
+
+`zbus.open(transport="carrier://host")` then calls the factory, off the event loop. The factory connects, or raises
+`TransportError` within bounded time. To check the implementation, add it to the contract suite in `tests/contract`,
+which every transport passes. `zbus_nats.fabric` is a complete example.
+
+A fabric delivers frames at most once or at least once, as its network can: the core detects gaps, requests missing
+events from the publisher's log, and removes duplicates. A fabric therefore stores nothing and never retries. It knows
+nothing of logs and events: keys are routes, and payloads are opaque bytes.
+
+Threads: the core calls `check`, `diagnostics` and `RequestHandle.close` on the event loop, so they must return at
+once. It calls everything else on other threads, concurrently, and these calls may block for a bounded time. A fabric
+may call back on any thread. Callbacks queue their argument and return at once.
+
+Errors: a fabric raises `TransportError` and lets no exception of its library through. Malformed input from the network
+is counted and logged, and never stops the fabric.
 """
 
 from __future__ import annotations
@@ -8,76 +26,100 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-# What a fabric calls with each frame it received, on a thread of its own: it appends and wakes, nothing else. Where a
-# source can be acknowledged, the second argument is called once our log has all events of the frame.
+# The callback for received frames: the frame, and a function to acknowledge it or None. Pass such a function only if
+# the network redelivers unacknowledged frames. The core calls it once its log has stored all events of the frame.
 Receive = Callable[[bytes, Callable[[], None] | None], None]
 
-# What a fabric calls with each reply to a question, on a thread of its own; None ends them: no more will come.
-Heard = Callable[[bytes | None], None]
+# The callback for the replies to one request, in order. None is the last call: no more replies will come.
+OnReply = Callable[[bytes | None], None]
 
 
 class IncomingRequest(Protocol):
-    """A question that another node asked. Replies go to that node alone, in order."""
+    """A request from another node. Only that node receives the replies, in the order in which they are sent."""
 
     key: str
     payload: bytes
 
     def reply(self, data: bytes) -> None:
-        """Send one reply; may block while the network does. Any thread but the loop's."""
+        """Send one reply. May block while the network is slow. Raises `TransportError` if it cannot be sent."""
 
     def close(self) -> None:
-        """No more replies. Safe to call twice."""
+        """End the replies: the requester's `on_reply` is called with None. A second call has no effect."""
 
 
-class Asking(Protocol):
-    """A question under way."""
+# The callback for requests from other nodes.
+OnRequest = Callable[[IncomingRequest], None]
+
+
+class RequestHandle(Protocol):
+    """A request that this node has sent."""
 
     def close(self) -> None:
-        """Listen no longer; `heard` may still be called once or twice. Safe to call twice."""
+        """Ignore further replies. Replies that are being delivered may still arrive. A second call has no effect."""
 
 
 class Fabric(Protocol):
-    """What carries frames between nodes. Frames are opaque bytes: it neither changes nor splits what arrives.
+    """A connection to other nodes. It carries frames to every subscriber of a key, and requests to one server of a key.
 
-    All methods may block but none for ever, and none is called on the event loop. Errors are `TransportError`.
+    Two nodes may each send and receive at the same time. Frames of one sender and key arrive in the order in which
+    they were sent. A frame arrives unchanged and whole, whatever its size. After a disconnection the fabric reconnects
+    automatically and restores what `listen` and `serve` set.
     """
 
-    name: str
-    networked: bool  # whether there can be another node at the far end
-    events_only: bool  # it speaks to programs that know events alone: no beacons, no questions
-    trust: str  # how it makes sure who is at the far end: "none", or of "login", "tls", "mtls" and "curve" those in use
-    endpoints: Sequence[str]  # where other nodes can reach this one, as far as it is reached at all
-    dense: bool  # the sequences of a publisher come without holes, so that a hole is a loss
+    name: str  # the scheme of its URL, for log records
+    networked: bool  # False if no other node can be connected (embedded Zenoh); the core then only holds it open
+    events_only: bool  # the other end understands only events: no beacons, announcements or requests are sent
+    trust: str  # how peers are authenticated: "none", or "login", "tls", "mtls" and "curve", joined with "+"
+    endpoints: Sequence[str]  # addresses at which other nodes can connect to this one; empty if there are none
+    dense: bool  # sequences of a publisher arrive without gaps, so that a gap means loss
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
-        """Hand over frames, each with its concrete key, in order; blocks while the network is slow.
+        """Send frames in order, each to the subscribers of its concrete key. Blocks while the network is slow.
 
-        Raises while there is no connection: none, some or all of them may then have gone. The send queue sends
-        them again, and receivers know events by their identity.
+        Raises `TransportError` if there is no connection. Any number of the frames may then have been sent. The caller
+        sends all of them again later, and receivers remove duplicates.
         """
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
-        """Receive what other nodes send for these canonical expressions, exactly; replaces the earlier ones.
+        """Receive the frames that other nodes send to the keys that match, in place of the earlier expressions.
 
-        A frame arrives once, however many of the expressions match its key; while they change, a late one may come
-        twice. Returns when it is in force as far as this end can tell, and stays in force across reconnections. A node
-        does not hear itself.
+        The expressions are canonical key expressions. The fabric filters exactly: if its network cannot express a
+        wildcard, it subscribes more widely and filters here. A frame arrives once, even if several expressions match
+        it; while expressions change, a frame may arrive twice. A node does not receive its own frames. Returns when
+        the subscriptions are active, as far as this end can know.
         """
 
     def ready(self, key: str) -> bool:
-        """Whether this fabric is connected and, where it can tell, whether some other node wants `key` now."""
+        """Return whether the fabric is connected and another node subscribes to `key`.
+
+        A network that does not reveal its subscribers returns whether it is connected. A node without a log waits
+        briefly for this before it sends its first event.
+        """
 
     def check(self, key: str) -> None:
-        """Raise `KeyInvalid` for a legal key that this fabric cannot carry all the same. Never blocks."""
+        """Raise `KeyInvalid` if this fabric cannot carry a key that is otherwise valid."""
 
-    def answer(self, keys: Sequence[str], asked: Callable[[IncomingRequest], None]) -> None:
-        """Answer questions for these concrete keys; replaces the earlier ones. `asked` only appends and wakes."""
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Accept requests for these concrete keys, in place of the earlier ones.
 
-    def ask(self, key: str, payload: bytes, heard: Heard, timeout_s: float) -> Asking:
-        """Ask one of those who answer for `key`. Nobody there: `heard(None)` at once, with no reply before it."""
+        If several nodes serve a key, one of them receives each request. Raises `TransportUnsupported` if the fabric is
+        `events_only` and `keys` is not empty.
+        """
+
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Send a request to one of the other nodes that serve `key`.
+
+        Calls `on_reply` for each reply and then with None: after the last reply, when the server disconnects, and after
+        `timeout_s` at the latest. If no node serves the key, calls `on_reply(None)` immediately. Raises
+        `TransportError` if the request cannot be sent, and `TransportUnsupported` if the fabric is `events_only`.
+        """
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this fabric is; never a secret."""
+        """Return the state of the connection for `bus.diagnostics()`, without secrets."""
 
     def close(self) -> None:
-        """Let go of the network, in bounded time. Safe to call twice."""
+        """Disconnect within bounded time, whatever the network does. A second call has no effect.
+
+        Requests that are in flight end with `on_reply(None)`. Later calls of `send`, `listen`, `serve` and
+        `request` raise `TransportError`.
+        """

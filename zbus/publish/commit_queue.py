@@ -1,9 +1,9 @@
 """The commit queue: from publishers to the log and back, one burst per turn of the loop and one wake-up per commit.
 
-Events that are published during one turn of the event loop go to the log together, and what one commit stored comes
-back together. So the work per event on the loop is a row, a future and two list entries. The log's tail comes back
-through the same mailbox, before the append that it belongs to is answered: an event is delivered before the `await` of
-its publisher returns.
+Events that are published during one turn of the event loop are appended to the log together, and the results of one
+commit come back together. So the work per event on the loop is a row, a future and two list entries. The log's tail
+comes back through the same mailbox, before the result of its append: an event is delivered before the `await` of its
+publisher returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from zbus.event import Offset, offset_of
-from zbus.observe.burst_records import tell_published
+from zbus.observe.burst_records import record_published
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
@@ -25,26 +25,26 @@ from zbus.util.runtime import Runtime
 
 from .backpressure import Backpressure
 
-# A burst of this many goes to the log at once, so that the log can take its work in parts.
+# A burst of this size is appended immediately, so that the log can begin before the rest arrives.
 FLUSH_ROWS = 128
 
-# A future that waits for one row, whose offset it gets; or one that waits for several, and how many.
+# A future for the offset of one row; or a future for the result of several rows, and their number.
 Waiter = asyncio.Future[Any] | tuple[asyncio.Future[Any], int]
 Listener = Callable[[Sequence[Row], Sequence[int]], None]
 
 
 class Burst(msgspec.Struct, gc=False):
-    """Rows that went to the log together, and the futures that wait for them."""
+    """Rows that were appended together, and the futures that wait for them."""
 
     rows: list[Row]
     waiters: list[Waiter]
     size: int
-    begun: int  # when they went to the log
+    begun: int  # the monotonic time of the append, in ns
     single: bool  # each future waits for one row
 
 
 class CommitQueue:
-    """Lives on one event loop; the log's thread only posts into its mailbox."""
+    """Collects rows, appends them and resolves their futures. Runs on one event loop; the log's thread only posts."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CommitQueue:
         count: Callable[[str, int], None],
         runtime: Runtime,
     ) -> None:
-        """`listeners` are called with each part of the log's tail, in order."""
+        """Open the queue. `listeners` are called in order with each part of the log's tail."""
         self._append, self._backpressure, self.listeners = log.append, backpressure, tuple(listeners)
         self._pending_bytes_max, self._took, self._count = pending_bytes_max, took, count
         self._monotonic_ns = runtime.monotonic_ns
@@ -66,12 +66,12 @@ class CommitQueue:
         self._bytes = self.pending_bytes = self._in_flight = 0
         self._mailbox = Mailbox[AppendResult | Committed](self._loop, self._take)
         self._behind, self._single = False, True
-        self.stored_events = 0  # by this node: its own, and those that it keeps of others
+        self.stored_events = 0  # by this node: its own events, and those of other nodes that it keeps
         self._idle: asyncio.Future[None] | None = None
         self.tail_after = log.tail(self._mailbox.post)  # every event after this offset is delivered
 
     def add(self, row: Row) -> asyncio.Future[Offset]:
-        """Take one row; the future holds its offset once it is durable."""
+        """Queue one row. The returned future gets its offset once the row is durable."""
         future: asyncio.Future[Offset] = self._loop.create_future()
         rows = self._rows
         if not rows and self._in_flight:
@@ -79,12 +79,12 @@ class CommitQueue:
         rows.append(row)
         self._waiters.append(future)
         self._bytes += len(row.payload)
-        if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log has nothing to do, or enough
+        if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log is idle, or the burst is full
             self._flush()
         return future
 
     def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Stored]:
-        """Take rows that are to be stored in one commit."""
+        """Queue rows for one commit. The returned future gets their offsets once they are durable."""
         future: asyncio.Future[Stored] = self._loop.create_future()
         if not self._rows:
             self._loop.call_soon(self._flush)
@@ -95,7 +95,7 @@ class CommitQueue:
         return future
 
     async def drained(self) -> None:
-        """Wait until everything that was added is stored or has failed."""
+        """Wait until all queued rows are stored or have failed."""
         while self._rows or self._in_flight:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)
@@ -118,7 +118,7 @@ class CommitQueue:
                 for listener in self.listeners:
                     listener(item.rows, item.offsets)
                 if wanted(logging.DEBUG):
-                    _tell_published(item)
+                    _record_published(item)
                 continue
             assert type(item) is AppendResult
             burst: Burst = item.about
@@ -159,7 +159,7 @@ class CommitQueue:
 
 
 def _resolve(burst: Burst, stored: Stored) -> None:
-    """Resolve the futures of a burst some of which wait for several rows, or of which some rows were repeated."""
+    """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
     offsets, repeated = stored
     at = 0
     for waiter in burst.waiters:
@@ -175,7 +175,7 @@ def _resolve(burst: Burst, stored: Stored) -> None:
         at += number or 1
 
 
-def _tell_published(committed: Committed) -> None:
+def _record_published(committed: Committed) -> None:
     own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
     if own:
-        tell_published([row for row, _ in own], [offset for _, offset in own])
+        record_published([row for row, _ in own], [offset for _, offset in own])

@@ -29,26 +29,25 @@ if TYPE_CHECKING:
 
 KEYS_ANNOUNCED_MAX = 1000
 NUMBER_MAX = (1 << 63) - 1
-UNYIELDED_MAX = 512  # events delivered without a log before subscribers have their turn
+UNYIELDED_MAX = 512  # events delivered without a log before subscribers run
 
 
 class Entry:
-    """Lives on the event loop. The node has one; publishers, sessions, proxied writes and adapters share it."""
+    """The publish path of a node. Publishers, sessions, proxied writes and adapters share it, on the event loop."""
 
     def __init__(self, host: Host, backpressure: Backpressure, payload_bytes_max: int, runtime: Runtime) -> None:
         self._host, self.backpressure, self.payload_bytes_max = host, backpressure, payload_bytes_max
-        self.deliver = host.deliver_unlogged  # of rows of one key that no log stores
+        self.deliver = host.deliver_unlogged  # delivers rows of one key if no log stores them
         self.time_ns, self.randbits, self.token_hex = runtime.time_ns, runtime.randbits, runtime.token_hex
-        self.generation = (
-            0  # of what `open_key` depends on: publishers compare it instead of calling that for each event
-        )
+        # Rises when a result of `open_key` may change: publishers compare it instead of calling that for each event.
+        self.generation = 0
         self._is_open = False
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
         self.tracing: Tracing | None = None
         self.commits: CommitQueue | None = None  # None if no log stores events
         self.published_events = 0
-        self.published_keys: dict[str, None] = {}  # for other nodes to know; the first ones, if there are many
+        self.published_keys: dict[str, None] = {}  # announced to other nodes; at most KEYS_ANNOUNCED_MAX
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +61,7 @@ class Entry:
 
     @property
     def access(self) -> Access | None:
-        """The access rules. Other rules are another object."""
+        """The access rules. Assign a new object to change them."""
         return self._access
 
     @access.setter
@@ -71,7 +70,7 @@ class Entry:
         self.recheck()
 
     def recheck(self) -> None:
-        """Let publishers check their keys again: a transport was added, the access rules changed, or the bus closed."""
+        """Make publishers check their keys again, because transports or access rules changed or the bus closed."""
         self.generation += 1
 
     def check_open(self) -> None:
@@ -80,19 +79,19 @@ class Entry:
             raise BusClosed("publish")
 
     def open_key(self, key: str) -> str:
-        """Return the key if events may be published to it now."""
+        """Return the key if events may be published to it now. Raises `BusClosed`, `KeyInvalid` or an access error."""
         self.check_open()
         if self.access is not None:
             self.access.check_publish(key)
         return self._host.check_key(key)
 
     def announce_key(self, key: str) -> None:
-        """Let other nodes know that this node publishes to a key."""
+        """Announce to other nodes that this node publishes to a key."""
         if len(self.published_keys) < KEYS_ANNOUNCED_MAX:
             self.published_keys[key] = None
 
     def announce_keys(self, rows: Iterable[Row]) -> None:
-        """The same for the keys of events that no publisher of this node has numbered."""
+        """Announce the keys of events that no publisher of this node has numbered."""
         for key in {row.key: None for row in rows}:
             self.announce_key(key)
 
@@ -115,7 +114,7 @@ class Entry:
     def encode_many(
         self, key: str, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Iterator[tuple[bytes, bytes | None]]:
-        """The same for many payloads that share their headers, which differ only by the content type."""
+        """Encode and validate many payloads that share their headers, which differ only by the content type."""
         encoded: dict[str | None, bytes | None] = {}
         for payload in payloads:
             body, kind = encode_payload(payload, self.payload_bytes_max)
@@ -146,11 +145,11 @@ class Entry:
     async def store(self, rows: Sequence[Row]) -> Stored:
         """Store rows in one commit and return their offsets, or only deliver them if there is no log.
 
-        Without a log the rows are delivered before anything is awaited, so a call that is cancelled parts nothing.
+        Without a log, all rows are delivered before anything is awaited, so cancellation cannot separate them.
         """
         if self.commits is not None:
             return await self.commits.add_many(rows)
-        crowded = [self.deliver((row,)) for row in rows]  # all of them, before anything is awaited
+        crowded = [self.deliver((row,)) for row in rows]  # a list: all of them, before anything is awaited
         if any(crowded):
             await asyncio.sleep(0)
         return Stored([0] * len(rows))
@@ -167,7 +166,7 @@ class Entry:
             body, encoded = self.encode(event.key, event.payload, headers or None, None)
             rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
         found: list[Offset] = []
-        # Without a log there is no commit to share: each event waits for capacity by itself.
+        # Without a log there is no commit to share: each event waits for capacity separately.
         for part in (rows,) if self.commits is not None and rows else [(row,) for row in rows]:
             await self.admit((row.key, row.payload) for row in part)
             self.announce_keys(part)
@@ -205,10 +204,10 @@ def check_rows(
 
 
 def check_identity(given: Event | Row) -> None:
-    """Raise `EventInvalid` if the numbers that came with an event fit neither a log nor a frame.
+    """Raise `EventInvalid` if a number of an event's identity is out of the range of logs and frames.
 
-    They are part of the form of an event, like its payload and headers. The log could not encode them, and its error
-    would be that of every other event in the same commit.
+    This is checked here, like payload and headers, because the log could not encode such a number, and its error would
+    fail every other event in the same commit.
     """
     for name in ("publisher_id", "sequence", "published_at"):
         number = getattr(given, name)

@@ -1,4 +1,4 @@
-"""What publishing needs from the node: its contract with the rest of the core."""
+"""The protocols that connect publishing with the rest of the core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zbus.ports.log import Row
 
 
 class Access(Protocol):
-    """Decides which keys may be published to. None is installed yet: the entry has the slot."""
+    """Decides which keys may be published to. No implementation exists yet."""
 
     def check_publish(self, key: str) -> None:
         """Raise a `ZbusError` if this key may not be published to."""
@@ -24,7 +24,7 @@ class Validators(Protocol):
 
 
 class Host(Protocol):
-    """What the entry needs from the node."""
+    """The node, as the publish path uses it."""
 
     def check_key(self, key: str) -> str:
         """Return a key that every transport in use can carry. Raises `KeyInvalid`."""

@@ -1,7 +1,7 @@
-"""Proxied writes: events that another process asks this node to publish, as encoded rows from the log's thread.
+"""Proxied writes: events that another process requests this node to publish, as encoded rows from the log's thread.
 
-They take the same publish path as every other event: checked as if they were published here, delayed by backpressure,
-stored by the same commits, and so seen by subscribers, durable subscriptions and other nodes.
+They take the same publish path as all other events: they are checked, delayed by backpressure and stored by the same
+commits, and so they reach subscribers, durable subscriptions and other nodes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Write = tuple[Sequence[Row], WriteDone]
 
 
 class ProxiedWrites:
-    """Lives on the loop of its bus; only `take` is called from the log's thread.
+    """Publishes proxied writes on the loop of the bus. Only `take` is called from the log's thread.
 
-    Rows that are not with the log yet when the bus closes are not stored, and their `done` is not called.
+    Rows that were not appended to the log when the bus closes are not stored, and their `done` is not called.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -34,7 +34,7 @@ class ProxiedWrites:
         self._storing: asyncio.Task[None] | None = None
 
     def take(self, rows: Sequence[Row], done: WriteDone) -> None:
-        """Take rows, at least one, to be stored together or not at all; `done` is called on the loop."""
+        """Queue at least one row. The rows are stored together or not at all, and `done` is called on the loop."""
         self._mailbox.post((rows, done))
 
     def _begin(self, writes: list[Write]) -> None:

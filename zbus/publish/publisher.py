@@ -1,4 +1,4 @@
-"""The publishing end: one key, one identity, rising sequence numbers."""
+"""The publisher of events: one key, one identity, rising sequence numbers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CHUNKS_IN_FLIGHT = 4
 
 
 class EventPublisher:
-    """Publishes to one key. Each publisher object is an identity of its own, with sequences from 0.
+    """Publishes to one key. Each publisher object has its own identity, with sequences from 0.
 
-    Made by `await bus.publisher("shop/orders/created")` or by `EventPublisher.for_component(...)`.
+    Create one with `await bus.publisher("shop/orders/created")` or `EventPublisher.for_component(...)`.
     """
 
     __slots__ = ("_entry", "_generation", "_sequence", "key", "publisher_id")
@@ -37,19 +37,19 @@ class EventPublisher:
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str) -> EventPublisher:
-        """A publisher for a topic of a namespace: `for_namespace(bus.namespace("shop"), "news")`."""
+        """Return a publisher for a namespace's topic: `for_namespace(bus.namespace("shop"), "news")`."""
         publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "namespace"))
         return publisher
 
     @classmethod
     async def for_component(cls, scope: Scope, topic: str) -> EventPublisher:
-        """A publisher for a topic of a component: `for_component(bus.component("shop", "orders"), "created")`."""
+        """Return a publisher for a component's topic: `for_component(bus.component("shop", "orders"), "created")`."""
         publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "component"))
         return publisher
 
     @classmethod
     async def for_endpoint(cls, scope: Scope, topic: str) -> EventPublisher:
-        """A publisher for a topic of an endpoint: `for_endpoint(component.endpoint("api"), "called")`."""
+        """Return a publisher for an endpoint's topic: `for_endpoint(component.endpoint("api"), "called")`."""
         publisher: EventPublisher = await scope.bus.publisher(scope.key(topic, "endpoint"))
         return publisher
 
@@ -60,18 +60,18 @@ class EventPublisher:
 
     @property
     def sequence(self) -> int:
-        """The sequence number that the next event will have."""
+        """The sequence number of the next event."""
         return self._sequence
 
     async def publish(
         self, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
     ) -> Offset:
-        """Publish one event; returns its offset once it is on disk (0 if the bus has no log).
+        """Publish one event. Returns its offset once it is on disk (0 if the bus has no log).
 
         The offset is an `int` that also has `publisher_id`, `sequence` and `first`.
 
-        Raises `EventInvalid` (never stored), or a `LogError` that says what is true of the event.
-        Cancelled while it waits, the event may or may not be stored; the bus and this publisher go on.
+        Raises `EventInvalid` (the event was not stored), or a `LogError` that states whether it was stored.
+        If cancelled while waiting, the event may or may not have been stored. The bus and this publisher remain usable.
         """
         entry = self._entry
         if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
@@ -111,10 +111,10 @@ class EventPublisher:
         headers: Mapping[str, str] | None = None,
         correlation_id: str | None = None,
     ) -> Sequence[int]:
-        """Publish many events in order, a thousand or so to a commit; returns their offsets.
+        """Publish many events in order, up to 1,000 per commit. Returns their offsets.
 
-        Each commit is stored whole or not at all. On an error, a note on it says how many events of
-        this call were stored before. Cancelled, a beginning of `payloads` may be stored.
+        Each commit is stored completely or not at all. If an error is raised, its note has the number of events of this
+        call that were stored. If cancelled, the first events of `payloads` may have been stored.
         """
         entry = self._entry
         if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
@@ -143,17 +143,17 @@ class EventPublisher:
             error.add_note(await _stored_before(stored, waiting))
             raise
         finally:
-            for each in waiting:  # cancelled: nobody will look at these
-                each.add_done_callback(_look_at)
+            for each in waiting:  # if cancelled: their results are not used
+                each.add_done_callback(_retrieve_error)
         return stored
 
     def _chunks(
         self, payloads: Iterable[Any], headers: Mapping[str, str] | None, correlation_id: str | None
     ) -> Iterable[list[tuple[bytes, bytes | None]]]:
-        """Encoded payloads and headers, in parts that fit into one commit.
+        """Yield encoded payloads and headers in chunks, each for one commit.
 
-        Without a log, a part is what is delivered before subscribers have their turn. Whatever is awaited between two
-        parts, the next one is checked as the first one was.
+        Without a log, a chunk is delivered before subscribers run. The caller awaits between two chunks, so the key is
+        checked again before the next one.
         """
         entry, size = self._entry, 0
         events_max = CHUNK_EVENTS if entry.commits is not None else UNYIELDED_MAX
@@ -169,7 +169,7 @@ class EventPublisher:
             yield chunk
 
     def _number(self, bodies: Sequence[tuple[bytes, bytes | None]]) -> list[Row]:
-        """Rows with the next sequence numbers. Nothing may reject them after this."""
+        """Return rows with the next sequence numbers. Nothing may reject them after this."""
         publisher_id, key, time_ns, first = self.publisher_id, self.key, self._entry.time_ns, self._sequence
         self._sequence = first + len(bodies)
         return [
@@ -178,13 +178,13 @@ class EventPublisher:
         ]
 
     def _check_key(self) -> None:
-        """Check that the bus is open, and that events may be published to the key now."""
+        """Check that the bus is open and that events may be published to the key now."""
         self._entry.open_key(self.key)
         self._generation = self._entry.generation
 
 
 async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored]]) -> str:
-    """Wait for what is under way, so that the note on an error is true."""
+    """Wait for commits in flight, and return the note with the number of stored events."""
     events = len(stored)
     while waiting:
         try:
@@ -194,7 +194,7 @@ async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored
     return f"{events} events of this call were stored"
 
 
-def _look_at(stored: asyncio.Future[Stored]) -> None:
-    """asyncio reports an error that nobody looked at."""
+def _retrieve_error(stored: asyncio.Future[Stored]) -> None:
+    """Retrieve the error of a future: asyncio logs errors that are never retrieved."""
     if not stored.cancelled():
         stored.exception()

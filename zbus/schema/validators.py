@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zbus.errors import SchemaInvalid
 from zbus.event import Event
 from zbus.keys import matches
-from zbus.observe.records import EVENT_INVALID_SCHEMA, record
+from zbus.observe.records import EVENT_INVALID_SCHEMA, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
 from zbus.util.memo import Memo
@@ -80,7 +80,8 @@ class Validators(Memo[str, tuple[Validator, ...]]):
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash) from error
         self._count(COUNTED, 1)
         if self._throttle.due(key):
-            record(EVENT_INVALID_SCHEMA, logging.WARNING, **_fields(schema, key, reason, body, event))
+            fields = _fields(schema, key, body, event)
+            record_reason(EVENT_INVALID_SCHEMA, logging.WARNING, code=COUNTED, reason=reason, **fields)
         if schema.mode == STRICT:
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
 
@@ -102,12 +103,10 @@ def active_schemas(versions: Iterable[Schema]) -> dict[str, Schema]:
     return {expression: each for expression, each in newest.items() if each.mode != REMOVED}
 
 
-def _fields(schema: Schema, key: str, reason: str, body: bytes, event: Event | None) -> dict[str, Any]:
+def _fields(schema: Schema, key: str, body: bytes, event: Event | None) -> dict[str, Any]:
     fields = {
         "key": key,
         "topic": key.rpartition("/")[2],
-        "code": "schema_violation",
-        "reason": reason,
         "payload": body[:PAYLOAD_SHOWN_BYTES],
         "payload_bytes": len(body),
         "expected_hash": schema.hash,

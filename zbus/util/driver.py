@@ -1,7 +1,7 @@
-"""A driver: calls `step()` again whenever it is due or woken, until it is finished.
+"""A driver: calls a `step` whenever it is due or woken, until it is finished.
 
-A loop that sleeps cannot be simulated. A `step` does what is due now and returns when it wants to be
-called next; the driver owns the thread and the waiting.
+A loop that sleeps cannot be simulated. A step does what is due now and returns the time of the next call. The driver
+owns the thread and does the waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-# Do what is due; return the monotonic time of the next step (`inf`: only when woken), or None when finished.
+# Does what is due. Returns the monotonic time of the next step (`inf`: only when woken), or None when finished.
 Step = Callable[[], float | None]
 
 
@@ -35,7 +35,7 @@ class ThreadDriver:
 
     def wake(self) -> None:
         """Call the step again soon. A wake-up during a step is not lost."""
-        if not self._woken.is_set():  # it is cleared before a step: if it is set, a step is still to come
+        if not self._woken.is_set():  # it is cleared before each step, so a step follows if it is set
             self._woken.set()
 
     def join(self, timeout_s: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from .memo import Memo
 from .runtime import REAL
 
-PUBLISHER_BITS = 53  # numbers of every language can hold them
+PUBLISHER_BITS = 53  # JSON numbers of every language can hold them
 
 K = TypeVar("K", bound=Hashable)
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LoopEnded(RuntimeError):
-    """The event loop does not run, or no longer, so the coroutine was not finished."""
+    """Raised when the event loop is not running, so the coroutine did not finish."""
 
 
 class LoopThread:
@@ -55,14 +55,14 @@ class LoopThread:
         self._calls.soon(function, *args)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop. Raises `LoopEnded` if the loop does not run."""
+        """Run a coroutine on the loop. Raises `LoopEnded` if the loop is not running."""
         try:
             if not self.alive:
                 raise RuntimeError
             return asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError:  # also if the loop was closed this very moment
+        except RuntimeError:  # including a loop that was closed since the check
             work.close()
-            raise LoopEnded(f"{self._name} does not run") from None
+            raise LoopEnded(f"{self._name} is not running") from None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine on the loop and wait for its result.
@@ -77,7 +77,7 @@ class LoopThread:
                 left_s = ALIVE_CHECK_S if ends_at is None else min(ALIVE_CHECK_S, ends_at - self._runtime.monotonic())
                 if wait((future,), max(0.0, left_s)).done:
                     break
-                if not self.alive:  # a coroutine that came when the loop had just stopped is never finished
+                if not self.alive:  # a coroutine that was posted after the loop stopped never finishes
                     raise LoopEnded(f"{self._name} ended")
                 if left_s <= 0:
                     raise TimeoutError(f"{self._name}: no result within {timeout_s:g} s")
@@ -112,7 +112,7 @@ class LoopThread:
 
 
 async def _end() -> None:
-    """Cancel what is left, and close generators, but wait for neither for long."""
+    """Cancel the remaining tasks and close generators, within `END_S` seconds."""
     loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:

@@ -1,7 +1,7 @@
-"""From other threads to an event loop: items are queued at once, and the loop wakes up once for many of them.
+"""Mailboxes: queues from any thread to an event loop, which wakes up once for many items.
 
-`call_soon_threadsafe` writes to a socket. Called for each item it costs more than most items do, so a mailbox calls it
-only for the first item after a batch was taken.
+`call_soon_threadsafe` writes to a socket. A call for each item would cost more than most items do, so a mailbox calls
+it only for the first item after a batch was taken.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Mailbox(Generic[T]):
         self._max, self._size, self._held, self._worth = max, size, 0, worth
         self._limited = size is not None or turn < sys.maxsize
         self._items: deque[T] = deque()
-        self._armed = False  # the loop is about to empty it, or it is paused: there is no need to wake the loop
+        self._armed = False  # the loop will empty it, or it is paused: no need to wake the loop
         self._paused, self._ready = False, ready
         self._overflowed = 0
         self._lock = threading.Lock()
@@ -72,10 +72,10 @@ class Mailbox(Generic[T]):
     # Any thread.
 
     def post(self, item: T) -> None:
-        """Queue an item, unless it does not fit, and wake the loop if need be."""
+        """Queue an item if it fits, and wake the loop if necessary. Does not block."""
         if self._max is not None and not self._fits(item, self._max):
             return
-        # Append first, look at the flag second. `_empty` does it the other way round, so no item stays behind.
+        # Append first, read the flag second. `_empty` does it in the opposite order, so no item stays behind.
         self._items.append(item)
         if not self._armed:
             self._armed = True
@@ -111,17 +111,17 @@ class Mailbox(Generic[T]):
         return overflowed
 
     def pause(self) -> None:
-        """Leave everything in the mailbox until `resume`. What a call of `take` has got already is not affected."""
+        """Keep all items in the mailbox until `resume`. A batch that was taken already is not affected."""
         self._paused = self._armed = True
 
     def resume(self) -> None:
-        """Go on taking items."""
+        """Take items again after `pause`."""
         if self._paused:
             self._paused = False
             self._loop.call_soon(self._empty)
 
     def clear(self) -> list[T]:
-        """Take everything out, without calling `take`."""
+        """Remove and return all items, without calling `take`."""
         return self._out(sys.maxsize, sys.maxsize)
 
     def _empty(self) -> None:
@@ -135,7 +135,7 @@ class Mailbox(Generic[T]):
             if items and not self._armed:
                 self._armed = True
                 self._loop.call_soon(self._empty)
-        elif len(items) == 1:  # the usual case of a loop that is not busy
+        elif len(items) == 1:  # the usual case if the loop is not busy
             batch = [items.popleft()]
         else:
             batch = [items.popleft() for _ in range(len(items))]

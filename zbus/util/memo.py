@@ -1,4 +1,4 @@
-"""A bounded dict of computed values: a missing one is made, and a full memo drops its oldest entry."""
+"""A bounded dict of computed values: a missing value is computed, and a full memo evicts its oldest entry."""
 
 from __future__ import annotations
 

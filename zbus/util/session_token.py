@@ -1,11 +1,11 @@
-"""Signed tokens for sessions: who shows one may read that session's events, and no other's.
+"""Signed session tokens: a token gives access to the events of one session.
 
-A token carries the session's id and when it ends, and an HMAC-SHA256 of both. It is not encrypted: the id can be read
-by whoever has the token. It is written in letters that a cookie, a header and a query take as they are:
+A token contains the session's id, its expiry time and an HMAC-SHA256 of both. It is not encrypted: anyone with the
+token can read the id. It needs no escaping in a cookie, a header or a query:
 
     zs1.EXPIRES_AT_MS.ID.SIGNATURE
 
-`zs1` is the version, and it is signed too: what a later version signs is never taken for this one.
+`zs1` is the version. It is signed too, so a token of a later version is never valid as this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TTL_S_MAX = 10 * 366 * 86_400.0
 
 _VERSION = "zs1"
 _TOKEN = re.compile(r"zs1\.([1-9][0-9]{0,15})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})", re.ASCII)
-_CONTEXT = b"zbus session token\0"  # the same secret may sign other things elsewhere
+_CONTEXT = b"zbus session token\0"  # the same secret may sign other data elsewhere
 
 
 def check_session_id(session_id: str) -> str:
@@ -45,7 +45,7 @@ def check_session_id(session_id: str) -> str:
 def sign_session_token(
     secret: bytes, session_id: str, ttl_s: float, *, time_ns: Callable[[], int] = REAL.time_ns
 ) -> str:
-    """A token that opens the events of one session for `ttl_s` seconds.
+    """Return a token for the events of one session, which is valid for `ttl_s` seconds.
 
     >>> verify_session_token(b"0123456789abcdef", sign_session_token(b"0123456789abcdef", "alice", 60))
     'alice'
@@ -53,21 +53,21 @@ def sign_session_token(
     _check_secret(secret)
     check_session_id(session_id)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= TTL_S_MAX:
-        raise ConfigInvalid("ttl_s", f"{ttl_s!r} is no number of seconds above 0 and up to ten years")
+        raise ConfigInvalid("ttl_s", f"{ttl_s!r} must be a number of seconds above 0, and at most ten years")
     expires_at_ms = math.ceil(time_ns() / 1e6 + ttl_s * 1000)
     signed = f"{_VERSION}.{expires_at_ms}.{_text(session_id.encode())}"
     return f"{signed}.{_signature(secret, signed)}"
 
 
 def verify_session_token(secret: bytes, token: str, *, time_ns: Callable[[], int] = REAL.time_ns) -> str:
-    """The id of the session that a token opens.
+    """Return the id of a token's session.
 
-    Raises `SessionTokenInvalid`: it is no token, was changed, is of another secret, or has expired.
+    Raises `SessionTokenInvalid` if the token is malformed, was changed, was signed with another secret, or has expired.
     """
     _check_secret(secret)
     found = _TOKEN.fullmatch(token) if isinstance(token, str) and len(token) <= TOKEN_CHARACTERS_MAX else None
     if found is None:
-        raise SessionTokenInvalid("it is not written as one")
+        raise SessionTokenInvalid("it is malformed")
     signed, _, signature = token.rpartition(".")
     if not hmac.compare_digest(_signature(secret, signed), signature):
         raise SessionTokenInvalid("it was changed, or signed with another secret")
@@ -77,13 +77,13 @@ def verify_session_token(secret: bytes, token: str, *, time_ns: Callable[[], int
 
 
 def expires_at(token: str) -> float:
-    """When a token ends that `verify_session_token` has accepted, in Unix seconds."""
+    """Return the expiry time, in Unix seconds, of a token that `verify_session_token` has accepted."""
     return int(token.split(".")[1]) / 1000
 
 
 def _check_secret(secret: bytes) -> None:
     if not isinstance(secret, bytes) or len(secret) < SECRET_BYTES_MIN:
-        raise ConfigInvalid("session_secret", f"it is bytes, at least {SECRET_BYTES_MIN}, or it can be guessed")
+        raise ConfigInvalid("session_secret", f"must be bytes, and at least {SECRET_BYTES_MIN} of them")
 
 
 def _signature(secret: bytes, signed: str) -> str:

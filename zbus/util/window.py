@@ -1,4 +1,4 @@
-"""A window: which items were seen lately, by number and by time, in bounded memory."""
+"""A window: the items that were seen recently, bounded by number and by time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Window(Generic[T]):
         monotonic: Callable[[], float] = REAL.monotonic,
     ) -> None:
         self._max, self._within_s, self._monotonic = max, within_s, monotonic
-        self._added_at: OrderedDict[T, float] = OrderedDict()  # the longest ago first
+        self._added_at: OrderedDict[T, float] = OrderedDict()  # the oldest comes first
 
     def __len__(self) -> int:
         return len(self._added_at)

@@ -1,4 +1,4 @@
-"""What a node tells others about itself, again and again, so that each knows who is there."""
+"""Announcements: a node describes itself to the other nodes periodically."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from zbus.errors import EventInvalid
 from .envelope import NODE
 
 NODES = "@zbus/node/*"
-NAMES_MAX = 100  # of each list: what is left out is counted in `more`
+NAMES_MAX = 100  # the longest list of names; `more` counts what is left out
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 _PREFIX = bytes([NODE])
 
 
 class Announcement(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A node, as it describes itself. Fields are added at the end alone, with what stands for their absence."""
+    """A node, as it describes itself. Add fields only at the end, with a default."""
 
     origin: Annotated[int, msgspec.Meta(ge=0, le=(1 << 62) - 1)]
-    run: str  # another one after each start
+    run: str  # a new one after each start
     leaving: bool
-    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)]  # it is gone if nothing is heard of it for so long
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)]  # the node is considered gone after this long without one
     name: str
     bus: str
     host: str
@@ -44,18 +44,18 @@ _decode = msgspec.msgpack.Decoder(Announcement).decode
 
 
 def node_key(origin: int) -> str:
-    """Where a node tells of itself."""
+    """Return the key for the announcements of a node."""
     return f"@zbus/node/{origin:x}"
 
 
 def encode_announcement(announcement: Announcement) -> bytes:
-    """A frame with one announcement."""
+    """Encode an announcement as a frame."""
     return _PREFIX + _encode(announcement)
 
 
 def decode_announcement(frame: bytes) -> Announcement:
-    """Read an announcement; raise `EventInvalid` for anything that is none."""
+    """Decode an announcement. Raises `EventInvalid` if it is malformed."""
     try:
         return _decode(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventInvalid(f"not an announcement of a node: {error}") from error
+        raise EventInvalid(f"malformed announcement: {error}") from error

@@ -1,8 +1,8 @@
-"""Beacons: what a node says of how far it has sent, so that a lost end is noticed too.
+"""Beacons: heartbeats of a node with the newest offset of each key, so that the loss of the last events is noticed.
 
-A receiver sees a hole when the next event on the same key comes; of the last event on a key nothing
-comes after. So a node repeats the newest offset of each key that it sent on since its last beacon.
-Beacons follow each other without a gap (`since` is the last one's `head`): who missed one asks.
+A receiver detects a gap when the next event on the same key arrives. Nothing follows the last event on a key, so a node
+repeats the newest offset of each key to which it sent events since the last beacon. `since` is the `head` of the beacon
+before, so a receiver also notices a lost beacon, and then requests the missing events from the log.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ENTRIES_MAX = 4096
 _PREFIX = bytes([BEACON])
 
 
-# Of the last event on a key: its offset, publisher_id and sequence.
+# The last event on a key: its offset, publisher_id and sequence.
 Newest = tuple[int, int, int]
 
 
 class Beacon(msgspec.Struct, array_like=True, frozen=True):
-    """Everything of `origin` over `since` up to `head` was sent; `newest` is the last event of each key in it."""
+    """All events of `origin` after `since`, up to `head`, were sent. `newest` has the last of them on each key."""
 
     origin: int
     since: int
@@ -35,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(Beacon).decode
 
 
 def beacon_key(origin: int) -> str:
-    """Where the beacons of a node are sent."""
+    """Return the key for the beacons of a node."""
     return f"@zbus/beacon/{origin:x}"
 
 
@@ -43,7 +43,7 @@ BEACONS = "@zbus/beacon/*"
 
 
 def encode_beacon(beacon: Beacon) -> bytes:
-    """A frame with one beacon.
+    """Encode a beacon as a frame.
 
     >>> decode_beacon(encode_beacon(Beacon(3, 0, 7, {"a/b": (7, 1, 0)}))).head
     7
@@ -52,15 +52,15 @@ def encode_beacon(beacon: Beacon) -> bytes:
 
 
 def decode_beacon(frame: bytes) -> Beacon:
-    """Read a beacon; raise `EventInvalid` for anything that is none."""
+    """Decode a beacon. Raises `EventInvalid` if it is malformed."""
     try:
         beacon = _decode(memoryview(frame)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventInvalid(f"not a beacon: {error}") from error
+        raise EventInvalid(f"malformed beacon: {error}") from error
     numbers = [beacon.origin, beacon.since, beacon.head]
     for key, newest in beacon.newest.items():
         check_received(key)
         numbers += newest
     if min(numbers) < 0 or max(numbers) >= 1 << 63 or len(beacon.newest) > ENTRIES_MAX:
-        raise EventInvalid("not a beacon: a number out of range")
+        raise EventInvalid("malformed beacon: a number is out of range")
     return beacon

@@ -1,11 +1,11 @@
-"""Envelopes on the wire, one or several in a frame.
+"""Envelopes: the encoding of events on the wire, one or several in a frame.
 
-An envelope is a msgpack array. The five fields of every event plane come first (publisher_id,
-sequence, published_at, topic, payload), then key, headers, the offset in the sender's log, which log
-that is (`origin`), the offset of the event before it on the same key there (`previous`), and the bridges
-it crossed (`via`). A reader accepts further fields at the end, so that later versions can add some.
+An envelope is a msgpack array. The five fields of every event plane come first (publisher_id, sequence, published_at,
+topic, payload), then key, headers, the offset in the sender's log, the id of that log (`origin`), the offset of the
+previous event on the same key in it (`previous`), and the nodes that forwarded the event (`via`). A decoder ignores
+further fields at the end, so that later versions can add some.
 
-A frame is one byte that says what follows, then msgpack: one envelope, or an array of them.
+A frame is one byte for its kind, and then msgpack: one envelope, or an array of envelopes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Annotated
 import msgspec
 
 from zbus.errors import EventInvalid, KeyInvalid
-from zbus.event import Event
+from zbus.event import Event, Provenance
 from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
+from zbus.ports.log import Row
 from zbus.util.memo import Memo
 
 ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
-VIA_MAX = 16  # bridges in a row
+VIA_MAX = 16  # the largest number of bridges in a row
 KEYS_KEPT_MAX = 10_000
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -37,7 +38,7 @@ EMPTY = msgspec.Raw(_NO_HEADERS)
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event as it travels. `origin` 0 stands for a sender that has no place to ask for what is missing."""
+    """An event on the wire. `origin` is 0 if the sender is not a node, so that missing events cannot be requested."""
 
     publisher_id: _Number
     sequence: _Number
@@ -45,20 +46,26 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     topic: str
     payload: bytes
     key: str
-    headers: msgspec.Raw  # an encoded map of texts; `open_frame` has checked it
+    headers: msgspec.Raw  # an encoded map of strings; `open_frame` has validated it
     offset: _Number
     origin: _Number = 0
     previous: _Number = 0
     via: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=VIA_MAX)] = ()
 
     def event(self, offset: int = 0) -> Event:
-        """The event, at an offset of this node's log, or at none."""
+        """Return the event, with an offset of this node's log or 0."""
         headers = decode_headers(self.raw_headers)
         return Event(self.publisher_id, self.sequence, self.published_at, self.key, self.payload, headers, offset)
 
+    def row(self, link: str) -> Row:
+        """Return the row to store, with the provenance of an event that arrived over `link`."""
+        provenance = Provenance(self.origin, self.offset, self.via, link)
+        identity = (self.publisher_id, self.sequence, self.published_at)
+        return Row(*identity, self.key, self.payload, self.raw_headers, provenance)
+
     @property
     def raw_headers(self) -> bytes | None:
-        """The encoded headers, or None if there are none."""
+        """The encoded headers, or None for an event without headers."""
         raw = bytes(self.headers)  # a copy: the frame can then be freed
         return None if raw == _NO_HEADERS else raw
 
@@ -74,7 +81,7 @@ _decode_many = msgspec.msgpack.Decoder(list[Envelope]).decode
 
 
 def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...] = ()) -> bytes:
-    """A frame with the envelope of one event.
+    """Encode one event as a frame.
 
     >>> decode(encode(Event(1, 0, 5, "a/b", b"x"))).key
     'a/b'
@@ -93,12 +100,12 @@ def encode(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, ...
 
 
 def encode_run(run: Sequence[Fields]) -> bytes:
-    """A frame of some envelopes, in one call."""
+    """Encode several envelopes as one frame."""
     return _ONE + _encode(run[0]) if len(run) == 1 else _MANY + _encode(run)
 
 
 def join(frames: Sequence[bytes]) -> bytes:
-    """One frame of several that hold one envelope each.
+    """Join frames of one envelope each into one frame.
 
     >>> [event.sequence for event in unpack(join([encode(Event(1, n, 5, "a/b", b"x")) for n in (0, 1)]))]
     [0, 1]
@@ -126,20 +133,20 @@ def events_in(frame: bytes) -> int:
 
 
 def decode(frame: bytes) -> Event:
-    """The event of a frame that holds one, with the offset in the sender's log."""
+    """Decode a frame of one event, with the offset in the sender's log. Raises `EventInvalid` if it is malformed."""
     envelopes = open_frame(frame)
     if len(envelopes) != 1:
-        raise EventInvalid(f"not one envelope but {len(envelopes)}")
+        raise EventInvalid(f"expected one envelope, found {len(envelopes)}")
     return envelopes[0].event(envelopes[0].offset)
 
 
 def unpack(frame: bytes) -> list[Event]:
-    """The events of a frame, each with the offset in the sender's log."""
+    """Decode the events of a frame, each with the offset in the sender's log."""
     return [envelope.event(envelope.offset) for envelope in open_frame(frame)]
 
 
 def open_frame(frame: bytes) -> list[Envelope]:
-    """The envelopes of a frame, checked; raise `EventInvalid` with the reason for anything that is none."""
+    """Decode and validate the envelopes in a frame. Raises `EventInvalid` if the frame is malformed."""
     kind = frame[0] if frame else None
     try:
         if kind == ONE:
@@ -148,23 +155,23 @@ def open_frame(frame: bytes) -> list[Envelope]:
             _checked[envelope.key]
             return [envelope]
         if kind != MANY:
-            found = "nothing" if kind is None else kind
-            raise EventInvalid(f"not an envelope of version {ONE}: it starts with {found}")
+            found = "it is empty" if kind is None else f"its first byte is {kind}"
+            raise EventInvalid(f"not an envelope of version {ONE}: {found}")
         envelopes = _decode_many(memoryview(frame)[1:])
         for envelope in envelopes:
             if envelope.headers != EMPTY:
                 _decode_headers(envelope.headers)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
-        raise EventInvalid(f"not an envelope: {error}") from error
+        raise EventInvalid(f"malformed envelope: {error}") from error
     for key in {envelope.key for envelope in envelopes}:
         _checked[key]
     return envelopes
 
 
 def check_received(key: str) -> None:
-    """Raise `EventInvalid` for a key from the network that is not legal. Keys repeat, so legal ones are remembered.
+    """Raise `EventInvalid` if a key from the network is invalid. Keys repeat, so valid ones are remembered.
 
-    Of the keys of the system, only records travel as events.
+    The only valid system keys are those of log records.
     """
     _checked[key]
 
@@ -173,7 +180,7 @@ def _check(key: str) -> None:
     try:
         check_key(key.removeprefix(RECORDS))
     except KeyInvalid as error:
-        raise EventInvalid(f"not an envelope: {error}") from error
+        raise EventInvalid(f"malformed envelope: {error}") from error
 
 
 _checked = Memo[str, None](KEYS_KEPT_MAX, _check)

@@ -1,7 +1,7 @@
-"""Frames out of events: each says what came before it on its key, and those of one key in a row share a frame.
+"""Framing: encodes events for a link. Each event names its predecessor on its key, and a run of one key is one frame.
 
-Encoding a run in one call costs a tenth of encoding its events one by one, and a frame costs the network,
-and the receiver's threads, about as much as an event.
+Encoding a run in one call costs a tenth of encoding its events one by one. A frame costs the network and the receiver's
+threads about as much as an event.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from .provenance import Forward
 
 FRAME_EVENTS_MAX = 512
 FRAME_BYTES_MAX = 128 * 1024
-ENVELOPE_BYTES = 64  # about, besides payload and headers
+ENVELOPE_BYTES = 64  # about the size of an envelope without payload and headers
 KEYS_MAX = 100_000
 
-Sendable = tuple[Row, int]  # with its offset
+Sendable = tuple[Row, int]  # a row and its offset
 
 
 @dataclass(slots=True)
 class Frames:
-    """What to send, and what will be known once it is sent."""
+    """Frames to send, and the state after they are sent."""
 
     frames: list[tuple[str, bytes]] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     newest: dict[str, Newest] = field(default_factory=dict)
     events: int = 0
-    forwarded: int = 0  # of other nodes' events, how many a bridge sends on
+    forwarded: int = 0  # the number of other nodes' events that a bridge forwards
     forwarded_at: int = 0  # when the last of them was published
 
 
 class Framing:
-    """The chain of events per key, of one origin on one link. Used by one thread."""
+    """The predecessors of the next events on each key, for one link. Not thread-safe."""
 
     def __init__(self, origin: int, floor: int, forward: Forward | None) -> None:
         self._origin, self._floor, self._forward = origin, floor, forward
         self._last: dict[str, int] = {}
 
     def restart(self, floor: int) -> None:
-        """Of no key is there anything after `floor` that receivers should have."""
+        """Forget all predecessors: receivers need no event after `floor` on any key."""
         self._last.clear()
         self._floor = floor
 
     def make(self, rows: Iterable[Sendable]) -> Frames:
-        """The frames of some rows and their offsets, in order; those of other nodes as the bridge says."""
+        """Encode rows with their offsets, in order. Rows of other nodes are included if the bridge forwards them."""
         made = Frames()
         run: list[Fields] = []
         run_key, topic, size, before, origin = "", "", 0, 0, self._origin
@@ -82,7 +82,7 @@ class Framing:
         return made
 
     def sent(self, made: Frames, position: int) -> None:
-        """They are on their way, and everything up to `position` is."""
+        """Note that the frames were sent, and so was everything up to `position`."""
         self._last.update(made.last)
         if len(self._last) > KEYS_MAX:
             self.restart(position)

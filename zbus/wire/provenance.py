@@ -1,4 +1,4 @@
-"""Provenance: which node an event came from, and which bridges forwarded it; as a log stores it beside the headers."""
+"""The stored form of provenance: the node that an event came from, and the bridges that forwarded it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from zbus.event import Provenance
 
-# Decides whether a bridge forwards an event of another node, by its key and provenance: returns the bridges that it
-# crossed, or None to leave it out.
+# Decides by key and provenance whether a bridge forwards an event of another node. Returns the nodes that forwarded it
+# (`via`), or None to skip the event.
 Forward = Callable[[str, Provenance], tuple[int, ...] | None]
 
 _FIVE = 0x95  # an array of five: an encoded map of headers never begins like this

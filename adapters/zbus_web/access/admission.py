@@ -1,7 +1,7 @@
-"""What every request has to pass before anything else looks at it: names, rates, places and sizes.
+"""Request admission: host and origin checks, rate limits, connection limits and body size limits.
 
-Outermost of all, so that what is refused here has cost nothing else. Every refusal is told as JSON with its reason,
-and counted by it. No answer has a CORS header: pages of other origins read nothing here.
+This is the outermost handler after the request counter, so a rejected request costs nothing else. Every rejection is
+a JSON error, counted by its code. No response has a CORS header, so pages of other origins cannot read anything.
 """
 
 from __future__ import annotations
@@ -27,107 +27,107 @@ if TYPE_CHECKING:
 
     from .authenticator import Authenticator
 
-TOO_LARGE, TOO_OFTEN = 1009, 1008  # codes with which a WebSocket is closed
-# Of a body that was refused so much is still read: who is cut off while sending does not get to read why.
+TOO_LARGE, TOO_OFTEN = 1009, 1008  # close codes of WebSocket
+# Limits for reading the rest of a rejected body: a client that is cut off while it sends cannot read the response.
 DRAIN_BYTES, DRAIN_S = 32 * 1024 * 1024, 5.0
-_LOOKED_AT = frozenset((b"host", b"origin", b"content-length", b"transfer-encoding"))
+_CHECKED_HEADERS = frozenset((b"host", b"origin", b"content-length", b"transfer-encoding"))
 
 
 class Admission:
-    """ASGI middleware. A client is who a token names, or else an address."""
+    """ASGI middleware. A client is identified by the name of its token, or else by its address."""
 
     def __init__(self, app: ASGIApp, settings: WebSettings, access: Authenticator) -> None:
         self._app, self._access, self._settings = app, access, settings
         self._origins = Origins(settings)
         self._rates = Rates(settings.requests_per_s, settings.requests_burst)
-        self._places: Counter[str] = Counter()
-        self._taken = 0
+        self._open_by_client: Counter[str] = Counter()
+        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         try:
             client, measured = self._admit(scope)
-        except HttpError as refusal:
-            await send_refusal(scope, send, refusal, receive if refusal.status == 413 else None)
+        except HttpError as error:
+            await send_error(scope, send, error, receive if error.status == 413 else None)
             return
-        self._places[client] += 1
-        self._taken += 1
+        self._open_by_client[client] += 1
+        self._open += 1
         try:
             if scope["type"] == "websocket":
-                await self._app(scope, self._paced(scope, client, receive, send), send)
+                await self._app(scope, self._limit_messages(scope, client, receive, send), send)
             elif measured:
                 await self._measured(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         finally:
-            self._taken -= 1
-            self._places[client] -= 1
-            if not self._places[client]:
-                del self._places[client]
+            self._open -= 1
+            self._open_by_client[client] -= 1
+            if not self._open_by_client[client]:
+                del self._open_by_client[client]
 
     def _admit(self, scope: Scope) -> tuple[str, bool]:
-        """The client, and whether its body has to be measured; raises `HttpError`."""
+        """Return the client, and whether its body must be measured. Raises `HttpError` if the request is rejected."""
         found: dict[bytes, str] = {}
         for name, value in scope["headers"]:
-            if name in _LOOKED_AT:  # two of a name are no browser's doing: as one text they are nobody's host or origin
+            if name in _CHECKED_HEADERS:  # Browsers send each once; joined, two never match a host or origin.
                 text = value.decode("latin-1")
                 found[name] = f"{found[name]}, {text}" if name in found else text
         self._origins.check(found.get(b"host", ""), found.get(b"origin"))
         client = self._client(scope)
         if wait_s := self._rates.take(client):
-            raise _busy(429, "rate_limited", f"{client} asks too often", wait_s)
+            raise _busy(429, "rate_limited", f"{client} sends too many requests", wait_s)
         settings = self._settings
-        if self._taken >= settings.connections_max:
+        if self._open >= settings.connections_max:
             raise _busy(503, "connections_full", f"all {settings.connections_max} connections are in use", 1.0)
-        if self._places[client] >= settings.connections_per_client_max:
-            raise _busy(429, "client_connections_full", f"{client} has all of its connections in use", 1.0)
+        if self._open_by_client[client] >= settings.connections_per_client_max:
+            raise _busy(429, "client_connections_full", f"{client} has too many open connections", 1.0)
         declared = found.get(b"content-length", "0")
         if declared.isdecimal() and int(declared) > settings.body_bytes_max:
             raise self._too_large()
         return client, b"transfer-encoding" in found or not declared.isdecimal()
 
     def _client(self, scope: Scope) -> str:
-        found = self._access.found(scope)  # whoever needs a grant will refuse; who guesses tokens counts by address
+        found = self._access.found(scope)  # A handler rejects an invalid token; guesses are limited by address.
         if isinstance(found, Permissions) and found.name != "anonymous":
             return f"token {found.name}"
         address = scope.get("client")
-        return _place(address[0]) if address else "unknown"
+        return _network(address[0]) if address else "unknown"
 
     async def _measured(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run with a body that does not say how long it is: what is too long ends there, and is answered 413."""
-        size, begun, refused = 0, False, False
+        """Run the app with a body of unknown length. A body over the limit is cut off, and the response is 413."""
+        size, begun, rejected = 0, False, False
 
         async def counted() -> Message:
-            nonlocal size, refused
+            nonlocal size, rejected
             message = await receive()
             if message["type"] == "http.request":
                 size += len(message.get("body", b""))
                 if size > self._settings.body_bytes_max:
-                    if not refused and not begun:
-                        refused = True
-                        await send_refusal(scope, send, self._too_large(), receive)
+                    if not rejected and not begun:
+                        rejected = True
+                        await send_error(scope, send, self._too_large(), receive)
                     return {"type": "http.disconnect"}
             return message
 
-        async def unless_refused(message: Message) -> None:
+        async def unless_rejected(message: Message) -> None:
             nonlocal begun
-            if not refused:
+            if not rejected:
                 begun = True
                 await send(message)
 
         try:
-            await self._app(scope, counted, unless_refused)
+            await self._app(scope, counted, unless_rejected)
         except Exception:
-            if not refused:  # to the app it looks as if the client had gone, which it may complain of
+            if not rejected:  # To the app the client seems to have disconnected, which may raise.
                 raise
 
-    def _paced(self, scope: Scope, client: str, receive: Receive, send: Send) -> Receive:
-        """Messages of a WebSocket are held to the same limits as requests."""
+    def _limit_messages(self, scope: Scope, client: str, receive: Receive, send: Send) -> Receive:
+        """Return a `receive` that applies the limits of requests to WebSocket messages."""
 
-        async def paced() -> Message:
+        async def limited() -> Message:
             message = await receive()
             if message["type"] != "websocket.receive":
                 return message
@@ -139,41 +139,41 @@ class Admission:
                 code, reason = TOO_OFTEN, "rate_limited"
             else:
                 return message
-            count_refusal(scope, reason)
+            count_rejection(scope, reason)
             await send({"type": "websocket.close", "code": code, "reason": reason})
             return {"type": "websocket.disconnect", "code": code}
 
-        return paced
+        return limited
 
     def _too_large(self) -> HttpError:
         limit = self._settings.body_bytes_max
-        reason, now = f"the body is over the limit of {limit:,} bytes", "Nothing was stored. Send less at a time"
-        return HttpError(413, "body_too_large", reason, now, {"Connection": "close"})
+        message, state = f"the body is over the limit of {limit:,} bytes", "Nothing was stored. Send smaller bodies"
+        return HttpError(413, "body_too_large", message, state, {"Connection": "close"})
 
 
-async def send_refusal(scope: Scope, send: Send, refusal: HttpError, drain: Receive | None = None) -> None:
-    """Answer a request, or what would have become a WebSocket, with a refusal, and count it.
+async def send_error(scope: Scope, send: Send, error: HttpError, drain: Receive | None = None) -> None:
+    """Respond to a request, or to a WebSocket handshake, with an error, and count it.
 
-    With `drain` the rest of the body is read, within bounds, before the connection is closed.
+    If `drain` is given, read the rest of the body, within limits, before the connection is closed.
     """
-    count_refusal(scope, refusal.code)
-    body = refusal.body()
+    count_rejection(scope, error.code)
+    body = error.body()
     kind = "http"
     if scope["type"] == "websocket":
         if "websocket.http.response" not in scope.get("extensions", {}):
-            await send({"type": "websocket.close", "code": TOO_OFTEN, "reason": refusal.code})
+            await send({"type": "websocket.close", "code": TOO_OFTEN, "reason": error.code})
             return
         kind = "websocket.http"
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **refusal.headers}
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": f"{kind}.response.start", "status": refusal.status, "headers": raw})
+    await send({"type": f"{kind}.response.start", "status": error.status, "headers": raw})
     await send({"type": f"{kind}.response.body", "body": body, "more_body": drain is not None})
     if drain is not None:
-        await _drained(drain)
+        await _drain(drain)
         await send({"type": f"{kind}.response.body", "body": b""})
 
 
-async def _drained(receive: Receive) -> None:
+async def _drain(receive: Receive) -> None:
     size = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S):
@@ -184,21 +184,21 @@ async def _drained(receive: Receive) -> None:
                     return
 
 
-def count_refusal(scope: Scope, code: str) -> None:
-    """One more for the figures of the application, if it has some."""
-    figures = getattr(getattr(scope.get("app"), "state", None), "figures", None)
-    if figures is not None:
-        figures.refused[code] += 1
+def count_rejection(scope: Scope, code: str) -> None:
+    """Count a rejection in the metrics of the application, if it has any."""
+    metrics = getattr(getattr(scope.get("app"), "state", None), "metrics", None)
+    if metrics is not None:
+        metrics.rejected[code] += 1
 
 
-def _busy(status: int, code: str, reason: str, wait_s: float) -> HttpError:
+def _busy(status: int, code: str, message: str, wait_s: float) -> HttpError:
     after = str(max(1, math.ceil(wait_s)))
-    return HttpError(status, code, reason, f"Nothing was done. Try again in {after} s", {"Retry-After": after})
+    return HttpError(status, code, message, f"Nothing was done. Try again in {after} s", {"Retry-After": after})
 
 
 @lru_cache(maxsize=10_000)
-def _place(address: str) -> str:
-    """Of IPv6 the network: who has one address there has all of them."""
+def _network(address: str) -> str:
+    """Return the address, or for IPv6 its /64 network, because a client usually has all addresses in it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

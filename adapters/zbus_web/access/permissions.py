@@ -1,7 +1,6 @@
-"""What somebody may do: which keys they read and publish to, and whether they may change what others use.
+"""Permissions of a client: the keys that it may read and publish to, and whether it may change cursors.
 
-The keys under `sessions/{id}/` are an exception to all permissions: only the grant of that very session reads them,
-and it reads nothing else.
+The keys under `sessions/{id}/` are an exception: only a token of that session reads them, and it reads nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NOTHING_DONE = "Nothing was read or changed"
 
 
 class _Allowed:
-    """Keys that somebody may read, or publish to: those of some expressions, perhaps none, or all."""
+    """A set of allowed keys: all keys, or those that match a list of expressions, which may be empty."""
 
     __slots__ = ("_keys", "all", "expressions")
 
@@ -34,7 +33,7 @@ class _Allowed:
 
 
 class Permissions:
-    """What the caller of a request may do. `read` and `publish`: None stands for all keys."""
+    """Permissions of the client of a request. None for `read` or `publish` means all keys."""
 
     __slots__ = ("_publish", "_read", "_until", "name", "operate", "session")
 
@@ -52,59 +51,67 @@ class Permissions:
         self._read, self._publish = _Allowed(read), _Allowed(publish)
 
     @property
-    def is_over(self) -> bool:
-        """Whether its time has passed: a feed that is open then ends."""
+    def is_expired(self) -> bool:
+        """Whether the token has expired. An open stream then ends."""
         return self._until is not None and time() >= self._until
 
     @property
     def view(self) -> Hashable:
-        """Those with an equal view are shown the same."""
+        """A cache key: permissions with equal views see the same data."""
         return self._read.all, self._read.expressions, self.session
 
     @property
     def sees_all(self) -> bool:
-        """Whether it reads all keys but those of sessions; who does is also told what went wrong with which key."""
+        """Whether the client reads all keys except those of sessions. Only then does it see log records."""
         return self._read.all or "**" in self._read.expressions
 
     def check_read(self, expressions: Sequence[str]) -> None:
-        """Raise `HttpError` unless each of the expressions may be read; `KeyInvalid` for one that is not legal."""
+        """Raise `HttpError` unless every expression may be read. Raises `KeyInvalid` if one is not legal."""
         for expression in map(check_expression, expressions):
             if self.session is None and expression.startswith(SESSIONS):
                 raise HttpError(
-                    403, "session_token_needed", f"{expression!r} is read with the token of that session", NOTHING_DONE
+                    403,
+                    "session_token_required",
+                    f"{expression!r} can only be read with the token of that session",
+                    NOTHING_DONE,
                 )
             if not self.covers(expression):
                 raise HttpError(
-                    403, "read_refused", f"{self.name} may not read {expression!r}", f"{NOTHING_DONE}. {self._may()}"
+                    403,
+                    "read_denied",
+                    f"{self.name} may not read {expression!r}",
+                    f"{NOTHING_DONE}. {self._readable()}",
                 )
 
     def check_publish(self, key: str) -> None:
-        """Raise `HttpError` unless events may be published to this key; `KeyInvalid` where nobody could."""
+        """Raise `HttpError` unless the client may publish to this key. Raises `KeyInvalid` if the key is not legal."""
         check_key(key)
         if key not in self._publish:
-            raise HttpError(403, "publish_refused", f"{self.name} may not publish to {key!r}", "Nothing was stored")
+            raise HttpError(403, "publish_denied", f"{self.name} may not publish to {key!r}", "Nothing was stored")
 
     def check_operate(self) -> None:
-        """Raise `HttpError` unless cursors and the like may be changed."""
+        """Raise `HttpError` unless the client may change cursors."""
         if not self.operate:
-            raise HttpError(403, "operate_refused", f"{self.name} may look, but not change this", "Nothing was changed")
+            raise HttpError(
+                403, "operate_denied", f"{self.name} may read this, but not change it", "Nothing was changed"
+            )
 
     def check_overview(self) -> None:
-        """Raise `HttpError` for the token of a session, which is shown its own events and nothing of the bus."""
+        """Raise `HttpError` for a session token, which sees its own events but not the state of the bus."""
         if self.session is not None:
-            raise HttpError(403, "session_scope", f"{self.name} reads events of its session alone", NOTHING_DONE)
+            raise HttpError(403, "session_scope", f"{self.name} may read only the events of its session", NOTHING_DONE)
 
     def shows(self, key: str) -> bool:
-        """Whether an event of this very key may be shown."""
+        """Return whether events on this key may be shown."""
         if self.session is None and key.startswith(SESSIONS):
             return False
         return key in self._read
 
     def covers(self, expression: str) -> bool:
-        """Whether everything that a canonical expression asks for may be read, or is filtered out (sessions)."""
+        """Return whether all keys that match a canonical expression may be read, or are filtered out (sessions)."""
         if self.session is None and expression.startswith(SESSIONS):
             return False
         return self._read.covers(expression)
 
-    def _may(self) -> str:
+    def _readable(self) -> str:
         return f"It may read {', '.join(self._read.expressions) or 'nothing'}"

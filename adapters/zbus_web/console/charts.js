@@ -1,14 +1,14 @@
-// Lines over the last minutes, drawn by hand on a canvas: axes that can be read, and values under the pointer.
+// Line charts of the last minutes on a canvas, with axes, and the values under the pointer.
 
 import { byId, make, perFrame, setText, Surface } from "./dom.js";
 
-const SAMPLES = 300; // one a second
+const SAMPLES = 300; // one per second
 const LEFT = 46;
 const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 20;
 
-/** `series`: `[{name, label, colour: "--series-1", dashed, wide}]`; `scale` turns values into heights and ticks. */
+/** `series`: `[{name, label, colour: "--series-1", dashed, wide}]`; `scale` maps values to heights and ticks. */
 export class LineChart {
   constructor(id, series, format, scale = linear) {
     this.canvas = byId(id);
@@ -18,7 +18,7 @@ export class LineChart {
     this.samples = [];
     this.hover = null; // an index into samples
     this.legend = byId(`${id}-legend`);
-    this.figures = new Map(series.map((each) => [each.name, this.#entry(each)]));
+    this.values = new Map(series.map((each) => [each.name, this.#entry(each)]));
     this.when = make("span", { class: "legend-when" });
     this.legend.append(this.when);
     this.redraw = perFrame(() => this.#draw());
@@ -88,7 +88,7 @@ export class LineChart {
     this.#axes(pen);
     for (const each of [...this.series].reverse()) this.#line(pen, each);
     this.#cross(pen);
-    this.#figures();
+    this.#showValues();
   }
 
   #x = (at) => LEFT + ((at - this.begin) / (this.end - this.begin)) * (this.width - LEFT - RIGHT);
@@ -118,14 +118,14 @@ export class LineChart {
 
   #line(pen, { name, colour, dashed, wide }) {
     pen.strokeStyle = this.#colour(colour);
-    pen.lineWidth = (dashed ? 1.5 : 2) * (wide ? 1.8 : 1); // one below another is still seen
+    pen.lineWidth = (dashed ? 1.5 : 2) * (wide ? 1.8 : 1); // A line below another one stays visible.
     pen.lineJoin = "round";
     pen.setLineDash(dashed ? [4, 3] : []);
     let part = [];
     for (const { at, values } of [...this.samples, { at: 0, values: {} }]) {
       if (Number.isFinite(values[name])) part.push([this.#x(at), this.#y(values[name])]);
       else if (part.length) {
-        stroke(pen, part); // a hole in the figures is a hole in the line
+        stroke(pen, part); // A gap in the data is a gap in the line.
         part = [];
       }
     }
@@ -148,13 +148,13 @@ export class LineChart {
     }
   }
 
-  #figures() {
+  #showValues() {
     const sample = this.samples[this.hover] ?? this.samples.at(-1);
-    for (const [name, element] of this.figures) setText(element, this.format(sample?.values[name] ?? NaN));
+    for (const [name, element] of this.values) setText(element, this.format(sample?.values[name] ?? NaN));
     const hovering = this.hover !== null && sample;
     setText(this.when, hovering ? new Date(sample.at).toLocaleTimeString("en-GB") : "");
-    const told = this.series.map(({ name, label }) => `${label} ${this.format(sample?.values[name] ?? NaN)}`);
-    this.canvas.setAttribute("aria-label", `${this.canvas.dataset.title}: ${told.join(", ")}`);
+    const texts = this.series.map(({ name, label }) => `${label} ${this.format(sample?.values[name] ?? NaN)}`);
+    this.canvas.setAttribute("aria-label", `${this.canvas.dataset.title}: ${texts.join(", ")}`);
   }
 }
 
@@ -166,7 +166,7 @@ function stroke(pen, points) {
 
 const ROUND = [1, 1.2, 1.6, 2, 2.4, 2.8, 3.2, 4, 5, 6, 8, 10];
 
-/** From zero to the next round figure that all lines fit under, parted evenly by four. */
+/** A scale from zero to the next round number above all values, with four equal steps. */
 export function linear(values) {
   const most = Math.max(...values, 0) * 1.02 || 1;
   const power = 10 ** Math.floor(Math.log10(most));
@@ -174,7 +174,7 @@ export function linear(values) {
   return { part: (value) => value / top, ticks: [0, 1, 2, 3, 4].map((step) => (top * step) / 4) };
 }
 
-/** Whole powers of ten around all values: a median stays legible beside the worst. */
+/** A scale of whole powers of ten around all values, so that a median is legible beside the maximum. */
 export function logarithmic(values) {
   const above = values.filter((value) => value > 0);
   const low = above.length ? Math.floor(Math.log10(Math.min(...above))) : 0;

@@ -1,4 +1,4 @@
-// Durable names and where they are. Moving one asks first, and says what will be delivered again or never.
+// Cursors of durable subscriptions. A reset shows which events will be delivered again or skipped, and asks first.
 
 import { byId, make, setText } from "./dom.js";
 import { age, count, visible } from "./format.js";
@@ -17,12 +17,12 @@ export class Cursors {
       { name: "offset", label: "Offset", number: true },
       { name: "lag", label: "Lag", number: true, level: (row) => (row.lag > 0 ? "warning" : "") },
       { name: "updated_at", label: "Moved", text: (row) => (row.updated_at ? age(row.updated_at) : "–") },
-      { name: "owner", label: "Read by", text: (row) => row.owner ?? "nobody" },
+      { name: "owner", label: "Read by", text: (row) => row.owner ?? "–" },
       { name: "reset", label: "Reset", element: (row) => this.#button(row) },
     ];
-    const empty = "There are no durable names: a subscription with durable=“…” makes one.";
+    const empty = "No cursors. A subscription with durable=“…” creates one.";
     this.table = new Table(byId("cursor-table"), columns, { empty, sortBy: "lag" });
-    this.offset.addEventListener("input", () => this.#say());
+    this.offset.addEventListener("input", () => this.#showEffect());
     byId("reset-beginning").addEventListener("click", () => this.#set(this.lowWater ? this.lowWater - 1 : 0));
     byId("reset-head").addEventListener("click", () => this.#set(this.head));
     byId("reset-cancel").addEventListener("click", () => this.dialog.close());
@@ -32,24 +32,24 @@ export class Cursors {
   update(live) {
     this.head = live.stats?.log?.head ?? this.head;
     this.last = live.cursors ?? [];
-    if (this.looking) this.table.update(this.last);
+    if (this.visible) this.table.update(this.last);
   }
 
-  look(on) {
-    this.looking = on;
+  setVisible(on) {
+    this.visible = on;
     if (on) this.table.update(this.last ?? []);
   }
 
   #button(row) {
-    const ask = () => this.#ask(row());
-    return make("button", { type: "button", class: "small", onclick: ask }, "Reset…");
+    const open = () => this.#open(row());
+    return make("button", { type: "button", class: "small", onclick: open }, "Reset…");
   }
 
-  #ask(cursor) {
+  #open(cursor) {
     this.cursor = cursor;
     setText(byId("reset-name"), visible(cursor.name));
     setText(byId("reset-now"), count(cursor.offset));
-    const reader = cursor.owner ? `It is read now by ${cursor.owner}: it may have to end first.` : "";
+    const reader = cursor.owner ? `${cursor.owner} is reading it now, and may have to stop first.` : "";
     setText(byId("reset-reader"), reader);
     setText(byId("reset-error"), "");
     this.dialog.showModal();
@@ -59,15 +59,15 @@ export class Cursors {
 
   #set(offset) {
     this.offset.value = offset;
-    this.#say();
+    this.#showEffect();
   }
 
-  #say() {
-    const wanted = this.offset.value.trim();
-    const offset = Number(wanted);
-    const valid = /^\d+$/.test(wanted) && offset <= this.head;
+  #showEffect() {
+    const text = this.offset.value.trim();
+    const offset = Number(text);
+    const valid = /^\d+$/.test(text) && offset <= this.head;
     byId("reset-confirm").disabled = !valid || offset === this.cursor.offset;
-    const effect = valid ? this.#effect(offset) : `An offset is a whole number from 0 to ${count(this.head)}.`;
+    const effect = valid ? this.#effect(offset) : `The offset must be a whole number from 0 to ${count(this.head)}.`;
     setText(byId("reset-effect"), effect);
     byId("reset-effect").dataset.level = valid && offset > this.cursor.offset ? "error" : "";
   }
@@ -75,9 +75,9 @@ export class Cursors {
   #effect(offset) {
     const events = Math.abs(offset - this.cursor.offset);
     const of = events === 1 ? "1 event" : `up to ${count(events)} events`;
-    if (events === 0) return "Nothing changes: it is there already.";
+    if (events === 0) return "No change: the cursor is already at this offset.";
     if (offset < this.cursor.offset) return `${of[0].toUpperCase()}${of.slice(1)} will be delivered again.`;
-    return `${of[0].toUpperCase()}${of.slice(1)} will be skipped, and never delivered to this name.`;
+    return `${of[0].toUpperCase()}${of.slice(1)} will be skipped and never delivered to this subscription.`;
   }
 
   async #submit(event) {
@@ -88,7 +88,7 @@ export class Cursors {
       await sendJson("POST", path, { offset: Number(this.offset.value) });
       this.dialog.close();
     } catch (error) {
-      setText(byId("reset-error"), [error.message, error.now].filter(Boolean).join(". "));
+      setText(byId("reset-error"), [error.message, error.state].filter(Boolean).join(". "));
       byId("reset-confirm").disabled = false;
     }
   }

@@ -1,4 +1,4 @@
-// Elements without markup: text is only ever set as text, so nothing that is shown can be run.
+// DOM helpers. Text is only ever set as text, never as markup, so displayed data cannot run.
 
 /** `make("td", {class: "number", title: "…"}, "text", child, …)` */
 export function make(tag, attributes = {}, ...children) {
@@ -13,13 +13,13 @@ export function make(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Set text where it differs: what has not changed is not laid out again. */
+/** Sets the text if it differs, to avoid a needless layout. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// What is to be drawn waits in one line, and a frame takes from it for a few milliseconds only: a second's figures, the
-// tree and the stream do not come together in one long frame.
+// All drawing waits in one queue, and each frame spends only a few milliseconds on it, so that the metrics, the tree and
+// the stream are not drawn together in one long frame.
 const FRAME_MS = 4;
 const due = [];
 
@@ -30,26 +30,26 @@ function frame() {
   if (due.length) requestAnimationFrame(frame);
 }
 
-/** Calls `draw` in one of the next frames, once however often it is asked for, at most every `leastMs`. */
+/** Returns a function that schedules `draw` in one of the next frames, once per `leastMs` at most. */
 export function perFrame(draw, leastMs = 0) {
-  let asked = false;
+  let scheduled = false;
   let last = -Infinity;
   const run = () => {
-    asked = false;
+    scheduled = false;
     last = performance.now();
     draw();
   };
   const enter = () => due.push(run) === 1 && requestAnimationFrame(frame);
   return () => {
-    if (asked) return;
-    asked = true;
+    if (scheduled) return;
+    scheduled = true;
     const wait = last + leastMs - performance.now();
     if (wait > 0) setTimeout(enter, wait);
     else enter();
   };
 }
 
-/** A canvas as large as it is shown: its pen and size, without asking for a layout. `colour("--name")` is read once. */
+/** A canvas that follows its displayed size without forcing a layout. `colour("--name")` is cached. */
 export class Surface {
   #colours = new Map();
 
@@ -68,7 +68,7 @@ export class Surface {
     }).observe(canvas);
   }
 
-  /** After a change of the theme. */
+  /** Clears the cached colours after a change of the theme. */
   forgetColours() {
     this.#colours.clear();
   }

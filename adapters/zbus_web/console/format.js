@@ -1,11 +1,11 @@
-// How figures, times and foreign text are written. Nothing here touches the page.
+// Formatting of numbers, times and untrusted text. Nothing here touches the page.
 
 const WHOLE = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
 const TENTHS = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 1 });
 
 export const count = (number) => (Number.isFinite(number) ? WHOLE.format(number) : "–");
 
-/** A rate with as many digits as can be told apart: 0.4, 12.5, 1,204. */
+/** Formats a rate with the digits that matter: 0.4, 12.5, 1,204. */
 export function rate(perSecond) {
   if (!Number.isFinite(perSecond)) return "–";
   return perSecond < 100 ? TENTHS.format(perSecond) : WHOLE.format(perSecond);
@@ -30,7 +30,7 @@ export function bytes(number) {
   return `${at ? TENTHS.format(number) : WHOLE.format(number)} ${units[at]}`;
 }
 
-/** The time of day of an ISO time, in the operator's zone, with milliseconds. */
+/** Returns the local time of day of an ISO time, with milliseconds. */
 export function timeOfDay(iso) {
   const at = new Date(iso);
   if (Number.isNaN(at.getTime())) return "–";
@@ -39,7 +39,7 @@ export function timeOfDay(iso) {
   return `${clock}.${String(at.getMilliseconds()).padStart(3, "0")}`;
 }
 
-/** Date and time to the second; of today the time alone. */
+/** Returns date and time to the second, without the date if it is today. */
 export function moment(iso) {
   const at = new Date(iso);
   if (Number.isNaN(at.getTime())) return "–";
@@ -57,10 +57,10 @@ export function age(iso) {
   return `${Math.floor(seconds / 86400)} d ago`;
 }
 
-// Control characters, and those that turn the direction of text: a key must not pass for another one.
+// Control characters, and those that change the direction of text: a key must not look like another one.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** Foreign text on one line, with what cannot be seen made visible. */
+/** Returns untrusted text on one line, with invisible characters made visible. */
 export function visible(text) {
   return String(text).replace(UNSEEN, (each) => {
     const code = each.charCodeAt(0);

@@ -1,26 +1,26 @@
-// Requests to the server that served this page, with the operator's token. The one place that calls fetch.
+// Requests to the server of this page, with the operator's token. This is the only module that calls fetch.
 
-const ROOT = new URL("../", document.baseURI); // the console may be behind a proxy with a prefix
+const ROOT = new URL("../", document.baseURI); // The console may be behind a proxy with a prefix.
 const TOKEN = "zbus-token";
 
-/** What the server refused, in its own words. */
-export class Refused extends Error {
+/** An error response of the server, with its message. */
+export class HttpError extends Error {
   constructor(status, body, stale = false) {
     const error = body?.error ?? {};
-    super(error.reason ?? `the server answered ${status}`);
+    super(error.message ?? `the server responded with ${status}`);
     this.status = status;
     this.code = error.code ?? "";
-    this.now = error.now ?? "";
-    this.stale = stale; // it was asked with a token that has been replaced since
+    this.state = error.state ?? "";
+    this.stale = stale; // The request had a token that has been replaced since.
   }
 
-  /** Whether asking again later may help. */
-  get passing() {
+  /** Whether a later attempt may succeed. */
+  get transient() {
     return this.stale || this.status >= 500 || this.status === 429 || this.status === 408;
   }
 }
 
-/** Tells `wanted` when a token is needed and `given` when there is a new one. */
+/** Dispatches `required` when a token is needed, and `given` when there is a new one. */
 export const access = new EventTarget();
 
 export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
@@ -31,7 +31,7 @@ export function giveToken(token) {
   access.dispatchEvent(new Event("given"));
 }
 
-/** `open("events", {key: ["a/**"], from: 3})` → a response that is all right, or Refused. */
+/** `open("events", {key: ["a/**"], from: 3})` returns a successful response, or throws an HttpError. */
 export async function open(path, query = {}, options = {}) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) {
@@ -46,8 +46,8 @@ export async function open(path, query = {}, options = {}) {
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
   const stale = response.status === 401 && token !== sessionStorage.getItem(TOKEN);
-  if (response.status === 401 && !stale) access.dispatchEvent(new Event("wanted"));
-  throw new Refused(response.status, body, stale);
+  if (response.status === 401 && !stale) access.dispatchEvent(new Event("required"));
+  throw new HttpError(response.status, body, stale);
 }
 
 export const getJson = async (path, query, signal) => (await open(path, query, { signal })).json();

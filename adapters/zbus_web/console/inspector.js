@@ -1,11 +1,11 @@
-// One event in full: its payload laid out, raw and in hex, its headers and its identity.
+// One event in full: its payload formatted, raw and in hex, its headers and its identity.
 
 import { byId, make, setText } from "./dom.js";
 import { base64Bytes, bytes, moment, visible } from "./format.js";
 import { hexLines, plain, spans, tokens } from "./pretty.js";
 import { Tabs } from "./tabs.js";
 
-const SHOWN_CHARACTERS = 64_000; // of a payload in the page; what is copied is all of it
+const SHOWN_CHARACTERS = 64_000; // Shown of a payload; the copy has all of it.
 const SHOWN_BYTES = 4096;
 
 export class Inspector {
@@ -64,7 +64,7 @@ const payloadBytes = (event) =>
 const block = (...content) => make("pre", { class: "payload", tabindex: "0" }, ...content);
 
 function pretty(event) {
-  if (binary(event)) return { ...hex(event), note: `Not text: ${bytes(payloadBytes(event).length)}, shown in hex.` };
+  if (binary(event)) return { ...hex(event), note: `Binary: ${bytes(payloadBytes(event).length)}, shown in hex.` };
   const found = event.payload.length <= SHOWN_CHARACTERS ? tokens(event.payload) : null;
   if (!found) return { ...raw(event), note: event.payload.length > SHOWN_CHARACTERS ? tooLong(event) : "Plain text." };
   return { text: plain(found), nodes: [block(...spans(found))], note: `JSON, ${bytes(payloadBytes(event).length)}.` };
@@ -72,13 +72,13 @@ function pretty(event) {
 
 function raw(event) {
   const text = binary(event) ? event.payload_base64 : event.payload;
-  const note = text.length > SHOWN_CHARACTERS ? tooLong(event) : binary(event) ? "In base64: it is not UTF-8." : "";
+  const note = text.length > SHOWN_CHARACTERS ? tooLong(event) : binary(event) ? "In base64, because it is not UTF-8." : "";
   return { text, nodes: [block(text.slice(0, SHOWN_CHARACTERS))], note };
 }
 
 function tooLong(event) {
   const all = event.payload ?? event.payload_base64;
-  return `The first ${bytes(SHOWN_CHARACTERS)} of ${bytes(all.length)}; “Copy” takes all of it.`;
+  return `The first ${bytes(SHOWN_CHARACTERS)} of ${bytes(all.length)}; “Copy” copies all of it.`;
 }
 
 function hex(event) {
@@ -103,7 +103,7 @@ function identity(event) {
     ["publisher_id", event.publisher_id],
     ["sequence", event.sequence],
     ["published_at", event.published_at],
-    ["here", moment(event.published_at)],
+    ["local time", moment(event.published_at)],
     ["published_ns", event.published_ns],
   ];
   return { text: found.map(([name, value]) => `${name}: ${value}`).join("\n"), nodes: [pairs(found)] };
@@ -114,7 +114,7 @@ function pairs(list) {
   return make("dl", { class: "pairs" }, ...rows);
 }
 
-/** Where the page is not on https or loopback, there is no clipboard: the old way. */
+/** Copies text. The clipboard API is only available over https or on loopback, so there is a fallback. */
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,9 +1,9 @@
-// The console: what is on the page is made here and wired to the two feeds, that of events and that of figures.
+// The console: creates the parts of the page and connects them to the two streams, of events and of live statistics.
 
 import { LineChart, logarithmic } from "./charts.js";
 import { Cursors } from "./cursors.js";
 import { byId, perFrame, setText } from "./dom.js";
-import { Feed } from "./feed.js";
+import { EventStream } from "./event_stream.js";
 import { count, milliseconds, rate } from "./format.js";
 import { getJson } from "./http.js";
 import { Inspector } from "./inspector.js";
@@ -21,7 +21,7 @@ import { watchToken } from "./token.js";
 import { KeyTree } from "./tree.js";
 import { showState } from "./state.js";
 
-const TOPICS_LIVE = 50; // the busiest keys, which the live feed brings; with more, all of them are asked for
+const TOPICS_LIVE = 50; // The live stream has this many of the busiest keys; if there are more, all keys are loaded.
 const TOPICS_EVERY_MS = 10_000;
 const WIDE = window.matchMedia("(min-width: 1100px)");
 
@@ -73,36 +73,36 @@ function togglePause() {
 }
 
 function showPanel(name) {
-  participants.look(name === "participants");
-  cursors.look(name === "cursors");
-  problems.look(name === "problems");
+  participants.setVisible(name === "participants");
+  cursors.setVisible(name === "cursors");
+  problems.setVisible(name === "problems");
   stream.redrawNow();
   [rates, latencies, timeline].forEach((each) => each.redraw());
 }
 
-let figuresState = "connecting";
-let firstFigures = true; // nothing to compare with: its rates are no rates
-const figures = new Feed("api/live", {
-  onEvents: (events) => events.forEach(({ data }) => showFigures(JSON.parse(data))),
+let liveState = "connecting";
+let isFirst = true; // The first snapshot has no rates, because there is nothing to compare it with.
+const liveStream = new EventStream("api/live", {
+  onEvents: (events) => events.forEach(({ data }) => showLive(JSON.parse(data))),
   onState: (state) => {
-    figuresState = state;
-    firstFigures = true;
+    liveState = state;
+    isFirst = true;
     if (state === "live") problems.load();
-    showState(playback, figuresState);
+    showState(playback, liveState);
   },
 });
 
-function showFigures(live) {
+function showLive(live) {
   showOverview(live);
-  if (!firstFigures) showCharts(live);
-  firstFigures = false;
+  if (!isFirst) showCharts(live);
+  isFirst = false;
   participants.update(live);
   cursors.update(live);
   timeline.update(live);
   cursors.lowWater = timeline.lowest;
-  problems.add(live.records);
+  problems.add(live.log_records);
   showTopics(live.topics ?? []);
-  showState(playback, figuresState, live.stats?.log?.head);
+  showState(playback, liveState, live.stats?.log?.head);
 }
 
 function showCharts({ at, rates: now = {}, latency = {} }) {
@@ -116,16 +116,16 @@ function showCharts({ at, rates: now = {}, latency = {} }) {
   });
 }
 
-let topicsAskedAt = -Infinity;
+let topicsLoadedAt = -Infinity;
 function showTopics(topics) {
   const whole = topics.length < TOPICS_LIVE;
   tree.update(topics, whole);
-  if (whole || performance.now() - topicsAskedAt < TOPICS_EVERY_MS) return;
-  topicsAskedAt = performance.now();
+  if (whole || performance.now() - topicsLoadedAt < TOPICS_EVERY_MS) return;
+  topicsLoadedAt = performance.now();
   getJson("api/topics", { limit: 10_000 }).then((all) => tree.update(all.topics, true), () => {});
 }
 
-const showStateSoon = perFrame(() => showState(playback, figuresState), 80);
+const showStateSoon = perFrame(() => showState(playback, liveState), 80);
 for (const name of ["rows", "change"]) {
   playback.addEventListener(name, () => {
     stream.redraw();
@@ -145,13 +145,13 @@ byId("start-again").addEventListener("click", () => filter(byId("filter").value.
 byId("to-newest").addEventListener("click", () => stream.toNewest());
 byId("rows").addEventListener("scroll", () => (byId("to-newest").hidden = stream.following), { passive: true });
 
-// On a narrow screen keys and charts are panels of their own; on a wide one they are always there.
+// On a narrow screen, keys and charts are separate panels; on a wide one they are always visible.
 WIDE.addEventListener("change", () => {
   if (WIDE.matches && ["keys", "charts"].includes(tabs.selected)) tabs.select("stream");
 });
 
-// A page that nobody sees needs no figures; a browser opens few connections to one server, and tabs share them.
-document.addEventListener("visibilitychange", () => (document.hidden ? figures.stop() : figures.start()));
+// A hidden page needs no live statistics. A browser opens few connections to one server, and its tabs share them.
+document.addEventListener("visibilitychange", () => (document.hidden ? liveStream.stop() : liveStream.start()));
 
 const PANELS = ["stream", "participants", "cursors", "problems", "keys", "charts"];
 const PANELS_TEXT = "Stream, participants, cursors, problems; keys, charts";
@@ -159,13 +159,13 @@ watchToken();
 const shortcut = (keys, shown, text, run) => ({ keys, shown, text, run });
 watchShortcuts([
   shortcut(["/"], "/", "Filter by key expression", () => byId("filter").select()),
-  shortcut(["p"], "P", "Pause, and go on where it stopped", togglePause),
+  shortcut(["p"], "P", "Pause or resume", togglePause),
   shortcut(["l"], "L", "Back to live", () => playback.live()),
-  shortcut(["j", "k"], "J K", "Next and previous event", (key) => step(key === "j" ? 1 : -1)),
-  shortcut(["Enter"], "Enter", "Inspect the event that is selected", inspectSelected),
+  shortcut(["j", "k"], "J K", "Next or previous event", (key) => step(key === "j" ? 1 : -1)),
+  shortcut(["Enter"], "Enter", "Inspect the selected event", inspectSelected),
   shortcut(["Escape"], "Esc", "Close the inspector", () => inspector.close()),
   shortcut(["1", "2", "3", "4", "5", "6"], "1 – 6", PANELS_TEXT, (key) => showTab(PANELS[key - 1])),
-  shortcut(["s"], "S", "To the scrubber: arrows choose, and it replays from there", toScrubber),
+  shortcut(["s"], "S", "Focus the scrubber; arrow keys choose where to replay from", toScrubber),
   shortcut(["t"], "T", "Theme: system, light, dark", () => theme.next()),
 ]);
 
@@ -191,7 +191,7 @@ function showTab(name) {
 
 setText(byId("filter-count"), count(0));
 playback.live();
-figures.start();
+liveStream.start();
 
-// For the browser's own console, and for tests: what the page holds, not what it draws.
+// For the developer tools and for tests: the data of the page, not what it draws.
 window.zbusConsole = { playback, ring, stream, rates };

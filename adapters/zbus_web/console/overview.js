@@ -1,4 +1,4 @@
-// The figures that one looks at first, along the top.
+// The main metrics, at the top of the page.
 
 import { byId, setText } from "./dom.js";
 import { bytes, count, milliseconds, rate, visible } from "./format.js";
@@ -23,11 +23,11 @@ export function showOverview(live) {
 }
 
 function set(name, text, level = "") {
-  const element = byId(`figure-${name}`);
+  const element = byId(`metric-${name}`);
   setText(element, text);
   element.dataset.level = level;
 }
 
-function sum(stats, wanted) {
-  return Object.entries(stats).reduce((all, [name, value]) => (wanted(name) ? all + value : all), 0);
+function sum(stats, matches) {
+  return Object.entries(stats).reduce((all, [name, value]) => (matches(name) ? all + value : all), 0);
 }

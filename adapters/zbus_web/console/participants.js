@@ -1,45 +1,45 @@
-// Who takes part: nodes, publishers and subscribers, with what waits and what was dropped.
+// The participants: nodes, publishers and subscribers, with their queued and dropped events.
 
 import { byId } from "./dom.js";
 import { age, visible } from "./format.js";
 import { getJson } from "./http.js";
 import { Table } from "./tables.js";
 
-const EVERY_MS = 3000; // publishers are not in the live feed; they are asked for while somebody looks
+const EVERY_MS = 3000; // The live stream has no publishers: they are requested while the panel is visible.
 
-const some = (level) => (name) => (row) => (row[name] > 0 ? level : "");
-const warn = some("warning");
-const bad = some("error");
+const ifAny = (level) => (name) => (row) => (row[name] > 0 ? level : "");
+const warn = ifAny("warning");
+const bad = ifAny("error");
 
 export class Participants {
   constructor() {
-    this.nodes = new Table(byId("nodes"), NODES, { empty: "This node is alone.", sortBy: "name", descending: false });
-    const none = "Nobody has published yet.";
+    this.nodes = new Table(byId("nodes"), NODES, { empty: "No nodes.", sortBy: "name", descending: false });
+    const none = "No publishers yet.";
     this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: none, sortBy: "events" });
-    this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "Nobody subscribes.", sortBy: "lag" });
+    this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "No subscribers.", sortBy: "lag" });
   }
 
   update(live) {
     this.last = live;
-    if (!this.timer) return; // nobody looks
+    if (!this.timer) return; // The panel is not visible.
     this.nodes.update(live.nodes ?? []);
     this.subscribers.update(live.subscribers ?? []);
   }
 
-  /** Called when the panel comes into sight or leaves it. */
-  look(on) {
+  /** Called when the panel is shown or hidden. */
+  setVisible(on) {
     clearInterval(this.timer);
-    this.timer = on ? setInterval(() => this.#ask(), EVERY_MS) : null;
+    this.timer = on ? setInterval(() => this.#load(), EVERY_MS) : null;
     if (!on) return;
     this.update(this.last ?? {});
-    this.#ask();
+    this.#load();
   }
 
-  async #ask() {
+  async #load() {
     try {
       this.publishers.update((await getJson("api/publishers")).publishers ?? []);
     } catch {
-      // The feeds tell of a server that is away; this asks again.
+      // The streams show that the server is unreachable; the next interval retries.
     }
   }
 }
@@ -51,18 +51,18 @@ const NODES = [
   { name: "is_self", label: "State", text: state, level: (row) => (row.alive ? "" : "warning"), sort: state },
   { name: "host", label: "Host", text: (row) => visible(row.host) },
   { name: "pid", label: "Process", number: true, text: (row) => String(row.pid) },
-  { name: "transport", label: "Heard over", text: heardOver },
+  { name: "transport", label: "Seen over", text: seenOver },
   { name: "version", label: "Version", text: (row) => visible(row.version) },
   { name: "started_at", label: "Started", text: (row) => age(row.started_at) },
 ];
 
-function heardOver(row) {
+function seenOver(row) {
   return visible(row.is_self ? "–" : `${row.transport}, ${row.trust}`);
 }
 
 function state(row) {
   if (row.is_self) return "this node";
-  return row.alive ? "there" : "away";
+  return row.alive ? "alive" : "gone";
 }
 
 const PUBLISHERS = [
@@ -73,12 +73,12 @@ const PUBLISHERS = [
   { name: "last_at", label: "Last", text: (row) => age(row.last_at) },
 ];
 
-const reads = (row) => (row.live ? "live" : "from the log");
+const source = (row) => (row.live ? "live" : "log");
 
 const SUBSCRIBERS = [
   { name: "key_exprs", label: "Keys", text: (row) => joined(row.key_exprs), sort: (row) => joined(row.key_exprs) },
-  { name: "durable", label: "Durable name", text: (row) => visible(row.durable || "–") },
-  { name: "live", label: "Reads", text: reads, level: (row) => (row.live ? "" : "warning") },
+  { name: "durable", label: "Durable", text: (row) => visible(row.durable || "–") },
+  { name: "live", label: "Source", text: source, level: (row) => (row.live ? "" : "warning") },
   { name: "queued", label: "Queued", number: true },
   { name: "lag", label: "Lag", number: true, level: warn("lag") },
   { name: "dropped", label: "Dropped", number: true, level: bad("dropped") },

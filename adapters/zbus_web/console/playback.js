@@ -1,12 +1,12 @@
-// Where the stream is: live, paused, or replaying the log. Nothing is lost on the way from one to another.
+// The state of the stream: live, paused, or replaying the log. No event is lost in a transition.
 
-import { Feed } from "./feed.js";
-import { getJson, Refused } from "./http.js";
+import { EventStream } from "./event_stream.js";
+import { getJson, HttpError } from "./http.js";
 import { Replay } from "./replay.js";
 import { EventRow, MarkRow } from "./ring.js";
 
-export const WAITING_MAX = 5000; // rows kept while paused; beyond that they stay in the log until they are wanted
-const RECENT = 100; // of the past, for a page that was just opened
+export const WAITING_MAX = 5000; // Rows kept while paused. Later events are read from the log on resume.
+const RECENT = 100; // past events for a page that was just opened
 
 export class Playback extends EventTarget {
   constructor(ring) {
@@ -16,13 +16,13 @@ export class Playback extends EventTarget {
     this.mode = "live";
     this.paused = false;
     this.waiting = [];
-    this.cut = false; // while paused, more came than is kept: the rest is read from the log
-    this.received = 0; // events shown since the stream began where it is
-    this.position = 0; // the offset of the last one
+    this.cut = false; // More than WAITING_MAX events arrived while paused: the rest is read from the log.
+    this.received = 0; // events shown since the last start
+    this.position = 0; // the offset of the last event shown
     this.state = "connecting";
     this.detail = null;
-    this.feed = new Feed("events", {
-      onEvents: (events) => this.#take(events),
+    this.eventStream = new EventStream("events", {
+      onEvents: (events) => this.#receive(events),
       onState: (state, detail) => this.#connection(state, detail),
     });
     this.replaying = new Replay({
@@ -32,13 +32,13 @@ export class Playback extends EventTarget {
     });
   }
 
-  /** From now on, with a little of the past. */
+  /** Shows the latest events, and then live events. */
   live() {
     this.#reset("live");
-    this.feed.start({ key: this.keys }, { prepare: (signal) => this.#recent(signal) });
+    this.eventStream.start({ key: this.keys }, { prepare: (signal) => this.#recent(signal) });
   }
 
-  /** Everything from an offset on, at the pace of the replay, and then live. */
+  /** Replays from an offset, at the speed of the replay, and then shows live events. */
   replay(offset) {
     this.#reset("replay");
     this.position = Math.max(0, offset - 1);
@@ -54,7 +54,7 @@ export class Playback extends EventTarget {
   pause() {
     if (this.paused) return;
     this.paused = true;
-    if (this.mode === "replay") this.replaying.hold();
+    if (this.mode === "replay") this.replaying.pause();
     this.#changed();
   }
 
@@ -64,21 +64,21 @@ export class Playback extends EventTarget {
     const waiting = this.waiting;
     this.waiting = [];
     this.#show(waiting);
-    if (this.mode === "replay") this.replaying.goOn();
-    else if (this.cut) this.feed.start({ key: this.keys }, { lastId: this.feed.lastId });
+    if (this.mode === "replay") this.replaying.resume();
+    else if (this.cut) this.eventStream.start({ key: this.keys }, { lastId: this.eventStream.lastId });
     this.cut = false;
     this.#changed();
   }
 
   #reset(mode) {
-    this.feed.stop();
+    this.eventStream.stop();
     this.replaying.stop();
     this.ring.clear();
     Object.assign(this, { mode, paused: false, waiting: [], cut: false, received: 0, position: 0 });
     this.#changed();
   }
 
-  // The head is asked first: the past is what is not after it, the feed begins after it, and nothing falls between.
+  // The head is read first: past events are up to it, and the stream starts after it, so no event is missed.
   async #recent(signal) {
     const { head } = await getJson("log", { key: this.keys, order: "desc", limit: 1 }, signal);
     const page = await getJson("log", { key: this.keys, order: "desc", limit: RECENT }, signal);
@@ -87,14 +87,14 @@ export class Playback extends EventTarget {
     return String(head);
   }
 
-  #take(events) {
-    const told = events.filter(({ type }) => type === "message" || type === "gap");
-    if (!this.paused) return this.#show(told.map(row));
-    const kept = told.slice(0, WAITING_MAX - this.waiting.length);
+  #receive(events) {
+    const shown = events.filter(({ type }) => type === "message" || type === "gap");
+    if (!this.paused) return this.#show(shown.map(row));
+    const kept = shown.slice(0, WAITING_MAX - this.waiting.length);
     for (const event of kept) this.waiting.push(row(event));
     if (kept.length && this.waiting.length === WAITING_MAX) {
-      this.feed.stop();
-      this.feed.lastId = kept.at(-1).id; // it goes on after the last one that waits
+      this.eventStream.stop();
+      this.eventStream.lastId = kept.at(-1).id; // On resume it continues after the last event that waits.
       this.cut = true;
     }
     this.#changed();
@@ -113,7 +113,7 @@ export class Playback extends EventTarget {
 
   #caughtUp(after) {
     this.mode = "live";
-    this.feed.start({ key: this.keys }, { lastId: String(after) });
+    this.eventStream.start({ key: this.keys }, { lastId: String(after) });
     this.#changed();
   }
 
@@ -121,10 +121,10 @@ export class Playback extends EventTarget {
     if (state === "reconnecting") this.lost = true;
     if (state === "live" && this.lost) {
       this.lost = false;
-      if (this.received) this.#show([new MarkRow(`Connected again, going on after ${this.position}`)]);
+      if (this.received) this.#show([new MarkRow(`Reconnected, continuing after ${this.position}`)]);
     }
     this.state = state;
-    this.detail = detail instanceof Refused ? detail : null;
+    this.detail = detail instanceof HttpError ? detail : null;
     this.#changed();
   }
 
@@ -138,5 +138,5 @@ const pastRow = (event) => new EventRow(event.offset, null, event);
 
 function gapRow(data) {
   const { after, until, reason } = JSON.parse(data);
-  return new MarkRow(`Gap: what follows ${after} up to ${until} is not there any more. ${reason ?? ""}`, "warning");
+  return new MarkRow(`Gap: the events after ${after} up to ${until} are no longer available. ${reason ?? ""}`, "warning");
 }

@@ -1,10 +1,10 @@
-// JSON with line breaks and colours, made from its own characters: a number of 64 bits keeps all its digits.
+// JSON with line breaks and colours. It keeps the original characters, so that a 64-bit number keeps all its digits.
 
 import { make } from "./dom.js";
 
 const TOKEN = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g;
 
-/** The text laid out, as tokens `[kind, text]`; null where it is not JSON. */
+/** Returns the formatted text as tokens `[kind, text]`, or null if it is not JSON. */
 export function tokens(text) {
   try {
     JSON.parse(text);
@@ -48,7 +48,7 @@ function kind(token, next) {
   return token === "true" || token === "false" || token === "null" ? "word" : "number";
 }
 
-/** Offsets, bytes and their characters, sixteen to a line. */
+/** Returns a hex dump: offsets, bytes and characters, sixteen bytes per line. */
 export function hexLines(data) {
   const lines = [];
   for (let at = 0; at < data.length; at += 16) {

@@ -1,4 +1,4 @@
-// Gaps, drops and errors, as the server told of them; the newest first.
+// Log records of gaps, drops and errors, the newest first.
 
 import { byId, make, setText } from "./dom.js";
 import { count, moment, visible } from "./format.js";
@@ -14,25 +14,25 @@ export class Problems {
     this.badge = byId("problems-badge");
     this.records = [];
     this.unseen = 0;
-    this.looking = false;
+    this.visible = false;
   }
 
-  /** Of a server that was just connected to: what it kept, and whatever it tells meanwhile. */
+  /** Loads the log records of a server after connecting, and merges those that arrive in the meantime. */
   async load() {
     this.records = [];
     try {
-      const { records } = await getJson("api/records");
+      const { log_records: records } = await getJson("api/log-records");
       this.records = [...records, ...this.#unknown(this.records, records)].slice(-KEPT);
       this.#draw();
     } catch {
-      // The live feed brings what is new; the past stays with the server.
+      // The live stream has new records; earlier ones are not shown.
     }
   }
 
   add(records) {
     if (!records?.length) return;
     this.records = [...this.records, ...this.#unknown(records, this.records)].slice(-KEPT);
-    if (!this.looking) this.unseen += records.length;
+    if (!this.visible) this.unseen += records.length;
     this.#draw();
   }
 
@@ -41,8 +41,8 @@ export class Problems {
     return records.filter((record) => !known.has(record.id));
   }
 
-  look(on) {
-    this.looking = on;
+  setVisible(on) {
+    this.visible = on;
     if (on) this.unseen = 0;
     this.#draw();
   }
@@ -50,7 +50,7 @@ export class Problems {
   #draw() {
     this.badge.hidden = this.unseen === 0;
     setText(this.badge, count(this.unseen));
-    if (!this.looking) return;
+    if (!this.visible) return;
     const shown = this.records.slice(-SHOWN).reverse();
     this.list.replaceChildren(...shown.map(line));
     byId("records-none").hidden = this.records.length > 0;

@@ -1,20 +1,20 @@
-// The log played again from a point: page by page, at the pace of the past or faster, until it has caught up.
+// Replay of the log from an offset, page by page, at the original speed or faster, until it has caught up.
 
-import { access, getJson, Refused } from "./http.js";
+import { access, getJson, HttpError } from "./http.js";
 import { once, sleep } from "./waiting.js";
 
 const PAGE = 500;
 const STEP_MS = 50;
-const QUIET_MS = 1000; // a quiet hour of the past is not waited for
+const QUIET_MS = 1000; // Longer pauses in the log are shortened to this.
 const RETRY_MS = 1000;
 
 export class Replay {
-  speed = 10; // times the pace of the past; Infinity: as fast as it can be read
+  speed = 10; // a factor of the original speed; Infinity: as fast as the log can be read
 
   constructor({ onEvents, onEnd, onState }) {
     Object.assign(this, { onEvents, onEnd, onState });
     this.running = null;
-    this.held = null; // a promise while it is paused
+    this.pausing = null; // a promise while paused
   }
 
   start(keys, after) {
@@ -24,18 +24,18 @@ export class Replay {
   }
 
   stop() {
-    this.goOn();
+    this.resume();
     this.running?.abort();
     this.running = null;
   }
 
-  hold() {
-    if (!this.held) this.held = new Promise((resolve) => (this.release = resolve));
+  pause() {
+    if (!this.pausing) this.pausing = new Promise((resolve) => (this.release = resolve));
   }
 
-  goOn() {
+  resume() {
     this.release?.();
-    this.held = this.release = null;
+    this.pausing = this.release = null;
   }
 
   async #run(keys, after, signal) {
@@ -45,7 +45,7 @@ export class Replay {
       try {
         page = await getJson("log", { key: keys, after, limit: PAGE }, signal);
       } catch (error) {
-        if (signal.aborted || !(await this.#mayTryAgain(error, signal))) return;
+        if (signal.aborted || !(await this.#canRetry(error, signal))) return;
         continue;
       }
       this.onState("live");
@@ -53,32 +53,32 @@ export class Replay {
       const last = page.events.at(-1)?.offset ?? after;
       after = Math.max(last, page.next ?? 0);
       if (page.next === null) {
-        await this.held;
+        await this.pausing;
         if (!signal.aborted) this.onEnd(Math.min(after, page.head));
         return;
       }
     }
   }
 
-  async #mayTryAgain(error, signal) {
-    if (!(error instanceof Refused) || error.passing) {
+  async #canRetry(error, signal) {
+    if (!(error instanceof HttpError) || error.transient) {
       this.onState("reconnecting");
       await sleep(RETRY_MS, signal);
       return true;
     }
-    this.onState(error.status === 401 ? "token" : "refused", error);
+    this.onState(error.status === 401 ? "token" : "rejected", error);
     if (error.status === 401) await once(access, "given", signal);
     return error.status === 401;
   }
 
-  /** Hands out the events of a page when their time has come. False: it was stopped. */
+  /** Emits the events of a page at their time. Returns false if the replay was stopped. */
   async #play(events, signal) {
     let begin = 0;
     while (begin < events.length) {
-      await this.held;
+      await this.pausing;
       if (signal.aborted) return false;
       let end = begin + 1;
-      let due = 0; // of the past, from the first event of this step
+      let due = 0; // ms since the first event of this step
       while (end < events.length) {
         due += this.#gap(events[end - 1], events[end]);
         if (due > STEP_MS) break;

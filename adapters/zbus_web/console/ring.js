@@ -1,10 +1,10 @@
-// The rows that are kept for looking at: the newest few thousand, so memory is bounded however long the page is open.
+// The newest few thousand rows, so that memory is bounded however long the page is open.
 
 export const ROWS_MAX = 5000;
 
 export class Ring {
   #rows = new Array(ROWS_MAX);
-  total = 0; // rows ever appended; the number of a row never changes
+  total = 0; // Rows ever appended; the number of a row never changes.
 
   get size() {
     return Math.min(this.total, ROWS_MAX);
@@ -21,20 +21,20 @@ export class Ring {
     this.total = 0;
   }
 
-  /** The row at `index`, the newest first. */
+  /** Returns the row at `index`; 0 is the newest. */
   at(index) {
     if (index < 0 || index >= this.size) return undefined;
     return this.#rows[(this.total - 1 - index) % ROWS_MAX];
   }
 
-  /** Where a row is now; −1 once it has left. */
+  /** Returns the index of a row, or −1 if it has been dropped. */
   indexOf(row) {
     const index = this.total - 1 - row.number;
     return index >= 0 && this.at(index) === row ? index : -1;
   }
 }
 
-/** A row of the stream: an event as it came, parsed when it is first looked at. */
+/** A row with an event, which is parsed when it is first used. */
 export class EventRow {
   #data;
   #event;
@@ -54,7 +54,7 @@ export class EventRow {
   }
 }
 
-/** A row that is no event: a gap, a reconnection, a jump. */
+/** A row that is not an event: a gap or a reconnection. */
 export class MarkRow {
   constructor(text, level = "info") {
     this.mark = text;

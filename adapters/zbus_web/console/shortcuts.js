@@ -1,4 +1,4 @@
-// Keys for what is done often. They are listed under “?”, and none of them works while one is typing.
+// Keyboard shortcuts. They are listed under “?”, and are disabled while the operator types.
 
 import { byId, make } from "./dom.js";
 

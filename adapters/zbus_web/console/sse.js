@@ -1,4 +1,4 @@
-// Server-sent events out of chunks of text, as the HTML standard reads them.
+// A parser of server-sent events, as the HTML standard defines them.
 
 export class SseParser {
   #rest = "";
@@ -6,7 +6,7 @@ export class SseParser {
   #data = [];
   #id = null;
 
-  /** The events that `text` completes: `{type, data, id}`. `data` is null where a frame only moves the id. */
+  /** Returns the events that `text` completes: `{type, data, id}`. `data` is null if a frame only updates the id. */
   push(text) {
     const lines = (this.#rest + text).split("\n");
     this.#rest = lines.pop();

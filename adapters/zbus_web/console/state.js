@@ -1,4 +1,4 @@
-// What the stream is doing, in words: connected or not, paused, how many wait, what the server refused.
+// The state of the stream in words: connected or not, paused, the number of waiting events, rejected requests.
 
 import { byId, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -9,15 +9,15 @@ const WORDS = {
   connecting: "Connecting",
   live: "Connected",
   reconnecting: "Reconnecting",
-  token: "Token needed",
-  refused: "Refused",
+  token: "Token required",
+  rejected: "Rejected",
 };
 let head = 0;
 
-export function showState(playback, figures, newHead = head) {
+export function showState(playback, liveState, newHead = head) {
   head = newHead;
   const { state, paused, mode, detail } = playback;
-  const worse = state === "live" && figures === "reconnecting" ? "reconnecting" : state;
+  const worse = state === "live" && liveState === "reconnecting" ? "reconnecting" : state;
   const pill = byId("connection");
   pill.dataset.state = worse;
   setText(pill, WORDS[worse]);
@@ -29,9 +29,9 @@ export function showState(playback, figures, newHead = head) {
   setText(byId("waiting"), paused ? `${waiting(playback)} waiting` : "");
   byId("waiting").hidden = !paused;
   setText(byId("filter-count"), counted(playback));
-  byId("refused").hidden = state !== "refused";
-  if (detail) setText(byId("refused-why"), [detail.message, detail.now].filter(Boolean).join(". "));
-  byId("stream-empty").hidden = playback.ring.size > 0 || state === "refused";
+  byId("rejected").hidden = state !== "rejected";
+  if (detail) setText(byId("rejected-why"), [detail.message, detail.state].filter(Boolean).join(". "));
+  byId("stream-empty").hidden = playback.ring.size > 0 || state === "rejected";
   document.title = `${paused ? "Paused" : WORDS[worse]} · zbus`;
 }
 
@@ -42,5 +42,5 @@ function waiting({ mode, position, waiting: rows, cut }) {
 
 function counted({ received }) {
   const events = received === 1 ? "1 event" : `${count(received)} events`;
-  return received > ROWS_MAX ? `${events}, the last ${count(ROWS_MAX)} here` : events;
+  return received > ROWS_MAX ? `${events}, the last ${count(ROWS_MAX)} shown` : events;
 }

@@ -1,11 +1,11 @@
-// The rows of the stream: only those that can be seen are in the page, and they are drawn a few times a second.
+// The rows of the stream. Only visible rows are in the page, and they are drawn a few times a second.
 
 import { make, perFrame, setText } from "./dom.js";
 import { bytes, timeOfDay, visible } from "./format.js";
 import { MarkRow } from "./ring.js";
 
 const PREVIEW_CHARACTERS = 240;
-const DRAW_MS = 125; // faster than anybody reads
+const DRAW_MS = 125; // Faster than people read.
 const NARROW = window.matchMedia("(max-width: 760px)");
 
 export class StreamView extends EventTarget {
@@ -22,10 +22,10 @@ export class StreamView extends EventTarget {
     viewport.append(this.spacer);
     this.redraw = perFrame(() => this.#draw(), DRAW_MS);
     this.redrawNow = perFrame(() => this.#draw());
-    this.top = 0; // as the browser last told: asking it would have it lay out the page
+    this.top = 0; // From the last scroll event: reading scrollTop would force a layout.
     viewport.addEventListener("scroll", () => ((this.top = viewport.scrollTop), this.redrawNow()), { passive: true });
     viewport.addEventListener("keydown", (event) => this.#key(event));
-    // What was under the pointer when it was pressed: until it is let go, a busy stream has moved on.
+    // The row under the pointer when it is pressed: a busy stream moves before it is released.
     this.window.addEventListener("pointerdown", (event) => isMouse(event) && event.button === 0 && this.#press(event));
     this.window.addEventListener("click", (event) => !isMouse(event) && this.#press(event));
     new ResizeObserver(() => this.#resized()).observe(viewport);
@@ -33,7 +33,7 @@ export class StreamView extends EventTarget {
     this.#resized();
   }
 
-  /** Whether the newest row is in sight, so that the view moves with the stream. */
+  /** Whether the newest row is visible, so that the view follows the stream. */
   get following() {
     return this.top < this.rowHeight;
   }
@@ -49,7 +49,7 @@ export class StreamView extends EventTarget {
     this.dispatchEvent(new CustomEvent("select", { detail: row }));
   }
 
-  /** Move the selection; past events have the larger index. */
+  /** Moves the selection. Older events have a larger index. */
   move(by) {
     const at = this.selected ? this.ring.indexOf(this.selected) : -1;
     let index = at < 0 ? Math.floor(this.top / this.rowHeight) : at + by;
@@ -96,12 +96,12 @@ export class StreamView extends EventTarget {
 
   #draw() {
     const { ring, rowHeight, viewport } = this;
-    const come = Math.max(0, ring.total - this.drawnTotal);
+    const added = Math.max(0, ring.total - this.drawnTotal);
     const tall = `${ring.size * rowHeight}px`;
     this.drawnTotal = ring.total;
     if (this.spacer.style.height !== tall) this.spacer.style.height = tall;
-    // Who has scrolled away looks at something: it stays where it is while the newest come in above.
-    if (come && !this.following) this.#scrollTo(this.top + come * rowHeight);
+    // If the operator has scrolled away, the rows in view stay in place while newer rows are added above.
+    if (added && !this.following) this.#scrollTo(this.top + added * rowHeight);
     const first = Math.max(0, Math.floor(this.top / rowHeight) - 1);
     const shown = Math.max(0, Math.min(ring.size - first, Math.ceil(this.height / rowHeight) + 3));
     while (this.pool.length < shown) this.pool.push(this.#slot());

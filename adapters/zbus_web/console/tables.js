@@ -1,11 +1,11 @@
-// Tables of figures that are drawn anew in place, sorted by the column that was asked for.
+// Sortable tables that are updated in place.
 
 import { make, setText } from "./dom.js";
 import { count } from "./format.js";
 
-const ROWS_MAX = 200; // in the page; the others are counted
+const ROWS_MAX = 200; // The number of further rows is shown below.
 
-/** `columns`: `[{name, label, number, text(row), level(row), sort(row)}]`; `element` may hold buttons of a row. */
+/** `columns`: `[{name, label, number, text(row), level(row), sort(row)}]`; `element` returns the controls of a row. */
 export class Table {
   constructor(table, columns, { empty, sortBy = null, descending = true }) {
     this.columns = columns;

@@ -1,4 +1,4 @@
-// Tabs by the ARIA pattern: arrows move between them, and only the selected one is a stop of the tab key.
+// Tabs that follow the ARIA pattern: arrow keys move between them, and only the selected tab is a tab stop.
 
 export class Tabs {
   constructor(list, onSelect = () => {}) {

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until the operator says otherwise.
+// Light or dark theme: that of the system, until the operator chooses one.
 
 import { byId, setText } from "./dom.js";
 

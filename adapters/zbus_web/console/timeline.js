@@ -1,12 +1,12 @@
-// The log as a time line: how busy it was, where the stream is, and a scrubber that replays from any point.
+// The log as a timeline: its density, the position of the stream, and a scrubber that replays from any point.
 
 import { byId, perFrame, setText, Surface } from "./dom.js";
 import { count, moment } from "./format.js";
 import { getJson } from "./http.js";
 
-const POINTS = 33; // times that are looked up along the log
-const LOOK_AGAIN_MS = 20_000;
-const DRAW_MS = 250; // while events come in
+const POINTS = 33; // positions in the log whose times are loaded
+const RELOAD_MS = 20_000;
+const DRAW_MS = 250; // while events arrive
 
 export class Timeline {
   constructor(playback) {
@@ -15,10 +15,10 @@ export class Timeline {
     this.head = 0;
     this.lowest = 1;
     this.points = []; // {offset, at: ms}
-    this.lookedAt = -Infinity;
+    this.loadedAt = -Infinity;
     this.dragging = false;
     this.redraw = perFrame(() => this.#draw());
-    const nowAndThen = perFrame(() => this.#draw(), DRAW_MS);
+    const redrawSlowly = perFrame(() => this.#draw(), DRAW_MS);
     this.surface = new Surface(byId("timeline-density"), this.redraw);
     this.scrubber.addEventListener("input", () => this.#moving());
     this.scrubber.addEventListener("change", () => this.#replay(Number(this.scrubber.value)));
@@ -26,14 +26,14 @@ export class Timeline {
     byId("speed").addEventListener("change", () => this.#speed());
     byId("go-to").addEventListener("submit", (event) => this.#goTo(event));
     playback.addEventListener("change", this.redraw);
-    playback.addEventListener("rows", nowAndThen);
+    playback.addEventListener("rows", redrawSlowly);
     this.#speed();
   }
 
   update(live) {
     this.head = live.stats?.log?.head ?? this.head;
     const grown = this.head > (this.points.at(-1)?.offset ?? 0);
-    if (grown && performance.now() - this.lookedAt > LOOK_AGAIN_MS) this.#look();
+    if (grown && performance.now() - this.loadedAt > RELOAD_MS) this.#load();
     this.redraw();
   }
 
@@ -58,7 +58,7 @@ export class Timeline {
     this.playback.replay(offset);
   }
 
-  /** An offset, a time or an age such as -10m: the server knows how to read times. */
+  /** Accepts an offset, a time or an age such as -10m. The server parses times. */
   async #goTo(event) {
     event.preventDefault();
     const wanted = byId("go-to-where").value.trim();
@@ -72,8 +72,8 @@ export class Timeline {
     }
   }
 
-  async #look() {
-    this.lookedAt = performance.now();
+  async #load() {
+    this.loadedAt = performance.now();
     const points = [];
     try {
       const first = await getJson("log", { limit: 1 });
@@ -84,7 +84,7 @@ export class Timeline {
       if (head > lowest) points.push(await this.#point(head));
       this.lowest = lowest;
     } catch {
-      return; // the line stays as it was
+      return; // The timeline stays as it was.
     }
     this.points = points.filter(Boolean);
     this.redraw();
@@ -95,7 +95,7 @@ export class Timeline {
     return events.length ? { offset: events[0].offset, at: Date.parse(events[0].published_at) } : null;
   }
 
-  /** About when an offset was published: between two points that were looked up. */
+  /** Returns the approximate publish time of an offset, interpolated between two loaded points. */
   #timeOf(offset) {
     const after = this.points.findIndex((point) => point.offset >= offset);
     if (after < 0) return this.points.length ? Date.now() : NaN;

@@ -1,4 +1,4 @@
-// Asks for a token when the server wants one. It is kept for this tab only, and never in an address.
+// The dialog for a token, shown when the server requires one. The token is kept only for this tab, and never in a URL.
 
 import { byId } from "./dom.js";
 import { access, giveToken, hasToken } from "./http.js";
@@ -6,7 +6,7 @@ import { access, giveToken, hasToken } from "./http.js";
 export function watchToken() {
   const dialog = byId("token");
   const field = byId("token-value");
-  access.addEventListener("wanted", () => {
+  access.addEventListener("required", () => {
     if (dialog.open) return;
     byId("token-wrong").hidden = !hasToken();
     field.value = "";

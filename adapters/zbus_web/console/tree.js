@@ -1,17 +1,17 @@
-// The keys as a tree, with rates. By keyboard as the ARIA pattern says; choosing a key filters the stream.
+// The keys as a tree, with rates. Keyboard control follows the ARIA pattern; choosing a key filters the stream.
 
 import { make, perFrame, setText } from "./dom.js";
 import { count, rate, visible } from "./format.js";
 
-const CHILDREN_MAX = 200; // of one branch in the page; the others are counted
-const OPEN_KEYS = 60; // with more keys than that, branches begin closed below the first level
+const CHILDREN_MAX = 200; // per branch; the number of further children is shown
+const OPEN_KEYS = 60; // With more keys, branches below the first level start closed.
 
 export class KeyTree {
   constructor(element, onChoose) {
     this.element = element;
     this.onChoose = onChoose;
     this.topics = new Map();
-    this.toggled = new Map(); // path → open, where the operator said so
+    this.toggled = new Map(); // path → open, if the operator has changed it
     this.current = null; // the path that has the focus
     this.chosen = "**";
     this.rows = [];
@@ -20,7 +20,7 @@ export class KeyTree {
     element.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** New figures; `whole` says that these are all keys that there are. */
+  /** Updates the counts. `whole` means that the list has every key. */
   update(topics, whole) {
     if (whole) this.topics.clear();
     for (const topic of topics) this.topics.set(topic.key, topic);
@@ -76,11 +76,11 @@ export class KeyTree {
   #row() {
     const twist = make("span", { class: "twist", "aria-hidden": "true" });
     const name = make("span", { class: "name" });
-    const figure = make("span", { class: "figure" });
+    const rateText = make("span", { class: "rate" });
     const bar = make("span", { class: "bar", "aria-hidden": "true" });
-    const element = make("div", { class: "branch", role: "treeitem" }, bar, twist, name, figure);
+    const element = make("div", { class: "branch", role: "treeitem" }, bar, twist, name, rateText);
     this.element.append(element);
-    return { element, twist, name, figure, bar };
+    return { element, twist, name, rateText, bar };
   }
 
   #fill(row, node, top, focus) {
@@ -90,7 +90,7 @@ export class KeyTree {
     const { element } = row;
     const inner = node.children.length > 0;
     setText(row.name, node.more ? `… ${count(node.more)} more` : visible(node.name));
-    setText(row.figure, node.more ? "" : `${rate(node.perSecond)}/s`);
+    setText(row.rateText, node.more ? "" : `${rate(node.perSecond)}/s`);
     setText(row.twist, inner ? (node.open ? "▾" : "▸") : "");
     element.title = node.more ? "" : `${visible(node.path)}: ${count(node.events)} events`;
     element.style.setProperty("--level", node.level - 1);
@@ -113,8 +113,8 @@ export class KeyTree {
   }
 
   #pick(node) {
-    const wanted = expression(node);
-    this.onChoose(this.chosen === wanted ? "**" : wanted); // once more: everything again
+    const picked = expression(node);
+    this.onChoose(this.chosen === picked ? "**" : picked); // The same key again clears the filter.
   }
 
   #toggle(node, open) {
@@ -155,5 +155,5 @@ function finish(node) {
   return node;
 }
 
-// `a/**` is also `a` itself. Keys hold no wildcard, so a key is its own expression.
+// `a/**` matches `a` too. A key has no wildcards, so it is an expression as it is.
 const expression = (node) => (node.children.length ? `${node.path}/**` : node.path);

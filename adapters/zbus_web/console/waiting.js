@@ -1,4 +1,4 @@
-// Waiting that can be called off, and that leaves no listener behind.
+// Waiting with an abort signal. No listener is left behind.
 
 export function sleep(ms, signal) {
   return new Promise((resolve) => {
@@ -24,7 +24,7 @@ export function once(target, name, signal) {
   });
 }
 
-/** The first of several: `firstOf(signal, (each) => sleep(100, each), …)`; the others are called off. */
+/** Waits for the first of several: `firstOf(signal, (each) => sleep(100, each), …)`, and aborts the others. */
 export async function firstOf(signal, ...waits) {
   const others = new AbortController();
   const either = AbortSignal.any([signal, others.signal]);

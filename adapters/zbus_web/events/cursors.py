@@ -1,4 +1,4 @@
-"""Moving and forgetting cursors: what an operator does with a reader that is to start again, or is gone."""
+"""Operations on cursors: move or delete the stored position of a durable subscription."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ UNCHANGED = "No position was changed"
 
 
 async def reset_cursor(bus: zbus.Bus, name: str, offset: int) -> dict[str, Any]:
-    """Let a durable name go on after `offset`; returns how far it is. Raises `HttpError`, or `CursorError` in use."""
+    """Move a cursor to `offset` and return its new state.
+
+    Raises `HttpError` if the cursor or the offset does not exist, and `CursorError` if the cursor is in use.
+    """
     reader = of(bus).reader
     log = reader.required("a cursor")
     await _check_known(bus, name)
     head = await bus.head()
     if not 0 <= offset <= head:
-        reason = f"offset {offset} is not from 0 to {head}, the head of the log"
-        raise HttpError(422, "offset_invalid", reason, UNCHANGED)
+        message = f"offset {offset} is not between 0 and {head}, the head of the log"
+        raise HttpError(422, "invalid_offset", message, UNCHANGED)
     await reader.run(log.cursors.reset, name, offset)
     return {"name": name, "offset": offset, "lag": log.count(offset, head)}
 
 
 async def delete_cursor(bus: zbus.Bus, name: str) -> None:
-    """Forget a durable name. Raises `HttpError`, or `CursorError` while it is in use."""
+    """Delete a cursor. Raises `HttpError` if it does not exist, and `CursorError` if it is in use."""
     reader = of(bus).reader
     log = reader.required("a cursor")
     await _check_known(bus, name)
@@ -34,4 +37,4 @@ async def delete_cursor(bus: zbus.Bus, name: str) -> None:
 
 async def _check_known(bus: zbus.Bus, name: str) -> None:
     if all(each.name != name for each in await of(bus).positions()):
-        raise HttpError(404, "cursor_unknown", f"there is no cursor {name[:200]!r}", UNCHANGED)
+        raise HttpError(404, "unknown_cursor", f"cursor {name[:200]!r} does not exist", UNCHANGED)

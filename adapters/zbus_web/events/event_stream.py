@@ -1,8 +1,8 @@
-"""`GET /events`: a feed of server-sent events. Its ids are positions in the log.
+"""`GET /events`: a stream of server-sent events. Their ids are offsets in the log.
 
-A browser that connects again with `Last-Event-ID` misses nothing and repeats nothing, also across a restart of the
-server: the subscription is made first, what lies before it is read from the log, and then it goes on live. A client
-that does not read holds a few hundred events in memory at most: its subscription spills, and reads the log later.
+A browser that reconnects with `Last-Event-ID` misses no event and receives none twice, even across a restart of the
+server: the server subscribes first, then reads the earlier events from the log, and then continues live. A client that
+does not read costs at most a few hundred events of memory: its subscription spills, and reads the log later.
 """
 
 from __future__ import annotations
@@ -27,189 +27,189 @@ from zbus_web.http.settings import WebSettings
 from zbus_web.http.streams import StreamResponse, Streams
 
 CHUNK_EVENTS = 256
-CHUNK_BYTES = 64 * 1024  # then it is sent, and waits for the client to read
+CHUNK_BYTES = 64 * 1024  # A larger chunk is sent before more is gathered, so that a slow client applies backpressure.
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
-    """The route of feeds."""
+    """Return the route of event streams."""
     frames = EventFrames()
 
     async def events(request: Request) -> Response:
-        grant = access.grant(request)
+        permissions = access.permissions(request)
         keys = read_keys(request, settings)
-        grant.check_read(keys)
-        feed = EventStream(bus, settings, frames, grant, keys)
-        await feed.open(await _start(bus, request))
+        permissions.check_read(keys)
+        stream = EventStream(bus, settings, frames, permissions, keys)
+        await stream.open(await _read_start(bus, request))
         streams: Streams = request.app.state.streams
-        return StreamResponse(feed, streams)
+        return StreamResponse(stream, streams)
 
     return [Route("/events", events, methods=["GET"])]
 
 
 def read_keys(request: Request, settings: WebSettings) -> list[str]:
-    """The key expressions of a request; everything where it names none. Which of them are legal the bus says."""
+    """Return the key expressions of a request, `**` by default. They are not validated here: the bus does that."""
     keys = request.query_params.getlist("key") or ["**"]
-    if len(keys) > settings.feed_keys_max:
+    if len(keys) > settings.stream_keys_max:
         raise HttpError(
-            400, "keys_too_many", f"{len(keys)} key expressions; at most {settings.feed_keys_max} are taken"
+            400, "too_many_keys", f"{len(keys)} key expressions are too many; the limit is {settings.stream_keys_max}"
         )
     return keys
 
 
-async def _start(bus: zbus.Bus, request: Request) -> Start:
-    """Where to start: after the last event that the client has, or where it asks to."""
+async def _read_start(bus: zbus.Bus, request: Request) -> Start:
+    """Return the start position: after the last event that the client has, or the one that it requests."""
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     if last is not None and last != "":
         if not (last.isascii() and last.isdigit()) or len(last) > 19 or int(last) >= OFFSET_MAX:
-            raise HttpError(400, "last_event_id_invalid", f"Last-Event-ID {last[:40]!r} is not the id of an event here")
+            raise HttpError(400, "invalid_last_event_id", f"Last-Event-ID {last[:40]!r} is not an offset")
         if int(last) > of(bus).head and int(last) > (head := await bus.head()):
-            reason = (
-                f"the client has seen position {last}, and this log ends at {head}: it is another log, or lost its end"
-            )
-            raise HttpError(409, "position_unknown", reason, "Nothing was changed. Connect again without Last-Event-ID")
+            message = f"the client has seen offset {last}, but this log ends at {head}: it is another log, or truncated"
+            state = "Nothing was changed. Connect again without Last-Event-ID"
+            raise HttpError(409, "unknown_position", message, state)
         return int(last) + 1
     try:
         return read_start(request.query_params.get("from") or "new")
     except ValueError as error:
-        raise HttpError(400, "from_invalid", f"from: {error}") from None
+        raise HttpError(400, "invalid_from", f"from: {error}") from None
 
 
 class EventStream:
-    """One client's stream: a subscription that spills, turned into frames."""
+    """The stream of one client: a spilling subscription whose events become frames."""
 
     __slots__ = (
         "_bus",
+        "_end_reason",
         "_ended",
         "_frames",
         "_gap",
-        "_grant",
         "_keys",
-        "_reason",
+        "_last_id",
+        "_permissions",
         "_sent",
         "_settings",
         "_start",
         "_sub",
-        "_told",
     )
 
     def __init__(
-        self, bus: zbus.Bus, settings: WebSettings, frames: EventFrames, grant: Permissions, keys: Sequence[str]
+        self, bus: zbus.Bus, settings: WebSettings, frames: EventFrames, permissions: Permissions, keys: Sequence[str]
     ) -> None:
-        self._bus, self._settings, self._frames, self._grant, self._keys = bus, settings, frames, grant, keys
+        self._bus, self._settings, self._frames = bus, settings, frames
+        self._permissions, self._keys = permissions, keys
         self._sub: EventSubscriber | None = None
         self._gap: bytes = b""
-        self._start = self._told = 0  # the id that the client has at first, and now
-        self._sent = True  # since the last pulse
-        self._ended, self._reason = False, ""
+        self._start = self._last_id = 0  # the id that the client has at the start, and now
+        self._sent = True  # whether a chunk was sent since the last pulse
+        self._ended, self._end_reason = False, ""
 
     async def open(self, start: Start) -> None:
-        """Subscribe; from here on nothing is missed. Raises where the bus refuses the keys."""
+        """Subscribe: the stream misses no event from now on. Raises `KeyInvalid` if a key expression is not legal."""
         await self._subscribe(start)
         try:
             assert self._sub is not None
-            self._start = self._told = self._sub.position
+            self._start = self._last_id = self._sub.position
             if isinstance(start, int):
-                low_water = await (reader := of(self._bus).reader).run(reader.required("a feed").low_water)
+                low_water = await (reader := of(self._bus).reader).run(reader.required("an event stream").low_water)
                 if max(0, start - 1) < low_water:
-                    await self._go_on(max(0, start - 1), low_water, "removed by retention")
+                    await self._skip_gap(max(0, start - 1), low_water, "removed by retention")
         except BaseException:
             await self.aclose()
             raise
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The frames, a burst at a time."""
+        """Yield chunks of frames, a burst at a time."""
         gap, self._gap = self._gap, b""
-        # A position that is still to come is no id yet: this log would not know it.
-        place = b"id: %d\n" % self._start if self._start <= of(self._bus).head else b""
-        yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, place, gap)
+        # An offset above the head is not sent as an id: the log would reject it on reconnect.
+        first_id = b"id: %d\n" % self._start if self._start <= of(self._bus).head else b""
+        yield b"retry: %d\n%b\n%b" % (self._settings.retry_ms, first_id, gap)
         while not self._ended:
             try:
                 chunks = await self._next()
-            except ZbusError as error:  # the log cannot be read: the client is told, and may come back
+            except ZbusError as error:  # The log cannot be read: the client gets the reason and may reconnect.
                 self.end(str(error))
                 break
             if chunks is None:
                 break
-            if self._grant.is_over:
-                self.end("the token has expired; connect again with another one")
+            if self._permissions.is_expired:
+                self.end("the token has expired; connect again with a new one")
                 break
             for chunk in chunks:
                 self._sent = True
                 yield chunk
-        if self._reason or not self._ended:
-            yield _named("end", {"reason": self._reason or "the bus was closed"})
+        if self._end_reason or not self._ended:
+            yield _named_event("end", {"reason": self._end_reason or "the bus was closed"})
 
     async def aclose(self) -> None:
-        """Receive nothing any more."""
+        """Close the subscription."""
         if self._sub is not None:
             await self._sub.aclose()
 
     def pulse(self) -> None:
-        """Say something, if nothing was said for a while."""
-        if self._sub is not None and (self._grant.is_over or not self._sent):
+        """Wake the stream to send a keep-alive if nothing was sent since the last call, or if the token has expired."""
+        if self._sub is not None and (self._permissions.is_expired or not self._sent):
             self._sub.wake()
         self._sent = False
 
     def end(self, reason: str | None) -> None:
-        """End soon; the client is told why, unless it is gone."""
-        self._ended, self._reason = True, reason or ""
+        """End soon. The client receives `reason`; None means that the client has disconnected."""
+        self._ended, self._end_reason = True, reason or ""
         if self._sub is not None:
             self._sub.wake()
 
     async def _next(self) -> Iterable[bytes] | None:
-        """The next chunks: events, a gap, or a sign of life. None at the end."""
+        """Return the next chunks: events, a gap or a keep-alive. Returns None at the end."""
         assert self._sub is not None
         try:
             events = await self._sub.next_batch(CHUNK_EVENTS)
         except LogTrimmed as trimmed:
-            await self._go_on(trimmed.after, trimmed.low_water, "removed by retention")
+            await self._skip_gap(trimmed.after, trimmed.low_water, "removed by retention")
         except EventCorrupt as corrupt:
-            before = of(self._bus).reader.required("a stream").before(corrupt.offset)
-            await self._go_on(before, corrupt.offset, corrupt.reason)
+            before = of(self._bus).reader.required("an event stream").before(corrupt.offset)
+            await self._skip_gap(before, corrupt.offset, corrupt.reason)
         except SchemaInvalid:
-            return ()  # told and counted by the bus; the log still has it
+            return ()  # The bus has logged and counted it, and the log still has the event.
         else:
             if events is None:
                 return None
-            return self._framed(events) if events else self._alive()
+            return self._encode(events) if events else self._keep_alive()
         gap, self._gap = self._gap, b""
         return (gap,)
 
-    def _framed(self, events: Sequence[zbus.Event]) -> Iterable[bytes]:
-        frame, shows = self._frames.frame, self._grant.shows
-        self._told = max(self._told, events[-1].offset)
-        if len(events) == 1:  # most of the time
+    def _encode(self, events: Sequence[zbus.Event]) -> Iterable[bytes]:
+        frame, shows = self._frames.frame, self._permissions.shows
+        self._last_id = max(self._last_id, events[-1].offset)
+        if len(events) == 1:  # the usual case
             return (frame(events[0]),) if shows(events[0].key) else ()
         return _joined(frame(event) for event in events if shows(event.key))
 
-    def _alive(self) -> Iterable[bytes]:
-        """An id alone moves on what the browser will ask for, and is no event to it."""
+    def _keep_alive(self) -> Iterable[bytes]:
+        """Return a comment, or an id without data: a browser stores it as `Last-Event-ID`, but dispatches no event."""
         assert self._sub is not None
         if self._ended:
             return ()
         position = self._sub.position
-        if position <= self._told:
+        if position <= self._last_id:
             return (b": keep-alive\n\n",)
-        self._told = position
+        self._last_id = position
         return (b"id: %d\n\n" % position,)
 
-    async def _go_on(self, after: int, until: int, reason: str) -> None:
-        """Something is gone: tell of it, and go on behind it."""
+    async def _skip_gap(self, after: int, until: int, reason: str) -> None:
+        """Queue a gap event for the client, and subscribe again after the gap."""
         assert self._sub is not None
         await self._sub.aclose()
         await self._subscribe(until + 1)
-        self._told = max(self._told, until)
+        self._last_id = max(self._last_id, until)
         fields = {"after": after, "until": until, "reason": reason}
-        self._gap += b"id: %d\n%b" % (until, _named("gap", fields))
+        self._gap += b"id: %d\n%b" % (until, _named_event("gap", fields))
 
     async def _subscribe(self, start: Start) -> None:
-        queue = self._settings.feed_queue_events
+        queue = self._settings.stream_queue_events
         sub = self._bus.subscribe(*self._keys, start=start, overflow="spill", queue_events=queue)
         self._sub = await sub.__aenter__()
 
 
 def _joined(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Chunks of whole frames, of a size that a connection takes at once."""
+    """Yield chunks of whole frames, of about `CHUNK_BYTES` each."""
     gathered, size = [], 0
     for frame in frames:
         gathered.append(frame)
@@ -221,5 +221,5 @@ def _joined(frames: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(gathered)
 
 
-def _named(name: str, fields: dict[str, object]) -> bytes:
+def _named_event(name: str, fields: dict[str, object]) -> bytes:
     return ServerSentEvent(msgspec.json.encode(fields).decode(), event=name, sep="\n").encode()

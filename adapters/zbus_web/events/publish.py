@@ -1,7 +1,7 @@
-"""`POST /events/{key}`: the body becomes an event; the answer comes once it is on disk.
+"""`POST /events/{key}`: publish the body as an event. The response is sent once the event is durable.
 
-With an `Idempotency-Key` the event's identity is made from it and from the event's key. So the log itself knows a
-request that is repeated, also after a restart: it keeps the first, and its offset is the answer again.
+With an `Idempotency-Key`, the event's identity is derived from it and from the event's key. So the log itself detects
+a repeated request, even after a restart: it keeps the first event, and the response has the offset of that event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zbus_web.access.authenticator import Authenticator
 from zbus_web.http.http_errors import NOTHING_STORED, HttpError
 from zbus_web.http.settings import WebSettings
 
-PUBLISHERS_MAX = 1024  # one for each key that is in use; who was not used for longest gets a new identity later
+PUBLISHERS_MAX = 1024  # One for each key in use. An evicted publisher gets a new identity when its key is used again.
 IDEMPOTENCY_KEY_MAX = 200
 HEADER_PREFIX = b"x-zbus-header-"
 _BINARY = "application/octet-stream"
@@ -39,13 +39,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
-    """The route that publishes."""
+    """Return the route that publishes."""
     return [Route("/events/{key:path}", HttpPublishing(bus, settings, access), methods=["POST"])]
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """What a request asks to publish."""
+class _Publication:
+    """The event that a request publishes."""
 
     key: str
     payload: bytes
@@ -54,7 +54,7 @@ class _Given:
 
 
 class HttpPublishing:
-    """An ASGI application rather than a function of a request: it is called for every event, and does half as much."""
+    """Publishing as an ASGI application: it runs for every event, and does half the work of a request handler."""
 
     def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> None:
         self._bus, self._settings, self._access = bus, settings, access
@@ -62,67 +62,72 @@ class HttpPublishing:
         self._once = IdempotentPublisher(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, store the event, and answer."""
+        """Read the body, store the event, and send the response."""
         key = scope["path_params"]["key"]
-        self._access.grant(HTTPConnection(scope)).check_publish(key)
+        self._access.permissions(HTTPConnection(scope)).check_publish(key)
         headers, idempotency_key, length = _read_headers(scope["headers"])
         payload = await _read_body(receive, length, self._settings.body_bytes_max)
         if payload is None:
-            return  # the client went away before it had said everything: nothing is stored
+            return  # The client disconnected before the end of the body: nothing is stored.
         status = 201
         if idempotency_key is None:
-            answer = await self._publish(_Given(key, payload, headers, None))
+            result = await self._publish(_Publication(key, payload, headers, None))
         else:
-            answer, first = await self._once.put(_Given(key, payload, headers, idempotency_key))
+            result, first = await self._once.put(_Publication(key, payload, headers, idempotency_key))
             if not first:
-                status, answer = 200, {**answer, "repeated": True}
-        body = _encode(answer)
-        told = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": told})
+                status, result = 200, {**result, "duplicate": True}
+        body = _encode(result)
+        response_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _publish(self, given: _Given) -> dict[str, Any]:
+    async def _publish(self, publication: _Publication) -> dict[str, Any]:
         bus, publishers = self._bus, self._publishers
-        publisher = publishers.pop(given.key, None)
+        publisher = publishers.pop(publication.key, None)
         if publisher is None:
-            publisher = await bus.publisher(given.key)
-            publisher = publishers.pop(given.key, publisher)
-        publishers[given.key] = publisher
-        offset = await publisher.publish(given.payload, headers=given.headers)
+            publisher = await bus.publisher(publication.key)
+            publisher = publishers.pop(publication.key, publisher)
+        publishers[publication.key] = publisher
+        offset = await publisher.publish(publication.payload, headers=publication.headers)
         return {"offset": int(offset), "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 
 class IdempotentPublisher:
-    """Puts an event once for each idempotency key, whoever repeats it and when."""
+    """Stores one event for each idempotency key, however often a request is repeated."""
 
     def __init__(self, bus: zbus.Bus) -> None:
         self._bus = bus
-        self._under_way: dict[int, asyncio.Task[tuple[Event, bool]]] = {}
+        self._pending: dict[int, asyncio.Task[tuple[Event, bool]]] = {}
 
-    async def put(self, given: _Given) -> tuple[dict[str, Any], bool]:
-        """The answer, and whether this was the first time. Raises a `HttpError` where the first had another body."""
+    async def put(self, publication: _Publication) -> tuple[dict[str, Any], bool]:
+        """Return the body of the response, and whether the event was stored by this call.
+
+        Raises `HttpError` if the key was used for a different event. If cancelled, the event may still be stored.
+        """
         if of(self._bus).reader.log is None:
             raise zbus.LogRequired("an Idempotency-Key")
-        identity = _identity(given)
-        while (others := self._under_way.get(identity)) is not None:
-            await asyncio.wait((others,))  # it is stored then, or failed: look again
-        task = asyncio.get_running_loop().create_task(self._store(given, identity))
-        self._under_way[identity] = task
+        identity = _identity(publication)
+        while (others := self._pending.get(identity)) is not None:
+            await asyncio.wait((others,))  # Then it was stored or has failed: check again.
+        task = asyncio.get_running_loop().create_task(self._store(publication, identity))
+        self._pending[identity] = task
         task.add_done_callback(lambda done: self._done(identity, done))
         event, first = await asyncio.shield(task)
         if not first and (event.key, event.payload, _without_context(event.headers)) != (
-            given.key,
-            given.payload,
-            _without_context(given.headers or {}),
+            publication.key,
+            publication.payload,
+            _without_context(publication.headers or {}),
         ):
-            reason = f"this Idempotency-Key was used for another event on {given.key!r}, at offset {event.offset}"
-            now = "Nothing was stored; the first event is safe. Use another Idempotency-Key for another event"
-            raise HttpError(422, "idempotency_mismatch", reason, now)
+            message = (
+                f"this Idempotency-Key was used for another event on {publication.key!r}, at offset {event.offset}"
+            )
+            state = "Nothing was stored; the first event is safe. Use a new Idempotency-Key for a new event"
+            raise HttpError(422, "idempotency_mismatch", message, state)
         return {"offset": event.offset, "publisher_id": str(identity), "sequence": 0}, first
 
-    async def _store(self, given: _Given, identity: int) -> tuple[Event, bool]:
+    async def _store(self, publication: _Publication, identity: int) -> tuple[Event, bool]:
         bus, inside = self._bus, of(self._bus)
-        event = Event(identity, 0, time_ns(), given.key, given.payload, given.headers or {})
+        event = Event(identity, 0, time_ns(), publication.key, publication.payload, publication.headers or {})
         (offset,) = await bus.put(event)
         if offset.first:
             return msgspec.structs.replace(event, offset=int(offset)), True
@@ -133,32 +138,35 @@ class IdempotentPublisher:
             raise error
         if not events:
             raise HttpError(
-                409, "idempotency_expired", f"it was stored at offset {offset}, which retention removed", _KEPT
+                409,
+                "idempotency_expired",
+                f"the event was stored at offset {offset}, and retention has removed it",
+                _NEW_KEY,
             )
         return events[0], False
 
     def _done(self, identity: int, task: asyncio.Task[tuple[Event, bool]]) -> None:
-        del self._under_way[identity]
+        del self._pending[identity]
         if not task.cancelled():
-            task.exception()  # whoever asked has it; nobody may be left to
+            task.exception()  # Mark it as retrieved: the request that waited for it may be cancelled.
 
 
-_KEPT = "Nothing was stored. Use another Idempotency-Key"
+_NEW_KEY = "Nothing was stored. Use a new Idempotency-Key"
 
 
 def _without_context(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that make an event what it is. Each repetition of a request has a trace context of its own."""
+    """Return the headers without the trace context, which differs each time a request is repeated."""
     return {name: value for name, value in headers.items() if name not in (TRACEPARENT, TRACESTATE, BAGGAGE)}
 
 
-def _identity(given: _Given) -> int:
-    """A publisher that published this one event: 63 bits that follow from the idempotency key and the event's key."""
-    text = f"{given.key}\0{given.idempotency_key}".encode(errors="surrogateescape")
+def _identity(publication: _Publication) -> int:
+    """Return the id of a publisher with one event: 63 bits derived from the idempotency key and the event's key."""
+    text = f"{publication.key}\0{publication.idempotency_key}".encode(errors="surrogateescape")
     return int.from_bytes(blake2b(text, digest_size=8, person=b"zbus-idempotency").digest(), "big") >> 1
 
 
 def _read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str] | None, str | None, int]:
-    """The event's headers, the idempotency key, and the length of the body where it is told."""
+    """Return the event's headers, the idempotency key, and the declared length of the body, or 0."""
     headers: dict[str, str] = {}
     idempotency_key, length = None, 0
     for name, value in raw:
@@ -167,22 +175,22 @@ def _read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str] | None
             if kind != _BINARY:
                 headers[CONTENT_TYPE] = _PLAIN.get(kind.lower(), kind)
         elif name == b"content-encoding" and value != b"identity":
-            reason = "a body is stored as it is sent: send it without Content-Encoding"
-            raise HttpError(415, "encoding_unsupported", reason, NOTHING_STORED)
+            message = "Content-Encoding is not supported: the body is stored as it is sent"
+            raise HttpError(415, "unsupported_encoding", message, NOTHING_STORED)
         elif name == b"content-length":
             length = int(value)
         elif name == b"idempotency-key":
-            idempotency_key = _checked(value)
+            idempotency_key = _read_idempotency_key(value)
         elif name.startswith(HEADER_PREFIX):
             headers[name[len(HEADER_PREFIX) :].decode("latin-1")] = _text(name, value)
     return headers or None, idempotency_key, length
 
 
-def _checked(value: bytes) -> str:
+def _read_idempotency_key(value: bytes) -> str:
     text = _text(b"idempotency-key", value)
     if not 0 < len(text) <= IDEMPOTENCY_KEY_MAX:
-        reason = f"Idempotency-Key has {len(text)} characters; 1 to {IDEMPOTENCY_KEY_MAX} are taken"
-        raise HttpError(400, "idempotency_key_invalid", reason, NOTHING_STORED)
+        message = f"Idempotency-Key has {len(text)} characters; it must have 1 to {IDEMPOTENCY_KEY_MAX}"
+        raise HttpError(400, "invalid_idempotency_key", message, NOTHING_STORED)
     return text
 
 
@@ -190,11 +198,11 @@ def _text(name: bytes, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise HttpError(400, "header_invalid", f"{name.decode('latin-1')} is not UTF-8", NOTHING_STORED) from None
+        raise HttpError(400, "invalid_header", f"{name.decode('latin-1')} is not UTF-8", NOTHING_STORED) from None
 
 
 async def _read_body(receive: Receive, length: int, limit: int) -> bytes | None:
-    """The whole body; None when the client left. Over the limit it is refused before more of it is kept."""
+    """Return the whole body, or None if the client disconnected. Raises `HttpError` once it is over the limit."""
     if length > limit:
         raise _too_large(length, limit)
     message = await receive()
@@ -214,5 +222,5 @@ async def _read_body(receive: Receive, length: int, limit: int) -> bytes | None:
 
 
 def _too_large(size: int, limit: int) -> HttpError:
-    reason = f"a body of {size:,} bytes or more is over the limit of {limit:,}"
-    return HttpError(413, "body_too_large", reason, NOTHING_STORED, {"connection": "close"})
+    message = f"a body of {size:,} bytes or more is over the limit of {limit:,}"
+    return HttpError(413, "body_too_large", message, NOTHING_STORED, {"connection": "close"})

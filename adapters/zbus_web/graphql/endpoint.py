@@ -1,6 +1,6 @@
-"""`/graphql`: questions and changes by POST, subscriptions over WebSocket (graphql-transport-ws).
+"""`/graphql`: queries and mutations by POST, subscriptions over WebSocket (graphql-transport-ws).
 
-One document a request, in JSON; a request that is bad is answered 4xx. There is no page for people: the console is one.
+Each request has one document, in JSON. An invalid request gets a 4xx response. There is no GraphQL IDE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strawberry.subscriptions import GRAPHQL_TRANSPORT_WS_PROTOCOL
 from strawberry.types.graphql import OperationType
 
 import zbus
-from zbus_web.access.admission import send_refusal
+from zbus_web.access.admission import send_error
 from zbus_web.access.authenticator import Authenticator
 from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _GraphRequest(msgspec.Struct):
-    """The body of a POST, as GraphQL over HTTP has it."""
+    """The body of a POST, as GraphQL over HTTP defines it."""
 
     query: str
     variables: dict[str, Any] | None = None
@@ -46,11 +46,11 @@ class _GraphRequest(msgspec.Struct):
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: LiveStatistics) -> list[BaseRoute]:
-    """The path, for both ways to come."""
+    """Return the routes for POST and WebSocket."""
     schema = make_schema()
 
     def context(connection: HTTPConnection) -> Context:
-        return Context(bus, settings, live.views, live, access.grant(connection))
+        return Context(bus, settings, live.views, live, access.permissions(connection))
 
     async def post(request: Request) -> Response:
         return await _execute(schema, await _read(request), context(request))
@@ -62,15 +62,15 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: Li
 
 
 class _Socket(ASGIWebSocketAdapter):
-    """What strawberry says at the end may be as long as the document was; a close frame is not."""
+    """WebSocket with bounded close reasons: strawberry's reason may be as long as the document."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close with as much of the reason as fits."""
+        """Close with as much of the reason as fits into a close frame."""
         await super().close(code, reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
 
 
 class _Sockets:
-    """WebSockets: whoever has no grant is told so before there is one."""
+    """WebSocket endpoint. A client without permissions is rejected before the handshake."""
 
     def __init__(self, schema: GraphSchema, context: Any) -> None:
         class View(GraphQL[Context, None]):
@@ -81,7 +81,7 @@ class _Sockets:
                 return found
 
             def is_websocket_origin_allowed(self, request: WebSocket, origin: str) -> bool:
-                return True  # the guard has looked at it
+                return True  # `Admission` has checked it.
 
         self._context = context
         self._view = View(
@@ -94,14 +94,14 @@ class _Sockets:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it in, or not."""
+        """Accept or reject a WebSocket."""
         try:
             self._context(HTTPConnection(scope))
             if GRAPHQL_TRANSPORT_WS_PROTOCOL not in scope["subprotocols"]:
-                reason = f"the subprotocol is {GRAPHQL_TRANSPORT_WS_PROTOCOL}"
-                raise HttpError(400, "subprotocol_invalid", reason, "Nothing was subscribed")
-        except HttpError as refusal:
-            await send_refusal(scope, send, refusal)
+                message = f"the subprotocol must be {GRAPHQL_TRANSPORT_WS_PROTOCOL}"
+                raise HttpError(400, "unsupported_subprotocol", message, "Nothing was subscribed")
+        except HttpError as error:
+            await send_error(scope, send, error)
             return
         await self._view(scope, receive, send)
 
@@ -109,44 +109,46 @@ class _Sockets:
 async def _read(request: Request) -> _GraphRequest:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise HttpError(415, "content_type_invalid", f"a question is application/json, not {kind[:80]!r}")
+        raise HttpError(
+            415, "unsupported_content_type", f"the Content-Type must be application/json, not {kind[:80]!r}"
+        )
     body = await request.body()
     if body.lstrip()[:1] == b"[":
-        raise HttpError(400, "batch_refused", "one question a request: send several requests")
+        raise HttpError(400, "batch_rejected", "batches are not supported: send one document per request")
     try:
         return msgspec.json.decode(body, type=_GraphRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise HttpError(
-            400, "body_invalid", f'the body is like {{"query": "{{ nodes {{ name }} }}"}}: {error}'
+            400, "invalid_body", f'the body must look like {{"query": "{{ nodes {{ name }} }}"}}: {error}'
         ) from None
 
 
-async def _execute(schema: GraphSchema, asked: _GraphRequest, context: Context) -> Response:
+async def _execute(schema: GraphSchema, request: _GraphRequest, context: Context) -> Response:
     try:
         result = await schema.execute(
-            asked.query,
-            variable_values=asked.variables,
-            operation_name=asked.operationName,
+            request.query,
+            variable_values=request.variables,
+            operation_name=request.operationName,
             context_value=context,
             allowed_operation_types=BY_POST,
         )
     except MissingQueryError:
-        raise HttpError(400, "document_invalid", "the document is empty") from None
+        raise HttpError(400, "invalid_document", "the document is empty") from None
     except (CannotGetOperationTypeError, InvalidOperationTypeError) as error:
-        reason = str(error) or "subscriptions come over WebSocket, and a document with several operations names one"
-        raise HttpError(400, "operation_invalid", reason) from None
-    answer: dict[str, Any] = {"data": result.data}
+        needed = "send subscriptions over WebSocket, and give operationName if the document has several operations"
+        raise HttpError(400, "invalid_operation", str(error) or needed) from None
+    body: dict[str, Any] = {"data": result.data}
     status = 200
     if result.errors:
-        answer["errors"] = [_shown(error) for error in result.errors]
+        body["errors"] = [_shown(error) for error in result.errors]
         if result.data is None:
             status = _status(result.errors)
-            answer["error"] = _summed_up(result.errors[0], status)
-    return Response(_encode(answer), status, {"Cache-Control": "no-store"}, "application/json")
+            body["error"] = _error_body(result.errors[0], status)
+    return Response(_encode(body), status, {"Cache-Control": "no-store"}, "application/json")
 
 
 def _status(errors: list[GraphQLError]) -> int:
-    """That of the first error: a refusal has its own, a bug is one of ours, and the rest is the document's."""
+    """Return the status of the first error: 500 for a bug, the status of an `HttpError`, otherwise 400."""
     first = errors[0]
     if is_bug(first):
         return 500
@@ -154,15 +156,15 @@ def _status(errors: list[GraphQLError]) -> int:
 
 
 def _shown(error: GraphQLError) -> dict[str, Any]:
-    told: dict[str, Any] = dict(error.formatted)
+    fields: dict[str, Any] = dict(error.formatted)
     if is_bug(error):
-        told["message"] = "this is a bug of zbus; the server's log has its trace"
-    return told
+        fields["message"] = "this is a bug in zbus; the server's log has the traceback"
+    return fields
 
 
-def _summed_up(error: GraphQLError, status: int) -> dict[str, Any]:
-    """The same in the form of every other refusal."""
+def _error_body(error: GraphQLError, status: int) -> dict[str, Any]:
+    """Return a GraphQL error in the form of every other HTTP error."""
     fields = error.extensions or {}
-    code = "internal_error" if status == 500 else fields.get("code", "document_invalid")
-    now = fields.get("now", "Nothing was changed. Fix the document and send it again")
-    return {"code": code, "reason": _shown(error)["message"], "now": now}
+    code = "internal_error" if status == 500 else fields.get("code", "invalid_document")
+    state = fields.get("state", "Nothing was changed. Fix the document and send it again")
+    return {"code": code, "message": _shown(error)["message"], "state": state}

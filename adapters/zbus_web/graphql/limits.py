@@ -1,8 +1,8 @@
-"""What a GraphQL document may ask for, so that a short one cannot make much work.
+"""Limits for GraphQL documents, so that a short document cannot cause much work.
 
-strawberry's limits of depth, aliases and tokens look at a document as it is spread out, fragment by fragment. A few
-lines of fragments that each name the next one twice take them for ever. So how much a document spreads out to is
-counted first, each fragment once, and what is too much is refused before anything else looks at it.
+strawberry's limits for depth, aliases and tokens expand a document fragment by fragment. A few lines of fragments that
+each name the next one twice keep them busy forever. So this module first computes the expanded size, visiting each
+fragment once, and rejects a document that is too large before any other rule runs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from graphql import (
 from strawberry.extensions import MaxAliasesLimiter, MaxTokensLimiter, QueryDepthLimiter, SchemaExtension
 
 DEPTH_MAX = 8
-INTROSPECTION_DEPTH_MAX = 20  # the usual query of tools has 15; how often its lists may nest, graphql-core limits
+INTROSPECTION_DEPTH_MAX = 20  # The usual query of tools has 15 levels; graphql-core limits how its lists nest.
 ALIASES_MAX = 15
 TOKENS_MAX = 1000
 FIELDS_MAX = 500
 
-Size = tuple[int, int]  # fields, and how deep
+Size = tuple[int, int]  # number of fields, and depth
 
 
 class SpreadLimiter(SchemaExtension):
-    """Refuses a document that spreads out to too many fields, or too deep, introspection included."""
+    """Rejects a document that expands to too many fields or levels, including introspection."""
 
     def on_validate(self) -> Iterator[None]:
-        """Before the rules of strawberry and graphql-core."""
+        """Check the size before the rules of strawberry and graphql-core run."""
         document = self.execution_context.graphql_document
         if document is not None and self.execution_context.pre_execution_errors is None:
             error = _too_much(document)
@@ -44,7 +44,7 @@ class SpreadLimiter(SchemaExtension):
 
 
 def limits() -> list[type[SchemaExtension] | Callable[[], SchemaExtension] | Any]:
-    """The extensions of a schema, in the order in which they look."""
+    """Return the extensions of a schema, in the order in which they run."""
     return [
         lambda: MaxTokensLimiter(max_token_count=TOKENS_MAX),
         SpreadLimiter,
@@ -60,25 +60,25 @@ def _too_much(document: DocumentNode) -> GraphQLError | None:
     except _Cycle as cycle:
         return GraphQLError(f"fragment {cycle} contains itself")
     if fields > FIELDS_MAX:
-        return GraphQLError(f"the document spreads out to over {FIELDS_MAX} fields")
+        return GraphQLError(f"the document expands to more than {FIELDS_MAX} fields")
     if depth > INTROSPECTION_DEPTH_MAX:
         return GraphQLError(f"the document is deeper than {INTROSPECTION_DEPTH_MAX} levels")
     return None
 
 
 class _Cycle(Exception):
-    """A fragment that contains itself, in the end."""
+    """Raised for a fragment that contains itself, directly or indirectly."""
 
 
 class _Sizes:
-    """How much each fragment spreads out to, each looked at once."""
+    """The expanded size of each fragment, computed once."""
 
     def __init__(self, document: DocumentNode) -> None:
         self._document = document
         self._fragments = {
             each.name.value: each for each in document.definitions if isinstance(each, FragmentDefinitionNode)
         }
-        self._known: dict[str, Size | None] = {}  # None while it is being looked at
+        self._known: dict[str, Size | None] = {}  # None while it is being computed
 
     def of_operations(self) -> Size:
         found = [
@@ -107,7 +107,7 @@ class _Sizes:
                 raise _Cycle(name)
             return known
         self._known[name] = None
-        fragment = self._fragments.get(name)  # one that is missing is for other rules to tell
+        fragment = self._fragments.get(name)  # Other rules report a missing fragment.
         found = self._of_set(fragment.selection_set) if fragment is not None else (0, 0)
         self._known[name] = found
         return found

@@ -1,4 +1,4 @@
-"""The types of the GraphQL schema. Numbers that may have more than 31 bits are `Long`, or text where JSON's end."""
+"""Types of the GraphQL schema. Integers over 31 bits are `Long`; those over 53 bits, the limit of JSON, are text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LONG_MAX = (1 << 53) - 1
 
 
 def read_long(value: Any) -> int:
-    """A whole number, as a number or as text."""
+    """Parse an integer given as a number or as text. Raises `GraphQLError` if it is not a `Long`."""
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 17:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LONG_MAX:
-        raise GraphQLError(f"{str(value)[:40]!r} is no whole number of up to 53 bits")
+        raise GraphQLError(f"{str(value)[:40]!r} is not an integer of up to 53 bits")
     return value
 
 
@@ -30,7 +30,7 @@ CONFIG = StrawberryConfig(
     scalar_map={
         Long: strawberry.scalar(
             name="Long",
-            description="A whole number of up to 53 bits",
+            description="An integer of up to 53 bits",
             serialize=lambda value: value,
             parse_value=read_long,
         )
@@ -38,9 +38,9 @@ CONFIG = StrawberryConfig(
 )
 
 
-@strawberry.type(description="A node of the mesh, this one included")
+@strawberry.type(description="A node of the mesh, including this one")
 class Node:
-    """As `zbus.NodeInfo`."""
+    """The fields of `zbus.NodeInfo`."""
 
     id: str
     name: str
@@ -63,7 +63,7 @@ class Node:
     metadata: JSON
 
 
-@strawberry.type(name="Bus", description="A bus and the nodes that belong to it")
+@strawberry.type(name="Bus", description="A bus and its nodes")
 class BusOfNodes:
     """One name of a bus."""
 
@@ -72,7 +72,7 @@ class BusOfNodes:
     nodes: list[Node]
 
 
-@strawberry.type(description="A key with events since this server began")
+@strawberry.type(description="A key with events since this server started")
 class Topic:
     """One key."""
 
@@ -83,9 +83,9 @@ class Topic:
     last_at: str
 
 
-@strawberry.type(description="Who published on a key since this server began")
+@strawberry.type(description="A publisher on a key since this server started")
 class Publisher:
-    """One identity on one key."""
+    """One publisher identity on one key."""
 
     key: str
     id: str
@@ -94,7 +94,7 @@ class Publisher:
     last_at: str
 
 
-@strawberry.type(description="A durable name and how far it is")
+@strawberry.type(description="The position of a durable subscription")
 class Cursor:
     """One cursor."""
 
@@ -106,7 +106,7 @@ class Cursor:
     owner: str | None
 
 
-@strawberry.type(description="A subscription that is open in this process")
+@strawberry.type(description="An open subscription of this process")
 class Subscriber:
     """One subscription."""
 
@@ -119,7 +119,7 @@ class Subscriber:
     lag: Long
 
 
-@strawberry.type(description="By which a transport knows that a node is there")
+@strawberry.type(description="A lease of a node in the discovery registry of a transport")
 class Lease:
     """One lease."""
 
@@ -135,9 +135,9 @@ class Lease:
     pid: int
 
 
-@strawberry.type(description="What the payloads of some keys must look like")
+@strawberry.type(description="A schema for the payloads of matching keys")
 class Schema:
-    """One schema that is in force."""
+    """One active schema."""
 
     expression: str
     version: int
@@ -147,9 +147,9 @@ class Schema:
     registered_at: str
 
 
-@strawberry.type(description="Something that went wrong: a gap, a drop, an error")
-class Record:
-    """One record of level WARNING and above."""
+@strawberry.type(description="A log record of a problem: a gap, a drop or an error")
+class LogRecord:
+    """One log record of level WARNING or above."""
 
     id: Long
     at: str
@@ -158,7 +158,7 @@ class Record:
     fields: JSON
 
 
-@strawberry.type(description="How long something took, in milliseconds; null where nothing was measured")
+@strawberry.type(description="Durations in milliseconds; null if there was no measurement")
 class Latency:
     """Quantiles of the last second."""
 
@@ -166,9 +166,9 @@ class Latency:
     p99: float | None
 
 
-@strawberry.type(description="What was counted so far")
+@strawberry.type(description="Statistics of the bus")
 class Stats:
-    """The most asked for, and everything."""
+    """The most used statistics, and `all`."""
 
     published: Long
     delivered: Long
@@ -177,9 +177,9 @@ class Stats:
     all: JSON
 
 
-@strawberry.type(description="The bus at one moment, and what happened in the second before")
+@strawberry.type(description="A snapshot of the bus, and the changes in the second before")
 class LiveStats:
-    """One moment."""
+    """One snapshot."""
 
     at: str
     published_per_s: float
@@ -189,9 +189,9 @@ class LiveStats:
     stats: Stats
 
 
-@strawberry.type(description="An event, as everywhere over HTTP")
+@strawberry.type(description="An event, in the JSON form of the whole HTTP API")
 class Event:
-    """`payload` where it is UTF-8, `payload_base64` where it is not."""
+    """`payload` is set if it is UTF-8, otherwise `payload_base64` is set."""
 
     offset: Long
     key: str
@@ -205,12 +205,12 @@ class Event:
 
 
 def to_event(event: BusEvent) -> Event:
-    """The one JSON form, as an object."""
+    """Convert an event through its JSON form."""
     return Event(**msgspec.json.decode(event_json(event)))
 
 
 def to_stats(found: dict[str, Any]) -> Stats:
-    """From `bus.stats()`."""
+    """Convert the result of `bus.stats()`."""
     return Stats(
         published=found["published"],
         delivered=found["delivered"],
@@ -220,7 +220,7 @@ def to_stats(found: dict[str, Any]) -> Stats:
     )
 
 
-def to_record(found: dict[str, Any]) -> Record:
-    """From the ring of records."""
+def to_log_record(found: dict[str, Any]) -> LogRecord:
+    """Convert a log record of `ProblemRecords`."""
     fixed = {name: found[name] for name in ("id", "at", "level", "record")}
-    return Record(**fixed, fields=JSON({name: value for name, value in found.items() if name not in fixed}))
+    return LogRecord(**fixed, fields=JSON({name: value for name, value in found.items() if name not in fixed}))

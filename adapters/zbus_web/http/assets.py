@@ -1,7 +1,7 @@
-"""The console's files over HTTP: read once, with a hash that spares the second download.
+"""The console's files over HTTP, read once, with an ETag that saves the second download.
 
-All that the page needs comes from here, so it works without internet access. Keys, headers and payloads are written
-by strangers: the policy lets the page run our scripts only, and has Chromium refuse text as markup altogether.
+The page loads nothing from other servers, so it works without internet access. Keys, headers and payloads are
+untrusted: the Content-Security-Policy lets the page run only our scripts, and makes Chromium reject text as markup.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
+
+from .http_errors import HttpError
 
 __all__ = ["routes"]
 
@@ -30,7 +32,7 @@ POLICY = (
     "require-trusted-types-for 'script'"
 )
 HEADERS = {
-    "Cache-Control": "no-cache",  # asks each time, and is told 304: a new version is seen at once
+    "Cache-Control": "no-cache",  # The browser revalidates each time and gets a 304, so it sees a new version at once.
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -39,7 +41,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Asset:
-    """One file of the console, as it is sent."""
+    """One file of the console, ready to send."""
 
     content: bytes
     content_type: str
@@ -47,7 +49,7 @@ class Asset:
 
 
 def routes() -> list[BaseRoute]:
-    """`/` leads to the console, `/console/…` are its files.
+    """Return the routes: `/` redirects to the console, `/console/…` serves its files.
 
     >>> [route.path for route in routes()]
     ['/', '/console', '/console/', '/console/{name}']
@@ -62,7 +64,7 @@ def routes() -> list[BaseRoute]:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """The files by name. Nothing else can be asked for, so no path leads out of the folder."""
+    """Return the files by name. Only these names are served, so no path can leave the folder."""
     found = {}
     for path in sorted(FOLDER.iterdir()):
         if path.suffix in TYPES:
@@ -73,7 +75,7 @@ def assets() -> dict[str, Asset]:
 
 
 async def _to_console(request: Request) -> Response:
-    # Relative, so that it also holds behind a proxy that adds a prefix.
+    # Relative, so that it works behind a proxy that adds a prefix.
     return RedirectResponse("console/" if request.url.path.endswith("/") else "./console/", 302, HEADERS)
 
 
@@ -88,6 +90,4 @@ async def _asset(request: Request) -> Response:
     return Response(asset.content, 200, headers | {"Content-Type": asset.content_type})
 
 
-_MISSING = (
-    b'{"error":{"code":"not_found","reason":"the console has no such file","now":"nothing was changed; see /console/"}}'
-)
+_MISSING = HttpError(404, "not_found", "the console has no such file", "Nothing was changed. See /console/").body()

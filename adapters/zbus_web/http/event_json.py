@@ -1,6 +1,6 @@
-"""The event as JSON, in the one form that HTTP knows: for feeds, pages, GraphQL and the console.
+"""The JSON form of an event, shared by event streams, pages of the log, GraphQL and the console.
 
-It is the form of `zbus sub --json`, with numbers of 64 bits as text, as JavaScript's numbers have 53.
+It is the form of `zbus sub --json`, except that 64-bit numbers are text, because JavaScript's numbers have 53 bits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from msgspec import UNSET, UnsetType
 from zbus.event import Event
 from zbus.util.memo import Memo
 
-FRAMES_KEPT = 1024  # one event goes to many feeds within one burst, seldom later
+FRAMES_KEPT = 1024  # An event goes to many streams within one burst, and seldom later.
 FRAME_KEPT_BYTES_MAX = 16 * 1024
 
 
-class _Shown(msgspec.Struct, gc=False):
+class _EventJson(msgspec.Struct, gc=False):
     offset: int
     key: str
     publisher_id: str
@@ -35,13 +35,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_json(event: Event) -> bytes:
-    """The event as a JSON object; a payload that is not UTF-8 goes under `payload_base64`.
+    """Return the event as a JSON object. A payload that is not UTF-8 becomes `payload_base64`.
 
     >>> event_json(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode()
     '{"offset":3,"key":"a/b","publisher_id":"7","sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
 "published_ns":"1700000000000000000","headers":{},"payload":"hello"}'
     """
-    shown = _Shown(
+    body = _EventJson(
         event.offset,
         event.key,
         str(event.publisher_id),
@@ -51,14 +51,14 @@ def event_json(event: Event) -> bytes:
         dict(event.headers),
     )
     try:
-        shown.payload = event.payload.decode()
+        body.payload = event.payload.decode()
     except UnicodeDecodeError:
-        shown.payload_base64 = b64encode(event.payload).decode()
-    return _encode(shown)
+        body.payload_base64 = b64encode(event.payload).decode()
+    return _encode(body)
 
 
 def iso_time(time_ns: int) -> str:
-    """Unix nanoseconds as ISO 8601 in UTC, cut to microseconds; no float, which has too few digits.
+    """Return Unix nanoseconds as ISO 8601 in UTC, truncated to microseconds. A float would have too few digits.
 
     >>> iso_time(1_700_000_000_123_456_789)
     '2023-11-14T22:13:20.123456+00:00'
@@ -73,7 +73,7 @@ def _second(seconds: int) -> str:
 
 
 class EventFrames:
-    """Events as the frames of a feed, each encoded once for all who are sent it. Of one log: offsets tell them apart.
+    """Events of one log as frames of an event stream, each encoded once for all clients. Frames are cached by offset.
 
     >>> EventFrames().frame(Event(7, 0, 0, "a", b"x", {}, 3))[:14]
     b'id: 3\\ndata: {"'
@@ -85,7 +85,7 @@ class EventFrames:
         self._kept = Memo[int, bytes](FRAMES_KEPT)
 
     def frame(self, event: Event) -> bytes:
-        """The bytes that a feed sends for an event."""
+        """Return the bytes that a stream sends for an event."""
         kept = self._kept
         frame = kept.get(event.offset)
         if frame is None:

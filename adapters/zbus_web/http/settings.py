@@ -1,4 +1,4 @@
-"""The settings of the web server: arguments, then `ZBUS_WEB_…` variables, then the table `[web]` of a TOML file."""
+"""Settings of the web server: arguments, then `ZBUS_WEB_…` variables, then the table `[web]` of a TOML file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MIB = 1024 * 1024
 
 
 class TokenSettings(BaseModel):
-    """One bearer token: its name for people, its text or the file that holds it, and what it may do."""
+    """One bearer token: a name, its text or the file that holds it, and its permissions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=100, description="name of the token for people")
     token: SecretStr | None = Field(None, description="the token itself")
     token_file: Path | None = Field(None, description="a file whose first line is the token")
-    read: tuple[str, ...] = Field(("**",), description="key expressions that it may read")
-    publish: tuple[str, ...] = Field(("**",), description="key expressions that it may publish to")
-    operate: bool = Field(False, description="whether it may move and delete cursors")
+    read: tuple[str, ...] = Field(("**",), description="key expressions that the token may read")
+    publish: tuple[str, ...] = Field(("**",), description="key expressions that the token may publish to")
+    operate: bool = Field(False, description="whether the token may move and delete cursors")
 
     @field_validator("read", "publish")
     @classmethod
@@ -42,11 +42,11 @@ class TokenSettings(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.token is None) == (self.token_file is None):
-            raise ValueError("a token has either `token` or `token_file`")
+            raise ValueError("give either `token` or `token_file`")
         return self
 
     def secret(self) -> str:
-        """The token's text. Raises `ConfigInvalid` where its file cannot be read, or where it is too short to keep."""
+        """Return the token's text. Raises `ConfigInvalid` if its file cannot be read or the token is too short."""
         text = self.token.get_secret_value() if self.token is not None else ""
         if self.token_file is not None:
             try:
@@ -54,12 +54,14 @@ class TokenSettings(BaseModel):
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigInvalid("tokens", f"{self.name}: {self.token_file}: {error}") from error
         if len(text) < 16 or not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigInvalid("tokens", f"{self.name}: a token is at least 16 printable ASCII characters")
+            raise ConfigInvalid(
+                "tokens", f"{self.name}: a token must have at least 16 printable ASCII characters and no spaces"
+            )
         return text
 
 
 class WebSettings(BaseSettings):
-    """What `zbus serve` listens on and allows. Each field is also `ZBUS_WEB_<FIELD>` in the environment.
+    """Settings of `zbus serve`. Each field can also be set as `ZBUS_WEB_<FIELD>` in the environment.
 
     >>> WebSettings(port=0).is_loopback
     True
@@ -67,26 +69,45 @@ class WebSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ZBUS_WEB_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    renamed: ClassVar[Mapping[str, str]] = {"hosts": "allowed_hosts", "origins": "allowed_origins"}
+    renamed: ClassVar[Mapping[str, str]] = {
+        "hosts": "allowed_hosts",
+        "origins": "allowed_origins",
+        "feed_queue_events": "stream_queue_events",
+        "feed_keys_max": "stream_keys_max",
+    }
 
     host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
-    port: int = Field(7480, ge=0, le=65535, description="the port to listen on; 0: any that is free")
-    allowed_hosts: Strings = Field((), description="names under which it is reached, beside its address and localhost")
+    port: int = Field(7480, ge=0, le=65535, description="the port to listen on; 0 chooses a free one")
+    allowed_hosts: Strings = Field((), description="Host names to accept in addition to the address and localhost")
     allowed_origins: Strings = Field(
-        (), description="other origins whose pages may call it, such as https://ops.example.org"
+        (), description="other origins whose pages may send requests, such as https://ops.example.org"
     )
-    tokens: tuple[TokenSettings, ...] = Field((), description="who may do what; none: everybody, on loopback only")
-    connections_max: int = Field(2000, ge=1, description="connections at once; more are answered 503")
-    connections_per_client_max: int = Field(1500, ge=1, description="the same for one address")
-    requests_per_s: float = Field(20_000, gt=0, description="requests of one address; more are answered 429")
-    requests_burst: int = Field(20_000, ge=1, description="how many it may have saved up")
-    body_bytes_max: int = Field(8 * MIB, ge=1, le=256 * MIB, description="the largest body of a request")
-    head_timeout_s: float = Field(30.0, gt=0, le=3600, description="how long the head of a request may take")
-    keepalive_s: float = Field(15.0, gt=0, le=3600, description="how often an idle feed shows that it is alive")
-    retry_ms: int = Field(1000, ge=1, description="how long a browser waits before it connects again")
-    feed_queue_events: int = Field(256, ge=1, le=100_000, description="events in memory for one feed; then it spills")
-    feed_keys_max: int = Field(100, ge=1, description="key expressions of one request")
-    stop_timeout_s: float = Field(3.0, gt=0, le=300, description="how long open connections have to end")
+    tokens: tuple[TokenSettings, ...] = Field(
+        (), description="bearer tokens and their permissions; if empty, every client on this machine may do everything"
+    )
+    connections_max: int = Field(
+        2000, ge=1, description="concurrent connections; above it the server responds with 503"
+    )
+    connections_per_client_max: int = Field(
+        1500, ge=1, description="concurrent connections of one client (a token or an address)"
+    )
+    requests_per_s: float = Field(
+        20_000, gt=0, description="requests per second of one client; above it the server responds with 429"
+    )
+    requests_burst: int = Field(20_000, ge=1, description="requests that one client may send at once after a pause")
+    body_bytes_max: int = Field(8 * MIB, ge=1, le=256 * MIB, description="maximum size of a request body")
+    head_timeout_s: float = Field(30.0, gt=0, le=3600, description="maximum seconds to receive a request head")
+    keepalive_s: float = Field(
+        15.0, gt=0, le=3600, description="maximum seconds between two messages on an idle stream"
+    )
+    retry_ms: int = Field(1000, ge=1, description="milliseconds that a browser waits before it reconnects")
+    stream_queue_events: int = Field(
+        256, ge=1, le=100_000, description="events in memory for one stream; further events are read from the log"
+    )
+    stream_keys_max: int = Field(100, ge=1, description="maximum number of key expressions in one request")
+    stop_timeout_s: float = Field(
+        3.0, gt=0, le=300, description="seconds until open connections are closed at shutdown"
+    )
 
     def __init__(self, **given: Any) -> None:
         check_variables("ZBUS_WEB_", self.renamed)
@@ -95,7 +116,7 @@ class WebSettings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:
@@ -104,17 +125,17 @@ class WebSettings(BaseSettings):
             return False
 
     def check_reachable(self) -> None:
-        """Refuse to be reached by others while nobody has to show a token."""
+        """Raise `ConfigInvalid` if other machines could reach the server without a token."""
         if not self.is_loopback and not self.tokens:
             raise ConfigInvalid(
                 "host",
-                f"{self.host} can be reached by other machines, and no token is configured: everybody there could read "
-                "and publish. Give a token with --token-file or `tokens`, or listen on 127.0.0.1. Nothing was opened",
+                f"other machines can reach {self.host}, and no token is configured: they could read and publish. "
+                "Configure a token with --token-file or `tokens`, or listen on 127.0.0.1. Nothing was opened",
             )
 
 
 def load_settings(path: str | os.PathLike[str] | None = None, **given: Any) -> WebSettings:
-    """Settings from what is given, the environment, and the table `[web]` of a TOML file."""
+    """Return the settings from the arguments, the environment, and the table `[web]` of a TOML file."""
     values: dict[str, Any] = {}
     if path:
         try:
@@ -122,6 +143,6 @@ def load_settings(path: str | os.PathLike[str] | None = None, **given: Any) -> W
         except (OSError, ValueError) as error:
             raise ConfigInvalid("config", f"{os.fspath(path)}: {error}") from error
         if not isinstance(values, dict):
-            raise ConfigInvalid("web", "it is a table: [web]")
+            raise ConfigInvalid("web", "must be a table: [web]")
     named = {name: value for name, value in values.items() if f"ZBUS_WEB_{name.upper()}" not in os.environ}
     return WebSettings(**named | given)

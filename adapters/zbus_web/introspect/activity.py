@@ -1,9 +1,9 @@
-"""What happens on which key, and by whom: counted always, many bursts at a time, in bounded memory.
+"""Activity per key and publisher: always counted, many bursts at a time, in bounded memory.
 
-A burst is only noted when it passes, and counted with others when many wait or somebody looks. That takes less than a
-fiftieth of what publishing does, so it is never off, and whoever looks for the first time sees what was before. Keys
-that were quiet for longest make room for new ones; what they had counts under `other` from then on, so that the sum
-of all is always what was seen.
+A burst is only queued when it passes, and counted together with others when many are queued or a client reads the
+counts. That costs less than a fiftieth of publishing, so it is always on, and the first client sees earlier activity
+too. The keys that were idle longest are evicted for new ones; their counts are added to `other`, so that the sum over
+all keys stays exact.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 KEYS_MAX = 10_000
 PUBLISHERS_MAX = 10_000
-NOTED_EVENTS_MAX, NOTED_BYTES_MAX = 4096, 4 * 1024 * 1024  # what waits to be counted, payloads and all
+QUEUED_EVENTS_MAX, QUEUED_BYTES_MAX = 4096, 4 * 1024 * 1024  # to be counted, including payloads
 
-FOLLOW_PAGES = 5  # read in one look at a log of another process
+FOLLOW_PAGES = 5  # the maximum that one call of `follow` reads
 
 
 T = TypeVar("T")
 
 
 class KeyActivity(NamedTuple):
-    """What is known of a key."""
+    """The counts of one key."""
 
     key: str
     events: int
@@ -47,7 +47,7 @@ class KeyActivity(NamedTuple):
 
 
 class PublisherActivity(NamedTuple):
-    """What is known of a publisher on a key."""
+    """The counts of one publisher on one key."""
 
     key: str
     publisher_id: int
@@ -57,7 +57,7 @@ class PublisherActivity(NamedTuple):
 
 
 class Activity:
-    """Counts of one bus, from when it is made until it is closed. Lives on the loop.
+    """Counts of one bus, from creation until `close`. Must be used on the event loop.
 
     activity = Activity(bus)
     activity.topics(limit=50)
@@ -74,41 +74,41 @@ class Activity:
         self._bus, self._clock = bus, clock
         self._keys: Table[str] = Table(keys_max)
         self._publishers: Table[tuple[int, str]] = Table(publishers_max)
-        self._noted: list[tuple[float, Sequence[Row], int]] = []
-        self._noted_events = self._noted_bytes = 0
+        self._queued: list[tuple[float, Sequence[Row], int]] = []
+        self._queued_events = self._queued_bytes = 0
         self._followed, self._following = of(bus).head, asyncio.Lock()
-        self.records = ProblemRecords()
-        self._unwatch = of(bus).watch(self.note)
+        self.log_records = ProblemRecords()
+        self._unwatch = of(bus).watch(self.add)
 
     def close(self) -> None:
-        """Count no more. Safe to call twice."""
+        """Stop counting. Calling it again has no effect."""
         self._unwatch()
-        self.records.close()
+        self.log_records.close()
 
-    def note(self, rows: Sequence[Row], size: int) -> None:
-        """Take note of one burst; it is counted with others, when many wait or somebody looks."""
-        self._noted.append((self._clock(), rows, size))
-        self._noted_events += len(rows)
-        self._noted_bytes += size
-        if self._noted_events >= NOTED_EVENTS_MAX or self._noted_bytes >= NOTED_BYTES_MAX:
+    def add(self, rows: Sequence[Row], size: int) -> None:
+        """Queue one burst. It is counted with others when many are queued or the counts are read."""
+        self._queued.append((self._clock(), rows, size))
+        self._queued_events += len(rows)
+        self._queued_bytes += size
+        if self._queued_events >= QUEUED_EVENTS_MAX or self._queued_bytes >= QUEUED_BYTES_MAX:
             self._count()
 
     def _count(self) -> None:
-        """Count what was noted."""
+        """Count the queued bursts."""
         now = self._clock()
         groups: dict[tuple[int, str], Count] = {}
-        for at, rows, size in self._noted:
+        for at, rows, size in self._queued:
             gather(groups, rows, size, exp((at - now) / OVER_S) / OVER_S)
-        self._noted.clear()
-        self._noted_events = self._noted_bytes = 0
+        self._queued.clear()
+        self._queued_events = self._queued_bytes = 0
         for name, count in groups.items():
             self._keys.add(name[1], count, now)
             self._publishers.add(name, count, now)
 
     async def follow(self) -> None:
-        """Read on in a log that another process owns, as nothing else passes here then. Whoever looks calls it.
+        """Count new events in a log that another process owns, because this bus does not see them otherwise.
 
-        What is more than a look may take is not counted.
+        Called before the counts are read. Events beyond `FOLLOW_PAGES` pages are not counted.
         """
         inside = of(self._bus)
         log, head = inside.reader.log, inside.head
@@ -124,12 +124,12 @@ class Activity:
                     break
                 rows = [row_of(each) for each in events]
                 if rows:
-                    self.note(rows, sum([len(row.payload) for row in rows]))
+                    self.add(rows, sum([len(row.payload) for row in rows]))
                 self._followed = page.covered
             self._followed = max(self._followed, head)
 
     def topics(self, shown: Callable[[str], bool], limit: int | None = None) -> list[KeyActivity]:
-        """The keys that are shown, busiest first."""
+        """Return the keys for which `shown` is true, busiest first."""
         self._count()
         now = self._clock()
         found = [
@@ -141,12 +141,12 @@ class Activity:
 
     @property
     def other(self) -> tuple[int, int, int]:
-        """Of keys that made room for others: how many there were, their events, and their bytes."""
+        """The number of evicted keys, their events and their bytes."""
         self._count()
         return self._keys.others, self._keys.other.events, self._keys.other.bytes
 
     def publishers(self, shown: Callable[[str], bool], limit: int | None = None) -> list[PublisherActivity]:
-        """The publishers on keys that are shown, the last to publish first."""
+        """Return the publishers on keys for which `shown` is true, the most recently active first."""
         self._count()
         found = [
             PublisherActivity(key, publisher_id, each.sequence, each.events, each.last_ns)

@@ -1,4 +1,4 @@
-"""Counts by name, in a table of a fixed size, and how bursts are added up before they go there."""
+"""Counts by name in a table of fixed size, and the aggregation of bursts before they are added to it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Generic, TypeVar
 
 from zbus.ports.log import Row
 
-OVER_S = 3.0  # rates are of about as long: what is older counts ever less
+OVER_S = 3.0  # Rates are averages over about this time, with exponentially decreasing weights.
 
 
 K = TypeVar("K")
 
 
 class Count:
-    """Events of one name, and how many come a second."""
+    """Events of one name, and their rate."""
 
     __slots__ = ("at", "bytes", "events", "last_ns", "rate", "sequence")
 
     def __init__(self) -> None:
         self.events = self.bytes = self.last_ns = self.sequence = 0
-        self.rate = self.at = 0.0  # events a second, as of when
+        self.rate = self.at = 0.0  # events per second, and the time of that rate
 
     def add(self, other: Count, now: float) -> None:
-        """Add what was counted since, up to now."""
+        """Add the events counted since the last call."""
         self.events += other.events
         self.bytes += other.bytes
         self.rate = self.rate * exp((self.at - now) / OVER_S) + other.rate
@@ -33,24 +33,24 @@ class Count:
 
 
 class Table(Generic[K]):
-    """Counts by name. Full, it sums up the tenth that was quiet for longest."""
+    """Counts by name. A full table evicts the tenth that was idle longest, and adds it to `other`."""
 
     __slots__ = ("counts", "other", "others", "size")
 
     def __init__(self, size: int) -> None:
         self.size, self.counts = size, dict[K, Count]()
-        self.other, self.others = Count(), 0  # and how many names went there
+        self.other, self.others = Count(), 0  # evicted counts, and the number of evicted names
 
     def add(self, name: K, count: Count, now: float) -> None:
-        """Add to a name, which is new or known."""
+        """Add a count to a new or known name."""
         found = self.counts.get(name)
         if found is None:
             if len(self.counts) >= self.size:
-                self._make_room()
+                self._evict()
             found = self.counts[name] = Count()
         found.add(count, now)
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         number = max(1, self.size // 10)
         for name in heapq.nsmallest(number, self.counts, key=lambda name: self.counts[name].at):
             gone = self.counts.pop(name)
@@ -61,7 +61,7 @@ class Table(Generic[K]):
 
 
 def gather(groups: dict[tuple[int, str], Count], rows: Sequence[Row], size: int, weight: float) -> None:
-    """Add a burst, by publisher and key. Large ones are mostly of one publisher, which a look at two lists tells."""
+    """Add a burst by publisher and key. A large burst usually has one publisher and key, and is added at once."""
     last, number = rows[-1], len(rows)
     publisher_id, key = last.publisher_id, last.key
     if number > 1 and not all(row.publisher_id == publisher_id and row.key == key for row in rows):

@@ -1,4 +1,4 @@
-"""How the bus is doing, once a second, for all who look: worked out once, and only while somebody does."""
+"""Live statistics of the bus, computed once a second for all listeners, and only while there is a listener."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .views import Views, shown_cursors
 
 TICK_S = 1.0
 TOPICS = 50
-WAITING_MAX = 10  # moments that wait for one listener; who reads more slowly than that misses some
+QUEUE_SNAPSHOTS = 10  # for one listener; a slower listener misses the oldest ones
 _encode = msgspec.json.Encoder().encode
 
 
 class StatsSnapshot:
-    """The state of the bus at one time, and what happened since the moment before."""
+    """The state of the bus at one time, and the changes since the snapshot before."""
 
     def __init__(
         self,
@@ -43,39 +43,39 @@ class StatsSnapshot:
             for name in ("published", "delivered")
         }
         self.latency = {
-            f"{name}_ms": _between(earlier.get("latency", {}).get(name), figures)
-            for name, figures in stats.get("latency", {}).items()
+            f"{name}_ms": _between(earlier.get("latency", {}).get(name), histogram)
+            for name, histogram in stats.get("latency", {}).items()
             if name in ("commit", "end_to_end")
         }
-        kept = views.activity.records
+        kept = views.activity.log_records
         seen: int = before.record if before is not None else kept.last
-        self._records = kept.after(seen)
-        self.record: int = self._records[-1]["id"] if self._records else seen
+        self._log_records = kept.after(seen)
+        self.record: int = self._log_records[-1]["id"] if self._log_records else seen
 
-    def shown(self, grant: Permissions) -> dict[str, Any]:
-        """What a grant may see of it."""
+    def shown(self, permissions: Permissions) -> dict[str, Any]:
+        """Return the part of the snapshot that a client with these permissions may see."""
         return {
             "at": self.at.isoformat(timespec="milliseconds"),
             "stats": self.stats,
-            "topics": self._views.topics(grant, TOPICS),
+            "topics": self._views.topics(permissions, TOPICS),
             "rates": self.rates,
             "latency": self.latency,
-            "subscribers": self._views.subscribers(grant),
-            "cursors": shown_cursors(grant, self._cursors),
-            "nodes": self._views.nodes(grant),
-            "records": self._records if grant.sees_all else [],
+            "subscribers": self._views.subscribers(permissions),
+            "cursors": shown_cursors(permissions, self._cursors),
+            "nodes": self._views.nodes(permissions),
+            "log_records": self._log_records if permissions.sees_all else [],
         }
 
-    def frame(self, grant: Permissions) -> bytes:
-        """The same as a server-sent event, encoded once for all who see the same."""
-        frame = self._frames.get(grant.view)
+    def frame(self, permissions: Permissions) -> bytes:
+        """Return that part as a server-sent event, encoded once for all clients with an equal view."""
+        frame = self._frames.get(permissions.view)
         if frame is None:
-            frame = self._frames[grant.view] = b"data: %b\n\n" % _encode(self.shown(grant))
+            frame = self._frames[permissions.view] = b"data: %b\n\n" % _encode(self.shown(permissions))
         return frame
 
 
 class LiveStatistics:
-    """Moments for those who listen; one task makes them, and it runs only while there is a listener."""
+    """Snapshots for listeners. One task makes them, and it runs only while there is a listener."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
@@ -84,11 +84,11 @@ class LiveStatistics:
         self._ticking: asyncio.Task[None] | None = None
 
     def listen(self) -> LiveListener:
-        """Moments from now on: `async with live.listen() as moments: async for moment in moments: …`."""
+        """Return a listener: `async with live.listen() as snapshots: async for snapshot in snapshots: …`."""
         return LiveListener(self)
 
     def join(self, listener: LiveListener) -> None:
-        """One more listens."""
+        """Add a listener, and start the task if it is the first one."""
         if self._last is not None:
             listener.offer(self._last)
         self._listeners.add(listener)
@@ -96,11 +96,11 @@ class LiveStatistics:
             self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="zbus-web-live")
 
     def leave(self, listener: LiveListener) -> None:
-        """One less."""
+        """Remove a listener, and stop the task if it was the last one."""
         self._listeners.discard(listener)
         if not self._listeners and self._ticking is not None:
             self._ticking.cancel()
-            self._ticking = self._last = None  # what is old says nothing about the next second
+            self._ticking = self._last = None  # Rates since an old snapshot would be wrong.
 
     async def _tick(self) -> None:
         try:
@@ -112,17 +112,17 @@ class LiveStatistics:
                 for listener in self._listeners:
                     listener.offer(self._last)
                 await asyncio.sleep(max(0.0, due - monotonic()))
-        except ZbusError:  # the bus was closed, or its log cannot be read: there is nothing more to see
+        except ZbusError:  # The bus was closed, or its log cannot be read.
             for listener in self._listeners:
                 listener.end()
 
 
 class LiveListener:
-    """One who looks. Only the last few moments wait for it."""
+    """One listener. It queues the last `QUEUE_SNAPSHOTS` snapshots."""
 
     def __init__(self, live: LiveStatistics) -> None:
         self._live = live
-        self._waiting: deque[StatsSnapshot] = deque(maxlen=WAITING_MAX)
+        self._queue: deque[StatsSnapshot] = deque(maxlen=QUEUE_SNAPSHOTS)
         self._wake = asyncio.Event()
         self._ended = False
 
@@ -137,46 +137,46 @@ class LiveListener:
         return self
 
     async def __anext__(self) -> StatsSnapshot:
-        while not self._waiting:
+        while not self._queue:
             if self._ended:
                 raise StopAsyncIteration
             self._wake.clear()
             await self._wake.wait()
-        return self._waiting.popleft()
+        return self._queue.popleft()
 
-    def offer(self, moment: StatsSnapshot) -> None:
-        """Let it have one more."""
-        self._waiting.append(moment)
+    def offer(self, snapshot: StatsSnapshot) -> None:
+        """Queue a snapshot; the oldest one is dropped if the queue is full."""
+        self._queue.append(snapshot)
         self._wake.set()
 
     def end(self) -> None:
-        """No more will come."""
+        """End the iteration after the queued snapshots."""
         self._ended = True
         self._wake.set()
 
 
 class LiveStream:
-    """Moments as a stream of server-sent events, for one client."""
+    """Snapshots as a stream of server-sent events for one client."""
 
-    def __init__(self, live: LiveStatistics, grant: Permissions, retry_ms: int) -> None:
-        self._listener, self._grant, self._retry_ms = live.listen(), grant, retry_ms
+    def __init__(self, live: LiveStatistics, permissions: Permissions, retry_ms: int) -> None:
+        self._listener, self._permissions, self._retry_ms = live.listen(), permissions, retry_ms
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """One frame a second."""
+        """Yield one frame a second."""
         yield b"retry: %d\n\n" % self._retry_ms
-        async with self._listener as moments:
-            async for moment in moments:
-                yield moment.frame(self._grant)
+        async with self._listener as snapshots:
+            async for snapshot in snapshots:
+                yield snapshot.frame(self._permissions)
 
     async def aclose(self) -> None:
-        """Listen no longer."""
+        """Remove the listener."""
         await self._listener.__aexit__()
 
     def pulse(self) -> None:
-        """It is never silent for long."""
+        """Do nothing: the stream sends a frame every second."""
 
     def end(self, reason: str | None) -> None:
-        """End after what waits."""
+        """End after the queued snapshots. `reason` is not sent."""
         self._listener.end()
 
 
@@ -185,7 +185,7 @@ def _per_s(events: int, passed_s: float) -> float:
 
 
 def _between(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, float | None]:
-    """Quantiles of what was measured since; None where nothing was."""
+    """Return the quantiles of the measurements since `before`, or None for each if there are none."""
     taken = Histogram()
     earlier = before["buckets"] if before is not None else now["buckets"]
     taken.buckets = [max(0, late - early) for late, early in zip(now["buckets"], earlier, strict=True)]

@@ -1,4 +1,4 @@
-"""The last records that tell of something going wrong: gaps, drops, errors. Bounded, newest last."""
+"""The latest log records of level WARNING and above: gaps, drops and errors. Bounded, newest last."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SESSION = re.compile(rf'\b{SESSIONS}(?:[^/\s"\\]|\\.)+')
 
 
 class ProblemRecords:
-    """Hears every record of level WARNING and above of this process, on any thread, until it is closed.
+    """Receives every zbus log record of level WARNING and above in this process, on any thread, until it is closed.
 
-    Each has an `id` that rises, so that whoever looks again knows what is new. Of keys of sessions it tells no id.
+    Each log record has an increasing `id`, so that a client can request only newer ones. Session ids are removed.
     """
 
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
         self._kept: deque[dict[str, Any]] = deque(maxlen=records_max)
         self._numbers = count(1)
-        hearing = WeakMethod(self._hear)  # who forgets to close it leaves nothing behind all the same
-        self.close: Callable[[], None] = listen(logging.WARNING, lambda *told: (hear := hearing()) and hear(*told))
+        receive = WeakMethod(self._receive)  # An instance that is never closed can still be collected.
+        self.close: Callable[[], None] = listen(logging.WARNING, lambda *args: (call := receive()) and call(*args))
         finalize(self, self.close)
 
     @property
@@ -44,15 +44,15 @@ class ProblemRecords:
         return kept[-1]["id"] if kept else 0
 
     def after(self, number: int = 0) -> list[dict[str, Any]]:
-        """Those with a higher id, oldest first."""
-        kept = self._kept.copy()  # in one step: others append meanwhile
+        """Return the log records with an id above `number`, oldest first."""
+        kept = self._kept.copy()  # One atomic step, because other threads append.
         newer = sum(1 for each in kept if each["id"] > number)
         return list(islice(kept, len(kept) - newer, None))
 
-    def _hear(self, level: int, fields: dict[str, Any]) -> None:
+    def _receive(self, level: int, fields: dict[str, Any]) -> None:
         text = as_json(fields)
         if len(text) > RECORD_BYTES_MAX:
             text = as_json({"record": fields["record"], "left_out": f"{len(text)} bytes"})
-        told = msgspec.json.decode(_SESSION.sub(f"{SESSIONS}…", text.decode()))
+        decoded = msgspec.json.decode(_SESSION.sub(f"{SESSIONS}…", text.decode()))
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._kept.append({"id": next(self._numbers), "at": now, "level": logging.getLevelName(level), **told})
+        self._kept.append({"id": next(self._numbers), "at": now, "level": logging.getLevelName(level), **decoded})

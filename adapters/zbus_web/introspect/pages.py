@@ -1,7 +1,7 @@
 """`GET /log`: pages of stored events, by key expression, time, publisher and header, forwards or backwards.
 
-The work of one request is bounded: when it has looked at enough without filling a page, it answers what it has, and
-`next` says where to go on.
+The work of one request is bounded: after `SCAN_EVENTS` events the response has the matches so far, and `next` is the
+position to continue from.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
 
 LIMIT, LIMIT_MAX = 100, 1000
-SCAN_EVENTS = 20_000  # looked at for one answer, at most
+SCAN_EVENTS = 20_000  # the maximum that one request examines
 SCAN_PAGES = 20
-ANSWER_BYTES = 8 * 1024 * 1024  # of events in one answer; one event is always taken
-WINDOW_MIN, WINDOW_MAX = 1000, 1 << 20  # offsets read at once, backwards
+RESPONSE_BYTES = 8 * 1024 * 1024  # of events in one response, except that one event is always included
+WINDOW_MIN, WINDOW_MAX = 1000, 1 << 20  # offsets in one backward step
 
 
 @dataclass(slots=True)
 class PageQuery:
-    """What a request asks for."""
+    """The filters, span and order of a request."""
 
     keys: KeySet
     span: Span
     limit: int
     forwards: bool
     publisher: int | None
-    tags: Sequence[tuple[str, str | None]]
+    headers: Sequence[tuple[str, str | None]]
     shows: Callable[[str], bool]
 
-    def wants(self, event: Event) -> bool:
-        """Whether an event of the right key and time is one of those asked for."""
+    def matches(self, event: Event) -> bool:
+        """Return whether an event within the key expressions and the span passes the other filters."""
         if self.publisher is not None and event.publisher_id != self.publisher:
             return False
-        for name, value in self.tags:
+        for name, value in self.headers:
             found = event.headers.get(name)
             if found is None or (value is not None and found != value):
                 return False
@@ -58,22 +58,22 @@ class PageQuery:
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
-    """The route of pages."""
+    """Return the route of pages."""
 
     async def pages(request: Request) -> Response:
-        grant = access.grant(request)
+        permissions = access.permissions(request)
         keys = read_keys(request, settings)
-        grant.check_read(keys)
-        query = _read_query(request, KeySet(keys), grant.shows)
+        permissions.check_read(keys)
+        query = _read_query(request, KeySet(keys), permissions.shows)
         reader = of(bus).reader
-        body = await reader.run(answer, reader.required("GET /log"), query)
+        body = await reader.run(read_page, reader.required("GET /log"), query)
         return Response(body, media_type="application/json")
 
     return [Route("/log", pages, methods=["GET"])]
 
 
-def answer(log: Log, query: PageQuery) -> bytes:
-    """The JSON of one page. It blocks: on a thread of the bus."""
+def read_page(log: Log, query: PageQuery) -> bytes:
+    """Return the JSON of one page. It blocks, so it must run on a reader thread of the bus."""
     while True:
         head, low_water = log.head(), log.low_water()
         span = query.span._replace(after=max(query.span.after, low_water))
@@ -85,13 +85,13 @@ def answer(log: Log, query: PageQuery) -> bytes:
         except LogTrimmed as trimmed:
             if trimmed.low_water <= low_water:
                 raise
-            # Retention went on this very moment: look again at what it left.
+            # Retention removed events in the meantime: read what remains.
     tail = f'],"next":{"null" if following is None else following},"head":{head},"low_water":{low_water}}}'
     return b'{"events":[' + b",".join(found) + tail.encode()
 
 
-class _Gathered:
-    """Encoded events until the answer is full."""
+class _PageBuilder:
+    """Encoded events until the page is full."""
 
     def __init__(self, query: PageQuery) -> None:
         self.query = query
@@ -103,14 +103,14 @@ class _Gathered:
     def spent(self) -> bool:
         return self.scanned >= SCAN_EVENTS or self.pages >= SCAN_PAGES
 
-    def take(self, events: Sequence[Event]) -> bool:
-        """Add those that are wanted; whether the answer is full, with `last` as the last one looked at."""
+    def add(self, events: Sequence[Event]) -> bool:
+        """Add the matching events and return whether the page is full. `last` is the last event examined."""
         self.pages += 1
         for event in events:
             self.scanned += 1
-            if self.query.wants(event):
+            if self.query.matches(event):
                 encoded = event_json(event)
-                if self.events and self._bytes + len(encoded) > ANSWER_BYTES:
+                if self.events and self._bytes + len(encoded) > RESPONSE_BYTES:
                     return True
                 self.events.append(encoded)
                 self._bytes += len(encoded)
@@ -122,43 +122,43 @@ class _Gathered:
 
 def _forwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int | None]:
     assert span.until is not None
-    gathered, after = _Gathered(query), span.after
+    builder, after = _PageBuilder(query), span.after
     while after < span.until:
         page = log.read(query.keys, span._replace(after=after), min(LIMIT_MAX, max(128, query.limit)))
         events, error, _ = page.events()
         if error is not None and not isinstance(error, EventCorrupt):
             raise error
-        if gathered.take(events):
-            return gathered.events, gathered.last if gathered.last < span.until else None
-        # A corrupt one is passed over: `zbus log verify` tells of it, and the log around it is what was asked for.
+        if builder.add(events):
+            return builder.events, builder.last if builder.last < span.until else None
+        # A corrupt event is skipped: `zbus log verify` reports it, and the events around it are readable.
         after = error.offset if isinstance(error, EventCorrupt) else page.covered
-        if gathered.spent:
+        if builder.spent:
             break
-    return gathered.events, after if after < span.until else None
+    return builder.events, after if after < span.until else None
 
 
 def _backwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int | None]:
-    """Windows from the end, each read forwards and turned round: they grow where little is found, and shrink again."""
+    """Read windows from the end and reverse each. Windows grow after few matches, and shrink if one is too large."""
     assert span.until is not None
-    gathered, end, window = _Gathered(query), span.until, WINDOW_MIN
+    builder, end, window = _PageBuilder(query), span.until, WINDOW_MIN
     while end > span.after:
         begin = max(span.after, end - window)
         events = _read_window(log, query.keys, span._replace(after=begin, until=end))
-        if events is None:  # too much for one page
-            gathered.pages += 1
+        if events is None:  # The window has more events than one page.
+            builder.pages += 1
             window = max(1, (end - begin) // 8)
             continue
-        if gathered.take(events[::-1]):
-            return gathered.events, gathered.last if log.before(gathered.last) > span.after else None
+        if builder.add(events[::-1]):
+            return builder.events, builder.last if log.before(builder.last) > span.after else None
         end = begin
         window = min(WINDOW_MAX, window * 4) if len(events) < WINDOW_MIN // 4 else window
-        if gathered.spent:
+        if builder.spent:
             break
-    return gathered.events, end + 1 if end > span.after else None
+    return builder.events, end + 1 if end > span.after else None
 
 
 def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
-    """Every event of a window, or None where they are more than a page. Of one offset it is always all."""
+    """Return every event of a window, or None if they exceed a page. A window of one offset always fits."""
     until = span.until
     assert until is not None
     found: list[Event] = []
@@ -179,9 +179,11 @@ def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
 
 def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) -> PageQuery:
     given = request.query_params
+    if "tag" in given:
+        raise HttpError(400, "renamed_parameter", "tag was renamed: use header=NAME or header=NAME:VALUE")
     order = given.get("order") or "asc"
     if order not in ("asc", "desc"):
-        raise HttpError(400, "order_invalid", f"order: {order[:40]!r} is neither 'asc' nor 'desc'")
+        raise HttpError(400, "invalid_order", f"order: {order[:40]!r} must be 'asc' or 'desc'")
     limit = _number(request, "limit", 1, LIMIT_MAX)
     after = _number(request, "after", 0, OFFSET_MAX)
     span = _read_span(request)
@@ -189,13 +191,13 @@ def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) ->
         span = span._replace(after=max(span.after, after))
     elif after is not None:
         span = span._replace(until=max(0, after - 1) if span.until is None else min(span.until, max(0, after - 1)))
-    tags = [(name.lower(), value if colon else None) for name, colon, value in map(_parted, given.getlist("tag"))]
+    headers = [(name.lower(), value if colon else None) for name, colon, value in map(_split, given.getlist("header"))]
     publisher = _number(request, "publisher", 0, OFFSET_MAX)
-    return PageQuery(keys, span, LIMIT if limit is None else limit, order == "asc", publisher, tags, shows)
+    return PageQuery(keys, span, LIMIT if limit is None else limit, order == "asc", publisher, headers, shows)
 
 
 def _read_span(request: Request) -> Span:
-    """`from` and `to`: times, or offsets, both included."""
+    """Return the span between `from` and `to`, which are times or offsets, both inclusive."""
     span = Span()
     for name in ("from", "to"):
         text = request.query_params.get(name)
@@ -204,7 +206,7 @@ def _read_span(request: Request) -> Span:
         try:
             position = read_position(text)
         except ValueError as error:
-            raise HttpError(400, f"{name}_invalid", f"{name}: {error}") from None
+            raise HttpError(400, f"invalid_{name}", f"{name}: {error}") from None
         if isinstance(position, datetime):
             span = span._replace(**{f"{name}_ns": to_ns(position)})
         elif name == "from":
@@ -214,10 +216,10 @@ def _read_span(request: Request) -> Span:
     return span
 
 
-def _parted(tag: str) -> tuple[str, str, str]:
-    name, colon, value = tag.partition(":")
+def _split(header: str) -> tuple[str, str, str]:
+    name, colon, value = header.partition(":")
     if not name:
-        raise HttpError(400, "tag_invalid", "tag: it is written like NAME or NAME:VALUE")
+        raise HttpError(400, "invalid_header", "header: must be NAME or NAME:VALUE")
     return name, colon, value
 
 
@@ -226,5 +228,5 @@ def _number(request: Request, name: str, least: int, most: int) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 19 or not least <= int(text) <= most:
-        raise HttpError(400, f"{name}_invalid", f"{name}: {text[:40]!r} is not a number from {least} to {most}")
+        raise HttpError(400, f"invalid_{name}", f"{name}: {text[:40]!r} must be a number from {least} to {most}")
     return int(text)

@@ -1,7 +1,7 @@
-"""What there is to see of a bus, as plain JSON values, each for what its reader may see.
+"""Views of a bus as plain JSON values, filtered by the permissions of the client.
 
-Keys and expressions that a grant does not read are left out wherever they would be shown, and the keys of sessions
-are shown to the session alone. The token of a session sees its own events, topics and publishers, and nothing else.
+Keys and expressions that the client may not read are left out, and the keys of a session are shown only to that
+session. A session token sees its own events, topics and publishers, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ TOPICS_MAX = 10_000
 
 
 class Views:
-    """Of one bus. Every method belongs to the loop of the bus."""
+    """The views of one bus. Every method must be called on the event loop of the bus."""
 
     def __init__(self, bus: zbus.Bus, activity: Activity) -> None:
         self.bus, self.activity = bus, activity
 
-    def nodes(self, grant: Permissions) -> list[dict[str, Any]]:
-        """Who is there, this node first."""
-        grant.check_overview()
+    def nodes(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the nodes, this node first."""
+        permissions.check_overview()
         found = []
         for node in self.bus.nodes():
-            told = node._asdict()
+            fields = node._asdict()
             for name in ("publishes", "serves"):
-                told[name] = [key for key in told[name] if grant.shows(key)]
-            told["subscribes"] = _covered(grant, node.subscribes)
-            told |= {"started_at": iso_time(node.started_at), "last_seen": iso_time(node.last_seen)}
-            found.append(told)
+                fields[name] = [key for key in fields[name] if permissions.shows(key)]
+            fields["subscribes"] = _covered(permissions, node.subscribes)
+            fields |= {"started_at": iso_time(node.started_at), "last_seen": iso_time(node.last_seen)}
+            found.append(fields)
         return found
 
-    def buses(self, grant: Permissions) -> list[dict[str, Any]]:
-        """The buses that nodes belong to, and which nodes those are."""
+    def buses(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the buses, and the nodes of each."""
         members: dict[str, list[dict[str, Any]]] = {}
-        for node in self.nodes(grant):
+        for node in self.nodes(permissions):
             for bus in node["buses"]:
                 members.setdefault(bus, []).append(node)
         return [
@@ -54,8 +54,8 @@ class Views:
             for bus, nodes in sorted(members.items())
         ]
 
-    def topics(self, grant: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
-        """Keys with events since this server began, busiest first."""
+    def topics(self, permissions: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
+        """Return the keys with events since this server started, busiest first."""
         return [
             {
                 "key": each.key,
@@ -64,16 +64,16 @@ class Views:
                 "bytes": each.bytes,
                 "last_at": iso_time(each.last_at_ns),
             }
-            for each in self.activity.topics(grant.shows, limit)
+            for each in self.activity.topics(permissions.shows, limit)
         ]
 
-    def other(self, grant: Permissions) -> dict[str, int]:
-        """Of keys that are not listed any more, as there were too many: how many, their events and bytes."""
-        keys, events, size = self.activity.other if grant.sees_all else (0, 0, 0)
+    def other(self, permissions: Permissions) -> dict[str, int]:
+        """Return the number, events and bytes of the keys that are no longer listed because there were too many."""
+        keys, events, size = self.activity.other if permissions.sees_all else (0, 0, 0)
         return {"keys": keys, "events": events, "bytes": size}
 
-    def publishers(self, grant: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
-        """Who published since this server began, the last first. Ids are text: they have up to 64 bits."""
+    def publishers(self, permissions: Permissions, limit: int = TOPICS_MAX) -> list[dict[str, Any]]:
+        """Return the publishers since this server started, the most recent first. Ids are text: they have 64 bits."""
         return [
             {
                 "key": each.key,
@@ -82,31 +82,31 @@ class Views:
                 "events": each.events,
                 "last_at": iso_time(each.last_at_ns),
             }
-            for each in self.activity.publishers(grant.shows, limit)
+            for each in self.activity.publishers(permissions.shows, limit)
         ]
 
-    def subscribers(self, grant: Permissions) -> list[dict[str, Any]]:
-        """Subscriptions that are open in this process, furthest behind first."""
-        grant.check_overview()
+    def subscribers(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the open subscriptions of this process, the largest lag first."""
+        permissions.check_overview()
         return [
             {**each._asdict(), "key_exprs": list(each.key_exprs)}
-            for each in of(self.bus).readers()
-            if _covers_all(grant, each.key_exprs)
+            for each in of(self.bus).subscriptions()
+            if _covers_all(permissions, each.key_exprs)
         ]
 
-    async def cursors(self, grant: Permissions) -> list[dict[str, Any]]:
-        """Durable names, those of other processes too."""
-        grant.check_overview()
-        return shown_cursors(grant, await of(self.bus).positions())
+    async def cursors(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the cursors of durable subscriptions, including those of other processes."""
+        permissions.check_overview()
+        return shown_cursors(permissions, await of(self.bus).positions())
 
-    async def leases(self, grant: Permissions) -> list[dict[str, Any]]:
-        """By which transports know who is there."""
-        grant.check_overview()
+    async def leases(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the leases in the discovery registries of the transports."""
+        permissions.check_overview()
         return await of(self.bus).leases()
 
-    def schemas(self, grant: Permissions) -> list[dict[str, Any]]:
-        """The schemas in force."""
-        grant.check_overview()
+    def schemas(self, permissions: Permissions) -> list[dict[str, Any]]:
+        """Return the active schemas."""
+        permissions.check_overview()
         return [
             {
                 "expression": each.expression,
@@ -117,30 +117,30 @@ class Views:
                 "registered_at": iso_time(each.registered_at_ns),
             }
             for each in self.bus.schemas.list()
-            if grant.covers(each.expression)
+            if permissions.covers(each.expression)
         ]
 
-    def asyncapi(self, grant: Permissions) -> dict[str, Any]:
-        """Keys and schemas as an AsyncAPI document."""
-        grant.check_overview()
-        keys = {each["key"] for each in self.topics(grant)}
-        keys |= {key for key in of(self.bus).published_keys if grant.shows(key)}
-        schemas = [each for each in self.bus.schemas.list() if grant.covers(each.expression)]
+    def asyncapi(self, permissions: Permissions) -> dict[str, Any]:
+        """Return the keys and schemas as an AsyncAPI document."""
+        permissions.check_overview()
+        keys = {each["key"] for each in self.topics(permissions)}
+        keys |= {key for key in of(self.bus).published_keys if permissions.shows(key)}
+        schemas = [each for each in self.bus.schemas.list() if permissions.covers(each.expression)]
         return asyncapi(self.bus.config.bus, sorted(keys), schemas)
 
-    def stats(self, grant: Permissions) -> dict[str, Any]:
-        """What `bus.stats()` tells."""
-        grant.check_overview()
+    def stats(self, permissions: Permissions) -> dict[str, Any]:
+        """Return `bus.stats()`."""
+        permissions.check_overview()
         return self.bus.stats()
 
-    def records(self, grant: Permissions, after: int = 0) -> list[dict[str, Any]]:
-        """What went wrong, for those who read all keys: it may be about any."""
-        grant.check_overview()
-        return self.activity.records.after(after) if grant.sees_all else []
+    def log_records(self, permissions: Permissions, after: int = 0) -> list[dict[str, Any]]:
+        """Return the log records of problems. Only clients that read all keys see them: they may be about any key."""
+        permissions.check_overview()
+        return self.activity.log_records.after(after) if permissions.sees_all else []
 
 
-def shown_cursors(grant: Permissions, found: Sequence[CursorPosition]) -> list[dict[str, Any]]:
-    """Cursors whose keys may be seen."""
+def shown_cursors(permissions: Permissions, found: Sequence[CursorPosition]) -> list[dict[str, Any]]:
+    """Return the cursors whose keys the client may read."""
     return [
         {
             "name": each.name,
@@ -151,16 +151,16 @@ def shown_cursors(grant: Permissions, found: Sequence[CursorPosition]) -> list[d
             "owner": each.owner,
         }
         for each in found
-        if _covers_all(grant, each.keys)
+        if _covers_all(permissions, each.keys)
     ]
 
 
-def _covered(grant: Permissions, expressions: Iterable[str]) -> list[str]:
-    return [each for each in expressions if _covers_all(grant, (each,))]
+def _covered(permissions: Permissions, expressions: Iterable[str]) -> list[str]:
+    return [each for each in expressions if _covers_all(permissions, (each,))]
 
 
-def _covers_all(grant: Permissions, expressions: Iterable[str]) -> bool:
+def _covers_all(permissions: Permissions, expressions: Iterable[str]) -> bool:
     try:
-        return all(grant.covers(check_expression(each)) for each in expressions)
+        return all(permissions.covers(check_expression(each)) for each in expressions)
     except KeyInvalid:
-        return False  # what another node tells of itself may be anything
+        return False  # Another node may announce anything.

@@ -1,4 +1,4 @@
-"""The web server's own figures, beside those of the bus: feeds, requests by route and status, refusals by code."""
+"""Metrics of the web server: open streams, requests by route and status, rejections by error code."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ ROUTES = frozenset(("events", "log", "metrics", "healthz", "api", "graphql", "co
 
 
 class WebMetrics(Collector):
-    """Counted on the loop. Labels are few: the first part of our own paths, statuses, and codes of refusals."""
+    """Counters, updated on the event loop. Label values are bounded: known first path segments, statuses and codes."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.refused: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Metric]:
-        """Called by a scrape."""
-        yield GaugeMetricFamily("zbus_web_streams", "Feeds of server-sent events that are open", len(self._streams))
+        """Yield the metrics of one scrape."""
+        yield GaugeMetricFamily("zbus_web_streams", "Open streams of server-sent events", len(self._streams))
         requests = CounterMetricFamily(
-            "zbus_web_requests", "Requests that were answered, by route and status", labels=["route", "status"]
+            "zbus_web_requests", "Responses, by route and status", labels=["route", "status"]
         )
         for (route, status), number in self.requests.items():
             requests.add_metric([route, str(status)], number)
-        refused = CounterMetricFamily("zbus_web_rejected", "Requests that were refused, by reason", labels=["reason"])
-        for code, number in self.refused.items():
-            refused.add_metric([code], number)
-        yield from (requests, refused)
+        rejected = CounterMetricFamily("zbus_web_rejected", "Rejected requests, by error code", labels=["reason"])
+        for code, number in self.rejected.items():
+            rejected.add_metric([code], number)
+        yield from (requests, rejected)
 
     def describe(self) -> list[Metric]:
-        """Registering asks for no figures."""
+        """Return nothing, so that registering does not collect."""
         return []
 
 
-class Counting:
-    """ASGI middleware: counts each answer when it begins."""
+class RequestCounter:
+    """ASGI middleware that counts each response when it starts."""
 
-    def __init__(self, app: ASGIApp, figures: WebMetrics) -> None:
-        self._app, self._requests = app, figures.requests
+    def __init__(self, app: ASGIApp, metrics: WebMetrics) -> None:
+        self._app, self._requests = app, metrics.requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on, and look at the status."""
+        """Pass everything on, and count the status."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""`/api/…`: what there is to see of the bus, as JSON, and the few things that an operator may change."""
+"""`/api/…`: the state of the bus as JSON, and the few operations that an operator may perform."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zbus_web.introspect.views import TOPICS_MAX, Views
 LIMIT = 1000
 _encode = msgspec.json.Encoder().encode
 
-Shown = Callable[[Permissions, Request], Awaitable[dict[str, Any]]]
+View = Callable[[Permissions, Request], Awaitable[dict[str, Any]]]
 
 
 class _Reset(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,74 +30,80 @@ class _Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: LiveStatistics) -> list[BaseRoute]:
-    """Every route under /api."""
+    """Return every route under /api."""
     views = live.views
 
-    def shown(name: str, show: Shown) -> Route:
+    def route(name: str, view: View) -> Route:
         async def endpoint(request: Request) -> Response:
-            return _json(await show(access.grant(request), request))
+            return _json(await view(access.permissions(request), request))
 
         return Route(f"/api/{name}", endpoint, methods=["GET"])
 
-    async def looking(request: Request) -> Response:
-        grant = access.grant(request)
-        grant.check_overview()
-        return StreamResponse(LiveStream(live, grant, settings.retry_ms), request.app.state.streams)
+    async def stream_live(request: Request) -> Response:
+        permissions = access.permissions(request)
+        permissions.check_overview()
+        return StreamResponse(LiveStream(live, permissions, settings.retry_ms), request.app.state.streams)
 
     async def reset(request: Request) -> Response:
-        access.grant(request).check_operate()
+        access.permissions(request).check_operate()
         name: str = request.path_params["name"]
         return _json(await reset_cursor(bus, name, await _offset(request)))
 
     async def delete(request: Request) -> Response:
-        access.grant(request).check_operate()
+        access.permissions(request).check_operate()
         name: str = request.path_params["name"]
         await delete_cursor(bus, name)
         return _json({"deleted": name})
 
     return [
-        *[shown(name, show) for name, show in _shown(views).items()],
-        Route("/api/live", looking, methods=["GET"]),
+        *[route(name, view) for name, view in _views(views).items()],
+        Route("/api/live", stream_live, methods=["GET"]),
+        Route("/api/records", _moved_records),
         Route("/api/cursors/{name:path}/reset", reset, methods=["POST"]),
         Route("/api/cursors/{name:path}", delete, methods=["DELETE"]),
     ]
 
 
-def _shown(views: Views) -> dict[str, Shown]:
-    """What each path shows."""
+def _views(views: Views) -> dict[str, View]:
+    """Return the view of each path."""
 
-    async def topics(grant: Permissions, request: Request) -> dict[str, Any]:
+    async def topics(permissions: Permissions, request: Request) -> dict[str, Any]:
         await views.activity.follow()
-        return {"topics": views.topics(grant, _limit(request)), "other": views.other(grant)}
+        return {"topics": views.topics(permissions, _limit(request)), "other": views.other(permissions)}
 
-    async def publishers(grant: Permissions, request: Request) -> dict[str, Any]:
+    async def publishers(permissions: Permissions, request: Request) -> dict[str, Any]:
         await views.activity.follow()
-        return {"publishers": views.publishers(grant, _limit(request))}
+        return {"publishers": views.publishers(permissions, _limit(request))}
 
-    async def cursors(grant: Permissions, request: Request) -> dict[str, Any]:
-        return {"cursors": await views.cursors(grant)}
+    async def cursors(permissions: Permissions, request: Request) -> dict[str, Any]:
+        return {"cursors": await views.cursors(permissions)}
 
-    async def leases(grant: Permissions, request: Request) -> dict[str, Any]:
-        return {"leases": await views.leases(grant)}
+    async def leases(permissions: Permissions, request: Request) -> dict[str, Any]:
+        return {"leases": await views.leases(permissions)}
 
-    async def asyncapi(grant: Permissions, request: Request) -> dict[str, Any]:
-        return views.asyncapi(grant)
+    async def asyncapi(permissions: Permissions, request: Request) -> dict[str, Any]:
+        return views.asyncapi(permissions)
 
-    def plain(name: str, show: Callable[[Permissions], Any]) -> Shown:
-        async def found(grant: Permissions, request: Request) -> dict[str, Any]:
-            return {name: show(grant)}
+    def plain(name: str, view: Callable[[Permissions], Any]) -> View:
+        async def endpoint(permissions: Permissions, request: Request) -> dict[str, Any]:
+            return {name: view(permissions)}
 
-        return found
+        return endpoint
 
-    simple = ("nodes", "buses", "subscribers", "schemas", "stats", "records")
+    simple = ("nodes", "buses", "subscribers", "schemas", "stats")
     return {
         "topics": topics,
         "publishers": publishers,
         "cursors": cursors,
         "leases": leases,
         "asyncapi": asyncapi,
+        "log-records": plain("log_records", views.log_records),
         **{name: plain(name, getattr(views, name)) for name in simple},
     }
+
+
+async def _moved_records(request: Request) -> Response:
+    raise HttpError(404, "not_found", "/api/records was renamed: use /api/log-records")
 
 
 def _json(value: Any) -> Response:
@@ -107,7 +113,7 @@ def _json(value: Any) -> Response:
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit") or str(LIMIT)
     if not (text.isascii() and text.isdigit()) or len(text) > 9 or not 1 <= int(text) <= TOPICS_MAX:
-        raise HttpError(400, "limit_invalid", f"limit: {text[:40]!r} is not a number from 1 to {TOPICS_MAX}")
+        raise HttpError(400, "invalid_limit", f"limit: {text[:40]!r} must be a number from 1 to {TOPICS_MAX}")
     return int(text)
 
 
@@ -115,4 +121,4 @@ async def _offset(request: Request) -> int:
     try:
         return msgspec.json.decode(await request.body(), type=_Reset).offset
     except msgspec.MsgspecError as error:
-        raise HttpError(400, "body_invalid", f'the body is like {{"offset": 42}}: {error}') from None
+        raise HttpError(400, "invalid_body", f'the body must look like {{"offset": 42}}: {error}') from None

@@ -1,4 +1,4 @@
-"""`GET /healthz` for whoever watches the process, and `GET /metrics` for Prometheus."""
+"""`GET /healthz` for liveness checks, and `GET /metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from zbus_web.http.settings import WebSettings
 from zbus_web.introspect.web_metrics import WebMetrics
 
 
-def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, figures: WebMetrics) -> list[BaseRoute]:
-    """Both routes."""
+def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, web_metrics: WebMetrics) -> list[BaseRoute]:
+    """Return both routes."""
     registry = CollectorRegistry()
     registry.register(zbus.metrics.collector(bus))
-    registry.register(figures)
+    registry.register(web_metrics)
 
     async def metrics(request: Request) -> Response:
-        access.grant(request).check_overview()
+        access.permissions(request).check_overview()
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def health(request: Request) -> Response:
-        """Without a token: it tells that the server answers, and how far its log is."""
+        """Report that the server responds, and the head of its log. Needs no token."""
         if not of(bus).is_open:
-            raise zbus.BusClosed("answer")
+            raise zbus.BusClosed("report health")
         return Response(msgspec.json.encode({"status": "ok", "head": of(bus).head}), media_type="application/json")
 
     return [Route("/metrics", metrics, methods=["GET"]), Route("/healthz", health, methods=["GET"])]

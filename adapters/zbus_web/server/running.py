@@ -1,4 +1,4 @@
-"""A running server: uvicorn on the loop of the bus, stopped in bounded time with its feeds told of it."""
+"""A running server: uvicorn on the event loop of the bus, stopped within a time limit, with its streams notified."""
 
 from __future__ import annotations
 
@@ -21,54 +21,58 @@ BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its hands on our signals: who runs the bus decides when it ends."""
+    """uvicorn without signal handlers: the code that runs the bus decides when the server stops."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.begun, self._told = asyncio.Event(), asyncio.Event()
+        self.begun, self._stopping = asyncio.Event(), asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell that it listens, or that it could not."""
+        """Start to listen; set `begun` even if that fails."""
         try:
             await super().startup(sockets)
         finally:
             self.begun.set()
 
     async def main_loop(self) -> None:
-        """Wait to be told to stop; once a second the date in answers moves on."""
+        """Wait for `stop`, and update the Date header of responses once a second."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await self._told.wait()
+                    await self._stopping.wait()
 
     def stop(self) -> None:
-        """Begin to stop."""
+        """Start the shutdown."""
         self.should_exit = True
-        self._told.set()
+        self._stopping.set()
 
 
 class Running:
-    """Where a server listens."""
+    """The address of a running server."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
 
     @property
     def url(self) -> str:
-        """Such as http://127.0.0.1:7480."""
+        """The base URL, such as http://127.0.0.1:7480."""
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 @asynccontextmanager
-async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIterator[Running]:
-    """Serve an open bus while the block runs; at its end feeds are told, and all is closed in `stop_timeout_s`.
+async def serve(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIterator[Running]:
+    """Serve an open bus over HTTP while the block runs.
 
-    async with zbus.open("app.db") as bus, serving(bus, WebSettings(port=0)) as server:
+    At the end of the block, open streams receive an `end` event, and all connections are closed within
+    `stop_timeout_s` seconds. Raises `ConfigInvalid` if the address is in use, or if other machines could reach the
+    server without a token.
+
+    async with zbus.open("app.db") as bus, serve(bus, WebSettings(port=0)) as server:
         print(server.url)
     """
     settings = settings or WebSettings()
@@ -91,13 +95,13 @@ async def serving(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIt
         server.stop()
         await asyncio.shield(task)
         for connection in list(server.server_state.connections):
-            connection.transport.abort()  # a client that does not read would keep it for ever
+            connection.transport.abort()  # A client that does not read would keep the connection open forever.
         listener.close()
         app.state.live.views.activity.close()
 
 
 def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
-    """How uvicorn runs here: with our limits, and without a log of addresses, as one may hold a token."""
+    """Return the configuration of uvicorn: our limits, and no access log, because a URL may contain a token."""
     return uvicorn.Config(
         app,
         http=limited(settings),
@@ -114,7 +118,7 @@ def uvicorn_config(app: Starlette, settings: WebSettings) -> uvicorn.Config:
 
 
 def listen(settings: WebSettings) -> socket.socket:
-    """The socket, bound and listening: an address that is taken is an error here, and not a line in a log."""
+    """Return a bound, listening socket. Raises `ConfigInvalid` if the address cannot be used."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

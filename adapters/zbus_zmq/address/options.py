@@ -24,12 +24,12 @@ _ANY_HOST = re.compile(r"tcp://(\*|0\.0\.0\.0|\[?::\]?):")
 
 
 def _split(value: Any) -> Any:
-    """Several values in one option are written with semicolons."""
+    """Split the values of an option at semicolons."""
     return tuple(part.strip() for part in value.split(";") if part.strip()) if isinstance(value, str) else value
 
 
 def _range(value: Any) -> Any:
-    """`20000-20100` as its two ends."""
+    """Return the two ends of a range such as `20000-20100`."""
     if not isinstance(value, str):
         return value
     low, dash, high = value.partition("-")
@@ -90,7 +90,7 @@ class ZmqOptions(BaseModel):
     def _brokers_named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for endpoint in value:
             if check_endpoint(endpoint).endswith(":*"):
-                raise ValueError("a broker has a port")
+                raise ValueError("the address of a broker needs a port")
         return value
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class ZmqOptions(BaseModel):
         if _ANY_HOST.match(self.bind) and self.advertise is None:
             raise ValueError("bind to every interface needs advertise, an address that others can reach")
         if self.curve_secret is not None and self.curve_allow is None:
-            raise ValueError("curve_secret needs curve_allow: without it, any key would be let in")
+            raise ValueError("curve_secret needs curve_allow: without it, any key would be accepted")
         if self.curve_secret is None and (self.curve_allow is not None or self.broker_key is not None):
             raise ValueError("curve_allow and broker_key need curve_secret")
         if self.curve_secret is not None and self.xsub and self.broker_key is None:
@@ -118,7 +118,7 @@ class ZmqOptions(BaseModel):
 
 
 def read_options(config: BusConfig, url: str) -> ZmqOptions:
-    """The options of a URL such as `zmq://?registry=/run/zbus`, and of `config.options` where the URL says nothing."""
+    """Return the options of a URL such as `zmq://?registry=/run/zbus`, completed from `config.options`."""
     given = config.options_for("zmq") | from_url(url)
     mode = urlsplit(url).netloc
     if mode not in ("", "direct", "broker"):
@@ -126,7 +126,7 @@ def read_options(config: BusConfig, url: str) -> ZmqOptions:
     if mode == "" and not {"xsub", "xpub"} & given.keys() and os.environ.get(BROKER_VARIABLE):
         given |= read_broker_variable(os.environ[BROKER_VARIABLE])
     if mode == "direct" and {"xsub", "xpub"} & given.keys():
-        raise ConfigInvalid("transport", "zmq://direct takes no xsub and no xpub")
+        raise ConfigInvalid("transport", "zmq://direct does not accept xsub and xpub")
     if mode == "broker" and "xsub" not in given:
         given |= read_broker_variable(os.environ.get(BROKER_VARIABLE, ""))
     if config.mode != "embedded":
@@ -143,7 +143,7 @@ def validated(model: type[Model], given: dict[str, str]) -> Model:
 
 
 def from_url(url: str) -> dict[str, str]:
-    """The options after the `?` of a URL."""
+    """Return the options after the `?` of a URL."""
     parts = urlsplit(url if "://" in url else "")  # a bare name has no options
     if parts.path not in ("", "/") or parts.fragment:
         raise ConfigInvalid("transport", "this URL has no path: options follow a '?'")
@@ -157,7 +157,7 @@ def from_url(url: str) -> dict[str, str]:
 
 
 def read_broker_variable(value: str) -> dict[str, str]:
-    """The brokers in a text like `xsub=tcp://a:1;tcp://b:1 , xpub=tcp://a:2;tcp://b:2`."""
+    """Return the brokers in a text like `xsub=tcp://a:1;tcp://b:1 , xpub=tcp://a:2;tcp://b:2`."""
     found: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in value.split(","))):
         name, _, endpoints = part.partition("=")
@@ -170,7 +170,7 @@ def read_broker_variable(value: str) -> dict[str, str]:
 
 
 def check_endpoint(value: str) -> str:
-    """The endpoint, if it is one."""
+    """Return the endpoint. Raises `ValueError` if it is malformed."""
     if not _ENDPOINT.fullmatch(value):
         raise ValueError("an endpoint is written like tcp://127.0.0.1:5555")
     return value

@@ -40,7 +40,7 @@ class RawOptions(BaseModel):
         return self
 
     def limits(self) -> ZmqOptions:
-        """The options of the sockets."""
+        """Return the options of the sockets."""
         return ZmqOptions(
             hwm=self.hwm, max_message_bytes=self.max_message_bytes, linger_s=self.linger_s, stall_s=self.stall_s
         )

@@ -1,4 +1,4 @@
-"""Topics of programs that know nothing of zbus, as keys, and back.
+"""Mapping between topics of programs without zbus and keys.
 
 A topic is text whose segments a separator divides. Characters that are illegal in a key are percent-encoded in the key,
 and so is `%` itself, so no two topics share a key. A key that is not the key of any topic is rejected, because its

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote_to_bytes
 
 MARK = 0xFF
-TOPIC_BYTES_MAX = 4096  # a key has 1024 bytes at most, each of them three characters here at most
+TOPIC_BYTES_MAX = 4096  # a key has at most 1024 bytes, and each takes at most three characters here
 _END = b"\x00"
 _MARK = bytes([MARK])
 
 
 def topic_of(key: str) -> bytes:
-    """The topic of a concrete key.
+    """Return the topic of a concrete key.
 
     >>> topic_of("shop/é")
     b'shop/%C3%A9/\\x00'
@@ -27,7 +27,7 @@ def topic_of(key: str) -> bytes:
 
 
 def key_of(topic: bytes) -> str | None:
-    """The key of a topic; None for bytes that are the topic of no key.
+    """Return the key of a topic, or None if the bytes are not the topic of a key.
 
     >>> key_of(b"shop/%C3%A9/\\x00"), key_of(b"shop/%c3%a9/\\x00")
     ('shop/é', None)
@@ -55,7 +55,7 @@ def prefix_of(expression: str) -> bytes:
 
 
 def widest(prefixes: Iterable[bytes]) -> set[bytes]:
-    """Those that begin with none of the others: the rest adds nothing.
+    """Return the prefixes that do not begin with another one; the others are redundant.
 
     >>> sorted(widest([b"a/", b"a/b/", b"c/"]))
     [b'a/', b'c/']
@@ -68,7 +68,7 @@ def widest(prefixes: Iterable[bytes]) -> set[bytes]:
 
 
 def mark_of(node: str, turn: int) -> bytes:
-    """The topic by which a publisher learns that this node's subscriptions have arrived, up to a turn of changes."""
+    """Return the topic that shows a publisher that this node's subscriptions up to this turn have arrived."""
     return _MARK + f"{node}.{turn}".encode()
 
 

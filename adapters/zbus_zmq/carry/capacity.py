@@ -1,4 +1,4 @@
-"""Backpressure for senders: how much may wait for the I/O thread, and whether sending makes sense at all."""
+"""Backpressure for senders: a bound on what waits for the I/O thread, and whether a receiver is connected."""
 
 from __future__ import annotations
 

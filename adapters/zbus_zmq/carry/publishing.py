@@ -1,7 +1,8 @@
 """Publishing: one queue and one XPUB socket, however many publishers the process has.
 
 `send` appends and wakes the I/O thread once per burst; it waits for capacity, but never forever. The socket receives
-subscriptions, so `wants` can tell, and the first messages wait a moment for the nodes that were there before.
+subscriptions, so `wants` knows them, and the first messages wait a moment for the subscriptions of nodes that already
+run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from zbus_zmq.io.stamps import stamps_of
 from .capacity import Capacity
 from .subscribers import Subscribers
 
-BURST_FRAMES = 1000  # sent in one go before others have their turn
+BURST_FRAMES = 1000  # sent before other sockets get their turn
 RETRY_S = 0.002
 TOPICS_MAX = 100_000
 
@@ -34,13 +35,13 @@ Shape = Callable[[bytes, bytes], Sequence[bytes]]  # the parts of a message, fro
 
 
 def stamped(node: str) -> Shape:
-    """Messages for brokers: topic, stamp, frame."""
+    """Return a function that makes messages for brokers: topic, stamp, frame."""
     stamp = stamps_of(node)
     return lambda topic, frame: (topic, stamp(), frame)
 
 
 class ZmqPublishing:
-    """The way out. `send`, `queue`, `wants` and `diagnostics` on any thread, the rest on the I/O thread."""
+    """Sends events. `send`, `queue`, `wants` and `diagnostics` run on any thread, the rest on the I/O thread."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class ZmqPublishing:
         self._capacity.close()
 
     def diagnostics(self) -> dict[str, int]:
-        """How much waits, and for whom."""
+        """Return the size of the queue, and the subscribers."""
         return {
             "queued_frames": self._capacity.messages,
             "queued_bytes": self._capacity.bytes,
@@ -128,19 +129,19 @@ class ZmqPublishing:
         self._check_settled()
 
     def on_readable(self) -> None:
-        """Learn who wants what."""
+        """Receive subscriptions."""
         self._subscribers.on_readable()
         self._check_settled()
 
     def drain(self, timeout_s: float) -> None:
-        """Send what is queued, for as long as there is time; what is left is counted."""
+        """Send queued messages until the time is over. The remaining ones are counted."""
         deadline = time.monotonic() + timeout_s
         while (self._queue or self._taken) and time.monotonic() < deadline:
             self._flush()
             if self._held:
                 time.sleep(RETRY_S)  # the thread has nothing else left to do
         if self._capacity.messages:
-            self._counts.tell(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
+            self._counts.report(EVENT_DROPPED, "closed_before_sent", "publishing", self._capacity.messages)
 
     def _flush(self) -> None:
         with self._lock:
@@ -174,17 +175,17 @@ class ZmqPublishing:
         self._io.later(delay_s, self._flush)
 
     def _send_batch(self, batch: Batch, at: int) -> int:
-        """Send from a place on; return the place where the socket took no more."""
+        """Send from the index `at` on. Return the index at which the socket refused a message."""
         send, topics, shape = self._send, self._topics, self._shape
         for index in range(at, len(batch)):
             key, frame = batch[index]
             topic = topics[key]
             if len(frame) > self._frame_bytes_max:
-                self._counts.tell(EVENT_DROPPED, "frame_too_large", key)
+                self._counts.report(EVENT_DROPPED, "frame_too_large", key)
                 continue
             parts = (topic, frame) if shape is None else shape(topic, frame)
             try:
-                # Refused, if at all, with the first part: libzmq counts whole messages.
+                # libzmq counts whole messages, so it can refuse only the first part.
                 for part in parts[:-1]:
                     send(part, MORE)
                 send(parts[-1], LAST)

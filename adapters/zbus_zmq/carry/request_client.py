@@ -17,7 +17,7 @@ import zmq
 
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import Heard
+from zbus.ports.fabric import OnReply
 from zbus_zmq.find.discovery import NodeRecord, Nodes
 from zbus_zmq.io.io_thread import IoThread
 from zbus_zmq.io.links import Links
@@ -38,7 +38,7 @@ Socket = zmq.Socket[bytes]
 class ZmqPendingRequest:
     """One request in flight."""
 
-    def __init__(self, key: str, payload: bytes, on_reply: Heard, deadline: float, ident: bytes) -> None:
+    def __init__(self, key: str, payload: bytes, on_reply: OnReply, deadline: float, ident: bytes) -> None:
         self.key, self.payload, self.deadline, self.ident = key, payload, deadline, ident
         self._on_reply = on_reply
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class ZmqRequestClient:
     def send(self, request: ZmqPendingRequest) -> None:
         """Send a request to one of the nodes that serve its key, or end it immediately."""
         if len(self._pending) >= PENDING_MAX:
-            self._counts.tell(EVENT_DROPPED, "too_many_requests", request.key)
+            self._counts.report(EVENT_DROPPED, "too_many_requests", request.key)
             request.end()
             return
         self._pending[request.ident] = request
@@ -111,9 +111,9 @@ class ZmqRequestClient:
             parts = [frame.bytes for frame in frames]
             request = self._pending.get(parts[2]) if len(parts) >= 3 else None
             if len(parts) not in (3, 4, 5) or parts[1] not in (b"R", b"E", b"N"):
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "reply_invalid", _node_of(parts[0]))
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "reply_invalid", _node_of(parts[0]))
             elif request is None or request.node is None or request.route != parts[0]:
-                self._counts.note("reply_late")
+                self._counts.add("reply_late")
             elif parts[1] == b"N" and len(parts) == 3:
                 self._try_next(request)
             elif parts[1] == b"R" and len(parts) == 5 and int.from_bytes(parts[3]) == request.replies:
@@ -121,7 +121,7 @@ class ZmqRequestClient:
             elif parts[1] == b"E" and len(parts) == 4 and int.from_bytes(parts[3]) == request.replies:
                 self._end(request)
             else:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "reply_out_of_order", _node_of(parts[0]))
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "reply_out_of_order", _node_of(parts[0]))
                 self._cancel(request)  # or the other node would keep replying
                 request.end()
 
@@ -171,7 +171,7 @@ class ZmqRequestClient:
             parts = [route, b"Q", request.ident, request.key.encode(), request.payload]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError as error:  # its queue is full, or it is not connected
-            self._counts.tell("REQUEST_FAILED", "request_failed", node.requests, detail=str(error))
+            self._counts.report("REQUEST_FAILED", "request_failed", node.requests, detail=str(error))
             return False
         request.node, request.route = node, route
         return True
@@ -181,7 +181,7 @@ class ZmqRequestClient:
             try:
                 self._socket.send_multipart([request.route, b"C", request.ident], zmq.NOBLOCK)
             except zmq.ZMQError:  # the server notices when it replies
-                self._counts.note("cancel_dropped")
+                self._counts.add("cancel_dropped")
 
     def _end(self, request: ZmqPendingRequest) -> None:
         self._pending.pop(request.ident, None)

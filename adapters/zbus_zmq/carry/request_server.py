@@ -62,7 +62,7 @@ class ZmqRequestServer:
             elif len(parts) == 2 and parts[0] == b"C" and len(parts[1]) == ID_BYTES:
                 self.end((route, parts[1]))
             else:
-                self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_invalid", source_of(frames[-1], "a client"))
+                self._counts.report(TRANSPORT_INPUT_REJECTED, "request_invalid", source_of(frames[-1], "a client"))
 
     def end(self, name: tuple[bytes, bytes]) -> None:
         """Forget a request. Its handler gets an error when it replies."""
@@ -98,7 +98,7 @@ class ZmqRequestServer:
                     self._io.later(RETRY_S, self._flush_waiting)
                 return
             except zmq.ZMQError as error:
-                self._counts.tell("REPLY_FAILED", "client_gone", "a client", detail=str(error))
+                self._counts.report("REPLY_FAILED", "client_gone", "a client", detail=str(error))
                 self.end(name)
                 return
             request.sent()
@@ -116,7 +116,7 @@ class ZmqRequestServer:
         try:
             key = raw_key.decode()
         except UnicodeDecodeError:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "request_invalid", source_of(frame, "a client"))
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "request_invalid", source_of(frame, "a client"))
             return
         name = route, ident
         if self._on_request is None or key not in self._keys or name in self._open or len(self._open) >= OPEN_MAX:
@@ -127,11 +127,11 @@ class ZmqRequestServer:
         self._on_request(request)
 
     def _reject(self, route: bytes, ident: bytes) -> None:
-        self._counts.note("request_rejected")
+        self._counts.add("request_rejected")
         try:
             self._socket.send_multipart([route, b"N", ident], zmq.NOBLOCK)
         except zmq.ZMQError:  # its queue is full, or it is gone: its timeout ends the request
-            self._counts.note("rejection_dropped")
+            self._counts.add("rejection_dropped")
 
 
 class ZmqIncomingRequest:

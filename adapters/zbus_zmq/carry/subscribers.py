@@ -21,12 +21,12 @@ KEPT_MAX = 100_000
 
 
 class Subscribers:
-    """On the I/O thread; `wants` on any. Without a name of our own, marks are nothing special."""
+    """The subscriptions, on the I/O thread; any thread may call `wants`. Without a node name, marks are prefixes."""
 
     def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counters) -> None:
         self._socket, self._node, self._counts = socket, node, counts
         self._prefixes: set[bytes] = set()
-        self._turns: dict[str, set[int]] = {}  # by node, the marks that it has
+        self._turns: dict[str, set[int]] = {}  # the marks of each node
         self.wanted: frozenset[bytes] = frozenset()
         self.seen: Callable[[str], None] = lambda node: None  # a node has a new mark, or is gone
 
@@ -41,11 +41,11 @@ class Subscribers:
         return bool(wanted and topic) and any(topic.startswith(prefix) for prefix in wanted)
 
     def marks(self) -> Iterator[tuple[str, bytes]]:
-        """Each node with its newest mark."""
+        """Yield each node with its newest mark."""
         return ((node, mark_of(node, max(turns))) for node, turns in self._turns.items())
 
     def on_readable(self) -> None:
-        """Take what the subscribers say."""
+        """Receive subscriptions, and acknowledge marks."""
         arrived: list[bytes] = []
         for frame, *more in received(self._socket):
             message = frame.bytes
@@ -81,10 +81,10 @@ class Subscribers:
         return subscribed
 
     def _refuse(self, frame: zmq.Frame) -> None:
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(frame, "a subscriber"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, "subscription_invalid", source_of(frame, "a subscriber"))
 
     def _acknowledge(self, mark: bytes) -> None:
         try:
             self._socket.send_multipart([mark, self._node.encode()], zmq.NOBLOCK)
         except zmq.Again:
-            self._counts.note("acknowledgement_dropped")
+            self._counts.add("acknowledgement_dropped")

@@ -1,4 +1,4 @@
-"""How nodes find each other: a small port, and the announcement of a node.
+"""Discovery port: how nodes find each other, and the announcement of a node.
 
 Only the fabric uses it: a node announces itself when it opens, and again when the keys that it serves change. Watching
 never ends. A failed operation is tried again forever, after a pause that grows to a limit, and is visible in the
@@ -20,8 +20,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": 
     """The announcement of a node: all that other nodes need to connect to it."""
 
     node: str  # 16 hexadecimal digits, new for each incarnation
-    publish: str | None = None  # where its events are; None where they go through brokers
-    requests: str = ""  # where it receives requests
+    publish: str | None = None  # the endpoint of its events; None if they go through brokers
+    requests: str = ""  # the endpoint for requests
     serves: tuple[str, ...] = ()  # the keys that it serves
     curve_key: str | None = None  # its public key, in Z85; None for a node that does not encrypt
 
@@ -34,13 +34,13 @@ class Discovery(Protocol):
     """A way to find nodes."""
 
     def announce(self, node: NodeRecord) -> None:
-        """Say this of our node, in place of what was said before. Others can see it when this returns."""
+        """Replace the announcement of this node. Other nodes can see it when this returns."""
 
     def watch(self, changed: Changed) -> None:
         """Call `changed`, on a thread of the implementation, with all live nodes now and whenever they change."""
 
     def look(self) -> Nodes:
-        """All live nodes, as fresh as can be had; may block for a moment."""
+        """Return all live nodes, read again. May block briefly."""
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the kind of discovery and its last problem."""

@@ -24,8 +24,8 @@ from zbus_zmq.address.options import ZmqOptions
 from .discovery import Changed, Discovery, NodeRecord, Nodes
 from .lease import LEASE_BYTES_MAX, RegistryLease, decode_lease, encode_lease, take_lease
 
-FULL_SCAN_S = 0.5  # leases run out without a trace in the folder's time stamp
-THOROUGH_S = 0.25  # how often processes are looked for
+FULL_SCAN_S = 0.5  # an expired lease does not change the folder's time stamp
+THOROUGH_S = 0.25  # how often processes are checked
 FRESH_S = 0.1  # two changes within one tick of the file system's clock leave one time stamp
 PAUSE_MAX_S = 1.0
 SUFFIX, DRAFT = ".json", ".draft"
@@ -60,7 +60,7 @@ class FileRegistry:
                 raise TransportError(f"the registry {self.folder} cannot be written: {error.strerror}") from error
 
     def watch(self, changed: Changed) -> None:
-        """Tell `changed` of the nodes now, and then of every change."""
+        """Call `changed` with the nodes now, and after every change."""
         with self._lock:
             self._changed, self._told = changed, None
         self._wake.set()
@@ -73,10 +73,10 @@ class FileRegistry:
             raise TransportError(f"the registry {self.folder} cannot be read: {error.strerror}") from error
 
     def leases(self) -> list[RegistryLease]:
-        """Every live lease of our realm; removes those that are long over."""
+        """Return every live lease of our realm, and remove those that expired long ago."""
         with self._lock:
             found, seen = [], set()
-            # Looking at processes costs more than looking at files.
+            # Checking processes costs more than reading files.
             thorough = time.monotonic() - self._thorough_at >= THOROUGH_S
             if thorough:
                 self._thorough_at = time.monotonic()
@@ -94,7 +94,7 @@ class FileRegistry:
             return found
 
     def diagnostics(self) -> dict[str, Any]:
-        """Where the folder is, how many nodes it has, and what went wrong last."""
+        """Return the folder, the number of nodes and the last problem."""
         with self._lock:
             return {
                 "discovery": "file",
@@ -114,8 +114,8 @@ class FileRegistry:
             try:
                 if own is not None:
                     self._path(own).unlink(missing_ok=True)
-            except OSError as error:  # it expires, then
-                self._counts.tell(
+            except OSError as error:  # the lease expires later
+                self._counts.report(
                     TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
                 )
 
@@ -133,12 +133,14 @@ class FileRegistry:
                 fresh = time.time() - stamp / 1e9 < FRESH_S
                 if asked or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
                     scanned = now
-                    self._tell()
+                    self._notify()
                 pause, self._problem = self._poll_s, ""
                 backoff.reset()
             except OSError as error:
                 self._problem = f"{type(error).__name__}: {error.strerror}"
-                self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem)
+                self._counts.report(
+                    TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=self._problem
+                )
                 pause = backoff.next()
 
     def _beat(self) -> None:
@@ -147,7 +149,7 @@ class FileRegistry:
                 self._own = self._own.renewed(self._own.node)
                 self._write(self._own)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         nodes = {lease.node.node: lease.node for lease in self.leases()}
         with self._lock:
             if self._changed is not None and nodes != self._told:
@@ -171,14 +173,14 @@ class FileRegistry:
                 known = version, decode_lease(Path(entry.path).read_bytes())
                 self._known[entry.name] = known
                 if known[1] is None:
-                    self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
+                    self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
         except FileNotFoundError:
-            return None  # it left while we looked
+            return None  # it was just removed
         return known[1]
 
     def _reap(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
-        self._counts.note("leases_expired")
+        self._counts.add("leases_expired")
 
     def _write(self, lease: RegistryLease) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

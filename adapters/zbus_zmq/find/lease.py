@@ -35,10 +35,10 @@ class RegistryLease(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: float  # the heartbeat by the monotonic clock
     boot: str
     pid: int
-    pid_space: str  # in which the process has that id: a container has its own
+    pid_space: str  # the PID namespace of the process; a container has its own
 
     def renewed(self, node: NodeRecord) -> RegistryLease:
-        """The same lease, from now on."""
+        """Return the lease with a new heartbeat."""
         return msgspec.structs.replace(self, node=node, last_heartbeat_at=_now(), beat_s=time.monotonic())
 
     def is_live(self) -> bool:
@@ -46,14 +46,14 @@ class RegistryLease(msgspec.Struct, frozen=True, kw_only=True):
         return self.boot == _boot() and -1.0 <= time.monotonic() - self.beat_s <= self.lease_s
 
     def is_void(self) -> bool:
-        """Whether anybody may remove it: it is long over, or its process has ended."""
+        """Return whether any node may remove it: it expired long ago, or its process has ended."""
         if self.boot != _boot() or time.monotonic() - self.beat_s > 2 * self.lease_s:
             return True
         return self.pid_space == _pid_space(os.getpid()) and not _is_running(self.pid)
 
 
 def take_lease(realm: str, node: NodeRecord, lease_s: float) -> RegistryLease:
-    """A new lease of this process."""
+    """Return a new lease of this process."""
     now = _now()
     return RegistryLease(
         realm=realm,
@@ -69,7 +69,7 @@ def take_lease(realm: str, node: NodeRecord, lease_s: float) -> RegistryLease:
     )
 
 
-def told_lease(lease: RegistryLease) -> dict[str, Any]:
+def describe_lease(lease: RegistryLease) -> dict[str, Any]:
     """Return a lease for people: its owner, its start, and how long it lasts without another heartbeat."""
     node = lease.node
     return {
@@ -90,12 +90,12 @@ _decode = msgspec.json.Decoder(RegistryLease).decode
 
 
 def encode_lease(lease: RegistryLease) -> bytes:
-    """A lease as the content of its file."""
+    """Return a lease as the content of its file."""
     return _encode(lease)
 
 
 def decode_lease(data: bytes) -> RegistryLease | None:
-    """The lease of a file; None for anything else."""
+    """Return the lease in the content of a file, or None if it is malformed."""
     try:
         lease = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -134,7 +134,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A process that was killed and whose parent has not looked yet: it sends nothing any more."""
+    """Return whether the process has ended but its parent has not collected it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):

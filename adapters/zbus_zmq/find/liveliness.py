@@ -63,13 +63,13 @@ class LivelinessDiscovery:
                 self._fail(error)  # the thread tries again
 
     def watch(self, changed: Changed) -> None:
-        """Tell `changed` of the nodes now, and then of every change."""
+        """Call `changed` with the nodes now, and after every change."""
         with self._lock:
             self._changed, self._told = changed, None
         self._wake.set()
 
     def look(self) -> Nodes:
-        """Ask Zenoh for the current tokens."""
+        """Request the current tokens from Zenoh."""
         with self._lock:
             session = self._session
         if session is None:
@@ -81,7 +81,7 @@ class LivelinessDiscovery:
                 self._samples.append((str(reply.ok.key_expr), True))
 
         try:
-            # Not a channel: it holds 256, and our own tokens arrive on this thread.
+            # Not a channel: it buffers only 256 replies, and our own tokens arrive on this thread.
             handler = zenoh.handlers.Callback(replied, done.set, indirect=False)
             session.liveliness().get(f"{self._root}/**", handler, timeout=LOOK_S)
         except zenoh.ZError as error:
@@ -90,7 +90,7 @@ class LivelinessDiscovery:
         return self._nodes()
 
     def diagnostics(self) -> dict[str, Any]:
-        """How many nodes are seen, and what went wrong last."""
+        """Return the number of known nodes and the last problem."""
         with self._lock:
             return {
                 "discovery": "zenoh",
@@ -131,16 +131,16 @@ class LivelinessDiscovery:
             elif time.monotonic() >= due and not self._ended:
                 self._open()
                 due = time.monotonic() + backoff.next()
-            self._tell()
+            self._notify()
 
     def _whole(self) -> bool:
-        """Whether everything is declared that should be."""
+        """Return whether all tokens are declared."""
         with self._lock:
             wanted = self._wanted()
             return self._subscriber is not None and wanted <= self._tokens.keys()
 
     def _open(self) -> None:
-        """Do what is missing; what fails is tried again."""
+        """Open the session and declare what is missing. A failed step is tried again."""
         with self._lock:
             try:
                 if self._session is None and not self._ended and self._config is not None:
@@ -157,7 +157,7 @@ class LivelinessDiscovery:
 
     def _fail(self, error: Exception) -> None:
         self._problem = str(error)
-        self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "liveliness_failed", self._root, detail=str(error))
+        self._counts.report(TRANSPORT_DISCOVERY_FAILED, "liveliness_failed", self._root, detail=str(error))
         self._wake.set()
 
     def _wanted(self) -> set[str]:
@@ -173,7 +173,7 @@ class LivelinessDiscovery:
             self._tokens.pop(key).undeclare()
 
     def _sampled(self, sample: zenoh.Sample) -> None:
-        # On a thread of Zenoh's, perhaps while we hold our lock: append and wake, nothing else.
+        # Runs on a thread of Zenoh, perhaps while we hold our lock, so it only appends and wakes.
         self._samples.append((str(sample.key_expr), sample.kind == zenoh.SampleKind.PUT))
         self._wake.set()
 
@@ -194,12 +194,12 @@ class LivelinessDiscovery:
             for name, tails in self._seen.items():
                 node, invalid = assemble(name, tails)
                 if invalid:
-                    self._counts.tell(TRANSPORT_DISCOVERY_FAILED, "liveliness_token_invalid", name)
+                    self._counts.report(TRANSPORT_DISCOVERY_FAILED, "liveliness_token_invalid", name)
                 if node is not None:
                     found[name] = node
             return found
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         nodes = self._nodes()
         with self._lock:
             if self._changed is not None and nodes != self._told:

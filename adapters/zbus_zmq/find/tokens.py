@@ -26,7 +26,7 @@ def tails_of(node: NodeRecord) -> set[str]:
 
 
 def assemble(name: str, tails: Iterable[str]) -> tuple[NodeRecord | None, int]:
-    """The node that its tokens (without its name) describe, if they do, and how many of them are not valid."""
+    """Return the node that tokens (without its name) describe, or None, and the number of malformed tokens."""
     node, answers, invalid = None, [], 0
     for tail in sorted(tails):
         kind, _, packed = tail.partition("/")
@@ -52,7 +52,7 @@ def _unpack(text: str) -> bytes:
 
 
 def session_config(options: ZmqOptions) -> zenoh.Config:
-    """The settings of a session of our own: no multicast, and no endpoint but those named."""
+    """Return the settings of our own session: no multicast, and only the configured endpoints."""
     if not options.zenoh_listen and not options.zenoh_connect:
         raise ConfigInvalid("discovery", "zenoh needs zenoh_listen or zenoh_connect, such as tcp/127.0.0.1:7447")
     built = zenoh.Config()
@@ -62,7 +62,7 @@ def session_config(options: ZmqOptions) -> zenoh.Config:
         "connect/endpoints": list(options.zenoh_connect),
         "connect/retry": {"period_init_ms": 100, "period_max_ms": 2000, "period_increase_factor": 2},
         "scouting/multicast/enabled": False,
-        "scouting/gossip/enabled": True,  # nodes that know one of us find each other
+        "scouting/gossip/enabled": True,  # nodes that are connected to the same node find each other
         "scouting/delay": 0,
         "transport/shared_memory/enabled": False,
     }.items():

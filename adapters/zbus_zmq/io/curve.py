@@ -43,7 +43,7 @@ class Keys:
         raise TypeError("keys are not pickled")
 
     def equip(self, socket: Socket, *, server: bool) -> None:
-        """Give a socket our keys, as the end that binds or as one that connects."""
+        """Set our keys on a socket that binds or connects."""
         socket.set(zmq.CURVE_PUBLICKEY, self.public)
         socket.set(zmq.CURVE_SECRETKEY, self._secret)
         if server:
@@ -51,7 +51,7 @@ class Keys:
             socket.set(zmq.ZAP_DOMAIN, b"zbus")
 
     def permits(self, public: bytes) -> bool:
-        """Whether a public key, in Z85, is one that we talk to."""
+        """Return whether a public key (Z85) is permitted."""
         self._read_folder()
         return public in self._allowed
 
@@ -64,13 +64,15 @@ class Keys:
         except OSError as error:
             # Without the folder every peer is rejected, to be safe.
             self._allowed, self._stamp = frozenset(), -1
-            self._counts.tell("CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or "")
+            self._counts.report(
+                "CURVE_FAILED", "curve_folder_unreadable", str(self._folder), detail=error.strerror or ""
+            )
             return
         self._allowed, self._stamp = frozenset(found - {b""}), stamp
 
 
 def open_keys(options: ZmqOptions, counts: Counters) -> Keys | None:
-    """The keys that the options name, if any."""
+    """Return the keys in the options, or None without CURVE. Raises `ConfigInvalid` if they cannot be read."""
     if options.curve_secret is None or options.curve_allow is None:
         return None
     if not options.curve_allow.is_dir():
@@ -92,13 +94,13 @@ def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def read_public(path: Path, field: str) -> bytes:
-    """The public key of a file, in Z85."""
+    """Return the public key of a file, in Z85."""
     try:
         found = _load_public(path)
     except OSError as error:
         raise ConfigInvalid(field, f"{path}: {error.strerror}") from None
     if not found:
-        raise ConfigInvalid(field, f"{path} holds no public key")
+        raise ConfigInvalid(field, f"{path} does not contain a public key")
     return found
 
 
@@ -133,11 +135,11 @@ class ZapAuthenticator:
     def _is_known(self, version: bytes, rest: list[bytes]) -> bool:
         # domain, address, routing id, mechanism, credentials
         if version != b"1.0" or len(rest) != 5 or rest[3] != b"CURVE" or len(rest[4]) != 32:
-            self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", "a request that is not for CURVE")
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "curve_rejected", "a request that is not for CURVE")
             return False
         if self._keys.permits(encode(rest[4])):
             return True
-        self._counts.tell(TRANSPORT_INPUT_REJECTED, "curve_refused", rest[1].decode("ascii", "replace"))
+        self._counts.report(TRANSPORT_INPUT_REJECTED, "curve_rejected", rest[1].decode("ascii", "replace"))
         return False
 
 
@@ -155,19 +157,19 @@ def attach_authenticator(
 def _load_pair(path: Path) -> tuple[bytes, bytes]:
     try:
         if path.stat().st_mode & 0o077:
-            raise ConfigInvalid("curve_secret", f"{path} can be read by others: chmod 600 it")
+            raise ConfigInvalid("curve_secret", f"{path} can be read by other users: chmod 600 it")
         public, secret = load_certificate(path)
     except OSError as error:
         raise ConfigInvalid("curve_secret", f"{path}: {error.strerror}") from None
     except ValueError:
-        raise ConfigInvalid("curve_secret", f"{path} is no key file") from None
+        raise ConfigInvalid("curve_secret", f"{path} is not a key file") from None
     if secret is None or not is_public_key(public.decode("ascii", "replace")) or len(secret) != 40:
-        raise ConfigInvalid("curve_secret", f"{path} holds no secret key")
+        raise ConfigInvalid("curve_secret", f"{path} does not contain a secret key")
     return public, secret
 
 
 def _load_public(path: Path) -> bytes:
-    """The key of a file; nothing for a file without one."""
+    """Return the key in a file, or nothing if there is no key in it."""
     try:
         public, _ = load_certificate(path)
     except ValueError:

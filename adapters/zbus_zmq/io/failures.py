@@ -1,4 +1,4 @@
-"""Every error of libzmq becomes one of ours, here and nowhere else."""
+"""Conversion of libzmq's errors to `TransportError`, in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zbus.errors import TransportError
 
 @contextmanager
 def zmq_errors(doing: str) -> Iterator[None]:
-    """Turn what libzmq raises while `doing` something into `TransportError`."""
+    """Raise errors of libzmq in the `with` block as `TransportError`."""
     try:
         yield
     except zmq.ZMQError as error:

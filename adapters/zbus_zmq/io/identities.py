@@ -41,6 +41,6 @@ class IdentityAllocator:
         return [self._generation, publisher, 0]
 
     def _forgotten(self, topic: bytes, following: list[int]) -> None:
-        if following[0] == self._generation:  # it starts again at 0, so it needs a publisher that nobody has seen
+        if following[0] == self._generation:  # it starts again at 0, so it needs an unused publisher
             self._generation += 1
             self._allocated = [*self._allocated[1 - GENERATIONS_KNOWN :], set()]

@@ -26,12 +26,12 @@ from .failures import zmq_errors
 T = TypeVar("T")
 Step = Callable[[], None]
 
-CALL_S = 10.0  # how long another thread waits for something done here
+CALL_S = 10.0  # how long another thread waits for a step
 WOKEN_BYTES = 4096
 
 
 class IoThread:
-    """A context, a poller, timers and a queue of things to do, all on one thread."""
+    """A context, a poller, timers and a queue of steps, all on one thread."""
 
     def __init__(self, name: str, counts: Counters) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -55,13 +55,13 @@ class IoThread:
     # any thread
 
     def post(self, step: Step) -> None:
-        """Have `step` done soon, after what was posted before. Never waits."""
+        """Queue `step` after the steps that were posted before. Never waits."""
         self._posted.append(step)
         if not self._armed:
             self._wake()
 
     def call(self, doing: str, step: Callable[[], T], timeout_s: float = CALL_S) -> T:
-        """Have `step` done and wait for its result, or raise its error."""
+        """Run `step` on the thread and return its result, or raise its error."""
         if threading.current_thread() is self._thread:
             return step()
         done = threading.Event()
@@ -114,11 +114,11 @@ class IoThread:
             self._poller.unregister(socket)
 
     def later(self, delay_s: float, step: Step) -> None:
-        """Have `step` done once, after a while."""
+        """Run `step` once, after a delay."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._ordinal), step))
 
     def every(self, interval_s: float, step: Step) -> None:
-        """Have `step` done again and again."""
+        """Run `step` at an interval."""
 
         def again() -> None:
             self.later(interval_s, again)
@@ -127,7 +127,7 @@ class IoThread:
         self.later(interval_s, again)
 
     def at_end(self, step: Step) -> None:
-        """Have `step` done when the thread ends, before its sockets close."""
+        """Run `step` when the thread ends, before its sockets close."""
         self._last.append(step)
 
     def _wake(self) -> None:
@@ -151,7 +151,7 @@ class IoThread:
         for source, _ in self._poller.poll(self._until_timer_ms()):
             if source == self._wake_in:
                 os.read(self._wake_in, WOKEN_BYTES)
-                self._armed = False  # before draining: what is posted from here on wakes again
+                self._armed = False  # before draining: a step that is posted from here on wakes the thread again
             elif handler := self._handlers.get(source):
                 self._guarded(handler)
         self._steps()
@@ -174,7 +174,7 @@ class IoThread:
         try:
             step()
         except Exception as error:
-            self._counts.tell(TRANSPORT_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
+            self._counts.report(TRANSPORT_ERROR, "io_failed", getattr(step, "__qualname__", "step"), detail=repr(error))
 
     def _let_go(self) -> None:
         self._ending = True

@@ -46,7 +46,8 @@ class Links:
     ) -> None:
         self.connected: frozenset[str] = frozenset()
         self.on_event: Callable[[int, str], None] = lambda event, endpoint: None
-        self.on_linked: Callable[[bool], None] = lambda linked: None  # the first is connected, or the last one is gone
+        # Called when the first endpoint is connected, and when the last one is lost.
+        self.on_linked: Callable[[bool], None] = lambda linked: None
         self._io, self._socket, self._keys, self._counts, self._schemes = io, socket, keys, counts, schemes
         self._wanted: Wanted = {}
         self._made: dict[str, str | None] = {}
@@ -56,11 +57,11 @@ class Links:
 
     @property
     def made(self) -> int:
-        """How many endpoints are connected to, or being connected to."""
+        """The number of endpoints that are connected or connecting."""
         return len(self._made)
 
     def want(self, endpoints: Wanted) -> None:
-        """Be connected to these and to no others."""
+        """Connect to these endpoints, and disconnect from all others."""
         self._wanted = endpoints
         for endpoint, key in list(self._made.items()):
             if endpoint not in endpoints or endpoints[endpoint] != key:
@@ -69,7 +70,7 @@ class Links:
         self.retry()
 
     def retry(self) -> None:
-        """Try what is wanted and not there."""
+        """Connect to the wanted endpoints that are not connected."""
         now = time.monotonic()
         for endpoint, key in self._wanted.items():
             due, backoff = self._failed.get(endpoint) or (0.0, Backoff(*PAUSE_S))
@@ -82,11 +83,11 @@ class Links:
         """Connect now; return whether libzmq accepted the endpoint."""
         if self._keys is not None:
             if key is None or not is_public_key(key) or not self._keys.permits(key.encode()):
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_key_refused", endpoint)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "peer_key_rejected", endpoint)
                 return False
             self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
         elif key is not None:
-            self._counts.tell(TRANSPORT_CONNECT_FAILED, "peer_needs_curve", endpoint)
+            self._counts.report(TRANSPORT_CONNECT_FAILED, "peer_needs_curve", endpoint)
             return False
         try:
             if not endpoint.startswith(self._schemes):
@@ -96,27 +97,27 @@ class Links:
             self._socket.set(zmq.IPV6, "[" in endpoint)
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._counts.tell(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
+            self._counts.report(TRANSPORT_CONNECT_FAILED, "connect_failed", endpoint, detail=str(error))
             return False
         self._made[endpoint] = key
         self._failed.pop(endpoint, None)
-        record("CONNECTING", logging.DEBUG, endpoint=endpoint)
+        record("TRANSPORT_CONNECTING", logging.DEBUG, endpoint=endpoint)
         return True
 
     def drop(self, endpoint: str) -> None:
-        """Disconnect, and forget what waits to be sent there."""
+        """Disconnect, and drop the messages that wait to be sent there."""
         self._made.pop(endpoint, None)
-        # To tell that a socket is readable, libzmq takes the first part of a message out of its connection. Were
-        # that gone when the other parts are read, it would abort the process (libzmq's issue 3485).
+        # To find out that a socket is readable, libzmq takes the first part of a message out of its connection. If the
+        # connection is gone when the other parts are read, libzmq aborts the process (its issue 3485).
         self._io.read(self._socket)
         try:
             self._socket.disconnect(endpoint)
         except zmq.ZMQError as error:  # libzmq has disconnected it already
-            record("DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
+            record("TRANSPORT_DISCONNECTING", logging.DEBUG, endpoint=endpoint, error=str(error))
         self._set_connected(self.connected - {endpoint})  # libzmq reports no event for it
 
     def close(self) -> None:
-        """Connect to nothing more and stop watching, before the socket is closed."""
+        """Stop connecting and watching, before the socket is closed."""
         self._wanted = {}
         self._io.forget(self._monitor)
         self._socket.disable_monitor()
@@ -132,10 +133,10 @@ class Links:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._set_connected(self.connected | {endpoint})
             elif event == zmq.EVENT_DISCONNECTED:
-                self._counts.note("disconnected")
+                self._counts.add("disconnected")
                 self._set_connected(self.connected - {endpoint})
             elif event in REFUSED:
-                self._counts.tell(TRANSPORT_CONNECT_FAILED, "handshake_refused", endpoint)
+                self._counts.report(TRANSPORT_CONNECT_FAILED, "handshake_rejected", endpoint)
             self.on_event(event, endpoint)
 
     def _set_connected(self, connected: frozenset[str]) -> None:

@@ -30,13 +30,13 @@ Marks = Callable[[], Iterable[tuple[str, bytes]]]  # the nodes that subscribe, e
 
 
 def quick_send(socket: zmq.Socket[bytes]) -> Callable[[bytes, int], object]:
-    """`socket.send` without what pyzmq's wrapper adds for kinds of sockets that we do not use: a third of the time."""
+    """Return `socket.send` without pyzmq's wrapper for other kinds of sockets: it takes a third of the time."""
     send: Callable[[bytes, int], object] = super(zmq.Socket, socket).send
     return send
 
 
 class PacedSender:
-    """An XPUB socket, on the thread that owns it. `sender` is who acknowledges marks; a broker does not."""
+    """An XPUB socket, on the thread that owns it. `sender` acknowledges marks; a broker does not."""
 
     def __init__(
         self, io: IoThread, socket: zmq.Socket[bytes], stall_s: float, counts: Counters, sender: bytes, marks: Marks
@@ -62,17 +62,17 @@ class PacedSender:
             self._send(parts)
         finally:
             self._socket.set(zmq.XPUB_NODROP, 1)
-        self._counts.tell(EVENT_DROPPED, "subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
+        self._counts.report(EVENT_DROPPED, "subscriber_stuck", ", ".join(sorted(self.stuck)) or "a subscriber")
         return True
 
     def moved(self, messages: int) -> None:
         """Note that messages were sent since the last call, possibly after one of them had been refused."""
         self._full_since = None
         if self.stuck:
-            self._counts.note("dropped_slow_subscriber", messages)
+            self._counts.add("dropped_slow_subscriber", messages)
 
     def released(self, node: str) -> None:
-        """A node has shown that it receives, or is gone."""
+        """Remove a node that receives again, or is gone."""
         self.stuck.discard(node)
 
     def _find_stuck(self) -> None:

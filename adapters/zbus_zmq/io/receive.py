@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-BURST_MESSAGES = 1000  # before other sockets have their turn
+BURST_MESSAGES = 1000  # before other sockets get their turn
 NOBLOCK = int(zmq.NOBLOCK)  # an enumeration costs more than the call that it is passed to
 
 Recv = Callable[[int, bool], zmq.Frame]
@@ -14,7 +14,7 @@ Recv = Callable[[int, bool], zmq.Frame]
 
 def received(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
     """Yield the messages that have arrived, each with all of its parts, up to a bound."""
-    # As `zmq.Frame`s, which know whether another one follows: `recv_multipart` asks the socket, which costs more.
+    # A `zmq.Frame` knows whether another one follows; `recv_multipart` asks the socket, which costs more.
     recv: Recv = socket.recv  # type: ignore[assignment]  # copy=False
     for _ in range(BURST_MESSAGES):
         try:

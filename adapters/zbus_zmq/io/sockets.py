@@ -1,7 +1,7 @@
 """Sockets with limits on everything, and the ports they listen on.
 
 A port is allocated by binding it, so it cannot be lost between choosing and binding. A port comes from the system
-(port 0), from a configured range, or from portpicker's port server where `PORTSERVER_ADDRESS` is set.
+(port 0), from a configured range, or from portpicker's port server if `PORTSERVER_ADDRESS` is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Socket = zmq.Socket[bytes]
 def make_socket(
     context: zmq.Context[Socket], kind: int, options: ZmqOptions, keys: Keys | None, *, server: bool
 ) -> Socket:
-    """A socket of a kind with every limit set; it binds (`server`) or connects, and CURVE needs to know which."""
+    """Return a socket with every limit set. CURVE needs to know whether it binds (`server`) or connects."""
     socket = context.socket(kind)
     # Subscribers send only subscriptions, and libzmq would silently drop those over the limit.
     socket.set(zmq.SNDHWM, 0 if kind in (zmq.SUB, zmq.XSUB) else options.hwm)
@@ -76,7 +76,7 @@ def bind(socket: Socket, endpoint: str, options: ZmqOptions) -> str:
 
 
 def any_port(endpoint: str) -> str:
-    """The same interface, with whatever port is free."""
+    """Return an endpoint on the same interface with any free port."""
     return f"{endpoint.rpartition(':')[0]}:*"
 
 
@@ -88,19 +88,19 @@ def _advertised(socket: Socket, options: ZmqOptions) -> str:
 
 
 def _range(low: int, high: int) -> Iterator[int]:
-    """Every port of a range once, from a random one on: processes that start together seldom try the same."""
+    """Return every port of a range once, starting at a random one so that processes seldom try the same port."""
     start = random.randrange(high - low + 1)
     for step in range(high - low + 1):
         yield low + (start + step) % (high - low + 1)
 
 
 def _port_server() -> Iterator[int]:
-    import portpicker  # only where its server is in use
+    import portpicker  # only if its server is used
 
     for _ in range(PORTSERVER_TRIES):
         port = portpicker.get_port_from_port_server(os.environ[PORTSERVER_VARIABLE])
         if port is None:
-            raise TransportError(f"the port server of {PORTSERVER_VARIABLE} gave no port")
+            raise TransportError(f"the port server of {PORTSERVER_VARIABLE} did not return a port")
         yield port
 
 

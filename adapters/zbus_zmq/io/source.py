@@ -13,7 +13,7 @@ import zmq
 
 
 def source_of(frame: zmq.Frame, fallback: str) -> str:
-    """The other end of the connection that a part of a message came by, such as `127.0.0.1:5555`."""
+    """Return the address of the peer that sent a part of a message, such as `127.0.0.1:5555`."""
     try:
         host = str(frame.get("Peer-Address"))
     except zmq.ZMQError:
@@ -21,5 +21,5 @@ def source_of(frame: zmq.Frame, fallback: str) -> str:
     try:
         with socket.socket(fileno=os.dup(int(frame.get(zmq.SRCFD)))) as connection:
             return f"{host}:{connection.getpeername()[1]}"
-    except (OSError, zmq.ZMQError):  # gone
+    except (OSError, zmq.ZMQError):  # the connection is closed
         return host

@@ -15,6 +15,6 @@ SEEN_MAX = 65_536  # stamps that a receiver remembers
 
 
 def stamps_of(node: str) -> Callable[[], bytes]:
-    """The stamps of a node's messages, one after the other."""
+    """Return a function that returns the next stamp of a node's messages."""
     sender, ordinal = bytes.fromhex(node), itertools.count(1)
     return lambda: sender + next(ordinal).to_bytes(STAMP_BYTES - SENDER_BYTES)

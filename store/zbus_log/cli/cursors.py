@@ -1,4 +1,4 @@
-"""`zbus log cursors`: the durable names of a log, listed, moved, or forgotten."""
+"""`zbus log cursors`: list, move or delete the cursors of durable subscriptions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ from .options import LogArgument, opened
 
 def cursors(
     log: LogArgument,
-    reset: Annotated[str | None, typer.Option(metavar="NAME", help="Move this durable name; needs --to.")] = None,
+    reset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Move the cursor of this durable subscription. Needs --to.")
+    ] = None,
     to: Annotated[
         str | None,
-        typer.Option(metavar="OFFSET", help="Where --reset moves it: beginning, end, or its last acknowledged offset."),
+        typer.Option(
+            metavar="OFFSET", help="New position for --reset: beginning, end, or the offset after which to resume."
+        ),
     ] = None,
-    delete: Annotated[str | None, typer.Option(metavar="NAME", help="Forget this durable name.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    delete: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Delete the cursor of this durable subscription.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the durable names of a log and where they are; or move one, or forget one, that nobody uses."""
+    """List the durable subscriptions of a log and their positions; or move or delete one that is not in use."""
     if (reset is None) != (to is None):
         raise typer.BadParameter("--reset NAME and --to OFFSET go together", param_hint="--reset")
     if reset is not None and delete is not None:
@@ -37,13 +43,13 @@ def cursors(
     with opened(log, read_only=True) as found:
         if reset is not None and to is not None:
             position = _position(found, to)
-            _ask(f"Move durable {reset!r} to offset {position}?", yes)
+            _confirm(f"Move durable {reset!r} to offset {position}?", yes)
             found.cursors.reset(reset, position)
             note(f"durable {reset!r} resumes after offset {position}")
         elif delete is not None:
-            _ask(f"Forget durable {delete!r}, and where it was?", yes)
+            _confirm(f"Delete durable {delete!r} and its position?", yes)
             found.cursors.delete(delete)
-            note(f"durable {delete!r} is forgotten")
+            note(f"durable {delete!r} was deleted")
         else:
             head = found.head()
             listed = [as_json(cursor, head) for cursor in found.cursors.list()]
@@ -52,11 +58,11 @@ def cursors(
             elif listed:
                 show(_table(listed))
             else:
-                note(f"{log} has no durable names")
+                note(f"{log} has no durable subscriptions")
 
 
 def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
-    """A cursor as its line of JSON."""
+    """Return the fields of a cursor for JSON."""
     return {
         "name": cursor.name,
         "offset": cursor.offset,
@@ -72,22 +78,22 @@ def _position(log: SqliteLog, text: str) -> int:
     if text in ("beginning", "end"):
         return 0 if text == "beginning" else head
     if not (text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX):
-        raise typer.BadParameter(f"{text!r} is none of 'beginning', 'end', an offset", param_hint="--to")
+        raise typer.BadParameter(f"{text!r} must be 'beginning', 'end' or an offset", param_hint="--to")
     if int(text) > head or 0 < int(text) < low_water:
         raise typer.BadParameter(f"{text} is not between {low_water} and the head, {head}", param_hint="--to")
     return int(text)
 
 
-def _ask(question: str, yes: bool) -> None:
-    """On a terminal only: a script has said what it wants."""
+def _confirm(prompt: str, yes: bool) -> None:
+    """Ask for confirmation, but only on a terminal: a script has decided already."""
     if not yes and os.isatty(0):
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm(prompt, abort=True, err=True)
 
 
 def _table(listed: list[dict[str, Any]]) -> Table:
-    table = Table("durable", "offset", "behind", "keys", "updated", "read by process")
+    table = Table("durable", "offset", "behind", "keys", "updated", "used by process")
     for cursor in listed:
         numbers = f"{cursor['offset']:,}", f"{cursor['behind']:,}"
-        owner = cursor["owner"] or "nobody"
+        owner = cursor["owner"] or "none"
         table.add_row(cursor["name"], *numbers, ", ".join(cursor["keys"]), cursor["updated_at"], owner)
     return table

@@ -1,4 +1,4 @@
-"""The log that a command of `zbus log` is about. It must be there: looking at a log never makes one."""
+"""The log argument of `zbus log`. The log must exist: inspecting a log never creates one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from zbus_log.log import SqliteLog
 CLOSE_S = 5.0
 
 LogArgument = Annotated[
-    Path, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="The log: a SQLite file of zbus.", show_default=False)
+    Path, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="Path of the log, a SQLite file.", show_default=False)
 ]
 KeyOption = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="EXPR", help="Only keys that this expression matches; may be given several times."),
+    typer.Option("--key", metavar="EXPR", help="Only events whose key matches this expression. Repeatable."),
 ]
 
 
 @contextmanager
 def opened(log: Path, *, read_only: bool, accept_loss: bool = False) -> Iterator[SqliteLog]:
-    """The log, open for the time of a command."""
+    """Open the log for the duration of a command."""
     check_is_there(log)
     found = SqliteLog(str(log), read_only=read_only, accept_loss=accept_loss)
     try:
@@ -35,6 +35,6 @@ def opened(log: Path, *, read_only: bool, accept_loss: bool = False) -> Iterator
 
 
 def check_is_there(log: Path) -> None:
-    """A log whose file is gone, but not what is recorded beside it, is there too: damaged."""
+    """Raise `ConfigInvalid` if the log does not exist. A log with only its head record exists, but is damaged."""
     if not log.is_file() and not Path(f"{log}-head").is_file():
         raise ConfigInvalid("log", f"there is no log {str(log)!r}")

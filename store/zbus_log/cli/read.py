@@ -1,4 +1,4 @@
-"""`zbus log tail` and `zbus log replay`: the events of a log, its last ones or any of them."""
+"""`zbus log tail` and `zbus log replay`: print the last events of a log, or any range of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from zbus.introspection import of
 
 from .options import KeyOption, LogArgument, check_is_there
 
-LOOK_BACK = 4  # times as many offsets as events are wanted, and twice that each time they are not found
+LOOK_BACK = 4  # offsets to search per requested event; doubled until enough events are found
 
 
 def tail(
     log: LogArgument,
-    number: Annotated[int, typer.Option("-n", "--number", min=0, help="How many of the last events.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with events as they are stored.")] = False,
+    number: Annotated[int, typer.Option("-n", "--number", min=0, metavar="N", help="Print the last N events.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new events as they are stored.")
+    ] = False,
     key: KeyOption = None,
 ) -> None:
-    """Print the last events of a log, and with --follow whatever comes."""
+    """Print the last events of a log and, with --follow, new events as they are stored."""
     check_is_there(log)
     try:
         run(_tail(log, number, follow, key or ["**"]))
@@ -41,17 +43,17 @@ def replay(
     after: Annotated[
         Any,
         typer.Option(
-            parser=parse_position, metavar="POSITION", help="From after this offset, ISO time, or age such as -10m."
+            parser=parse_position, metavar="POSITION", help="Start after this offset, ISO time, or age such as -10m."
         ),
     ] = "0",
     until: Annotated[
-        Any, typer.Option(parser=parse_position, metavar="POSITION", help="Up to this offset, ISO time or age.")
+        Any, typer.Option(parser=parse_position, metavar="POSITION", help="Stop at this offset, ISO time or age.")
     ] = None,
     skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Go past events that fail their checksum, and say how many.")
+        bool, typer.Option("--skip-corrupt", help="Skip events that fail their checksum, and print how many.")
     ] = False,
 ) -> None:
-    """Print stored events: a JSON line for each when piped, readable lines on a terminal."""
+    """Print stored events: readable lines on a terminal, JSON lines if piped."""
     check_is_there(log)
     run(_replay(log, key or ["**"], after, until, skip_corrupt))
 
@@ -77,7 +79,7 @@ async def _tail(log: Path, number: int, follow: bool, keys: list[str]) -> None:
 
 
 async def _last(bus: zbus.Bus, keys: list[str], number: int, head: int) -> list[zbus.Event]:
-    """The last events of some keys: look back, further each time, until there are enough or there is no more."""
+    """Return the last events of some keys. It searches further back until it finds enough or reaches the start."""
     low_water = await (reader := of(bus).reader).run(reader.required("tail").low_water)
     found: list[zbus.Event] = []
     reach = LOOK_BACK * number

@@ -1,4 +1,4 @@
-"""`zbus schema`: what is registered for the payloads of a log, and whether its events fit."""
+"""`zbus schema`: the schemas of a log, and validation of its events."""
 
 from __future__ import annotations
 
@@ -35,17 +35,21 @@ PAGE_EVENTS = 2048
 
 app = new_app()
 
-ExpressionArgument = Annotated[str, typer.Argument(metavar="EXPR", help="A key expression, as it was registered.")]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A JSON Schema.", exists=True, dir_okay=False)]
+ExpressionArgument = Annotated[
+    str, typer.Argument(metavar="EXPR", help="Key expression under which the schema is registered.")
+]
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="File with a JSON Schema.", exists=True, dir_okay=False)
+]
 
 
 @app.command("list")
 def list_(
     log: LogArgument,
-    every: Annotated[bool, typer.Option("--all", help="Every version, also of those that were removed.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every version, including removed schemas.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the schemas in force: expression, version, mode, hash, and since when."""
+    """List the active schemas: expression, version, mode, hash, and time of registration."""
     with opened(log, read_only=True) as found:
         versions = found.schemas.load()
     listed = [_as_json(each) for each in (versions if every else active_schemas(versions).values())]
@@ -64,7 +68,9 @@ def list_(
 def show_(
     log: LogArgument,
     expression: ExpressionArgument,
-    version: Annotated[int | None, typer.Option(min=1, metavar="N", help="An older one than that in force.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Print this version instead of the active one.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of an expression."""
     with opened(log, read_only=True) as found:
@@ -76,20 +82,27 @@ def show_(
 def check(
     log: LogArgument,
     expression: Annotated[
-        str | None, typer.Argument(metavar="[EXPR", help="Check a schema for this expression …", show_default=False)
+        str | None,
+        typer.Argument(metavar="[EXPR", help="Check a new schema for this expression …", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE]", help="… in this file.", exists=True, dir_okay=False, show_default=False),
+        typer.Argument(
+            metavar="FILE]",
+            help="… which is in this file.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", min=0, help="Print so many of the events that do not fit.")
+        int, typer.Option("-n", "--limit", min=0, metavar="N", help="Print at most N invalid events.")
     ] = 10,
 ) -> None:
-    """Hold every stored event against the schemas in force; or, with EXPR and FILE, say whether a schema could follow.
+    """Validate all stored events against the active schemas; or, with EXPR and FILE, check a new schema.
 
-    Exit code 1 if an event does not fit, or if the schema would be refused. A JSON line on stdout for each of the first
-    events that do not fit.
+    Prints the first invalid events, one JSON line each. The exit code is 1 if an event is invalid, or if the new schema
+    is not compatible with the active one.
     """
     with opened(log, read_only=True) as found:
         versions = found.schemas.load()
@@ -100,10 +113,10 @@ def check(
             return
         checks = make_validators(versions, lambda name, events: None)
         if checks is None:
-            note(f"{log} has no schemas: every event fits")
+            note(f"{log} has no schemas: every event is valid")
             return
         checked, wrong = _check_events(found, checks, list(active_schemas(versions)), limit)
-    note(f"{checked:,} events were checked; {sum(wrong.values()):,} do not fit")
+    note(f"{checked:,} events were checked; {sum(wrong.values()):,} are invalid")
     for each, events in wrong.items():
         note(f"  {each}: {events:,}")
     if wrong:
@@ -113,9 +126,11 @@ def check(
 @app.command()
 def export(
     log: LogArgument,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="The title; default: the log's name.")] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Title of the document. Default: the name of the log.")
+    ] = None,
 ) -> None:
-    """Print an AsyncAPI 3.0 document of the whole bus: a channel for each key and for each expression with a schema."""
+    """Print an AsyncAPI 3.0 document of the bus, with a channel for each key and each expression that has a schema."""
     with opened(log, read_only=True) as found:
         schemas = list(active_schemas(found.schemas.load()).values())
         document = asyncapi(title or log.stem, _keys(log), schemas)
@@ -127,10 +142,12 @@ def register(
     log: LogArgument,
     expression: ExpressionArgument,
     file: FileArgument,
-    mode: Annotated[str, typer.Option(metavar="MODE", help="strict, or permissive.")] = "strict",
-    force: Annotated[bool, typer.Option("--force", help="Also where it refuses what was accepted before.")] = False,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="Validation mode: strict or permissive.")] = "strict",
+    force: Annotated[
+        bool, typer.Option("--force", help="Register it even if it rejects payloads that the active schema accepts.")
+    ] = False,
 ) -> None:
-    """Register a JSON Schema in a log that no running process owns; one that does registers it itself."""
+    """Register a JSON Schema in a log. If a running process owns the log, register it in that process instead."""
     check_is_there(log)
     with zbus.blocking.open(config=zbus.BusConfig.exactly(log=str(log))) as bus:
         schema = bus.schemas.register(expression, file.read_bytes(), mode=cast("Any", mode), force=force)
@@ -155,19 +172,19 @@ def _find(versions: Sequence[Schema], expression: str, version: int | None) -> S
 
 
 def _check_next(versions: Sequence[Schema], expression: str, file: Path) -> None:
-    """What registering would say, without registering."""
+    """Print the result of registering the schema, without registering it."""
     expression = check_expression(expression)
     schema, _ = to_json_schema(expression, file.read_bytes())
     compile_schema(expression, schema)
     before = active_schemas(versions).get(expression)
     if before is None:
-        note(f"{expression!r} has no schema yet: this would be the first")
+        note(f"{expression!r} has no schema yet: this would be version 1")
     elif before.hash == hash_of(canonical(expression, schema)):
-        note(f"this is version {before.version}, which is in force")
+        note(f"this is version {before.version}, the active version")
     elif reasons := differences(before.schema, schema):
         raise SchemaConflict(expression, before.version, before.hash, reasons)
     else:
-        note(f"it accepts all that version {before.version} accepts, and may follow it")
+        note(f"compatible: it accepts everything that version {before.version} accepts")
 
 
 def _check_events(log: SqliteLog, checks: Validators, expressions: list[str], limit: int) -> tuple[int, dict[str, int]]:

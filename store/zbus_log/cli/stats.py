@@ -1,4 +1,4 @@
-"""`zbus log stats`: what a log holds, without reading its events: sealed blocks know their sizes."""
+"""`zbus log stats`: statistics of a log, without reading its events, because sealed blocks store their sizes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .options import LogArgument, opened
 
 
 def stats(log: LogArgument, json: JsonOption = False) -> None:
-    """Print what a log holds: its origin (what other nodes call it), head, events, bytes, keys, publishers, times,
-    owner and durable cursors.
+    """Print statistics of a log: origin (its id for other nodes), head, events, bytes, keys, publishers, times, owner
+    and cursors.
     """
     with opened(log, read_only=True) as found:
         engine = make_engine(str(log), read_only=True)
         try:
             with log_errors(str(log)), engine.connect() as connection:
-                connection.exec_driver_sql("BEGIN")  # one moment for all figures
-                figures: dict[str, Any] = {"log": str(log)} | collect(connection)
+                connection.exec_driver_sql("BEGIN")  # one snapshot for all values
+                values: dict[str, Any] = {"log": str(log)} | collect(connection)
         finally:
             engine.dispose()
-        figures |= {
+        values |= {
             "file_bytes": sum(path.stat().st_size for path in (log, Path(f"{log}-wal")) if path.is_file()),
             "owner_pid": owner_pid(str(log)),
-            "cursors": [as_json(cursor, figures["head"]) for cursor in found.cursors.list()],
+            "cursors": [as_json(cursor, values["head"]) for cursor in found.cursors.list()],
         }
-    write(encode_json(figures)) if json else show(_table(figures))
+    write(encode_json(values)) if json else show(_table(values))
 
 
 def collect(connection: Connection) -> dict[str, Any]:
-    """The figures that are in the file. Of keys and publishers, those whose events were all removed may still count."""
+    """Return the statistics in the file. Keys and publishers without remaining events may still be counted."""
     head, low_water = get_head(connection), get_low_water(connection)
     sealed = connection.execute(select(func.ifnull(func.max(blocks.c.block), -1))).scalar_one() * BLOCK + BLOCK - 1
-    # Blocks that retention has cut into are counted event by event, and so is the end that is not sealed yet.
+    # Events of blocks that retention has partly removed, and of the part that is not sealed yet, are counted singly.
     first_whole = -(-(low_water + 1) // BLOCK)
     loose = (events.c.offset < first_whole * BLOCK) | (events.c.offset > sealed)
     in_blocks = connection.execute(
@@ -77,12 +77,12 @@ def _time_at(connection: Connection, end: ColumnElement[int]) -> str | None:
     return None if published_ns is None else iso_time(published_ns)
 
 
-def _table(figures: dict[str, Any]) -> Table:
-    table = Table(show_header=False, title=figures["log"], title_justify="left")
-    for name, value in figures.items():
+def _table(values: dict[str, Any]) -> Table:
+    table = Table(show_header=False, title=values["log"], title_justify="left")
+    for name, value in values.items():
         if name not in ("log", "cursors"):
             shown = f"{value:,}" if isinstance(value, int) and name != "owner_pid" else str(value)
             table.add_row(name.replace("_", " "), "none" if value is None else shown)
-    for cursor in figures["cursors"]:
+    for cursor in values["cursors"]:
         table.add_row(f"durable {cursor['name']}", f"at {cursor['offset']:,}, {cursor['behind']:,} behind")
     return table

@@ -1,4 +1,4 @@
-"""`zbus log verify`: read all of a log and say what is wrong with it; or go on without what is missing."""
+"""`zbus log verify`: read the whole log and list its problems, or accept the loss of missing offsets."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def verify(
     accept_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-loss", help="First open a damaged log for good: its missing offsets are never used again."
+            "--accept-loss", help="First open a damaged log and accept its loss: missing offsets are never used again."
         ),
     ] = False,
 ) -> None:
-    """Check every event, offset and checksum of a log; a line for each problem, and exit code 1 if there is one."""
+    """Check every event, offset and checksum of a log. Prints one line per problem. Exits with 1 if it finds any."""
     check_is_there(log)
     if accept_loss:
         with opened(log, read_only=False, accept_loss=True) as found:
-            note(f"{log} is in use again, from its head {found.head()} on")
+            note(f"{log} is usable again; its head is {found.head()}")
     with progress("offsets") as bar:
         task = bar.add_task("verifying", total=None)
         report = check(str(log), lambda done, total: bar.update(task, completed=done, total=total))
     for first, last in report.losses:
-        note(f"offsets {first} to {last} were given up when a loss was accepted")
+        note(f"offsets {first} to {last} were lost, and the loss was accepted")
     for warning in report.warnings:
         note(f"zbus: {warning}")
     for problem in report.problems:
@@ -39,4 +39,4 @@ def verify(
     if report.problems:
         note(f"zbus: {log}: problems found: {len(report.problems)}")
         raise typer.Exit(ERROR)
-    note(f"{log}: {report.events:,} events up to offset {report.head:,}, and all of them are whole")
+    note(f"{log}: {report.events:,} events up to offset {report.head:,}, no problems")

@@ -20,7 +20,7 @@ from zbus.errors import ConfigInvalid, EventCorrupt, LogError, LogTrimmed
 from zbus.event import Event
 from zbus.headers import decode_headers
 from zbus.keys import KeySet
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
 from zbus.wire.provenance import split_headers
@@ -111,7 +111,10 @@ class Cold:
             if manifest.epoch == before.hex() and manifest.last <= head:
                 self.adopt(epoch)
         except (LogError, OSError) as error:  # the log still opens; reading the tier raises the error
-            record("LOG_COLD_LEFT_BEHIND", logging.WARNING, folder=str(self.folder), reason=str(error))
+            folder, reason = str(self.folder), str(error)
+            record_reason(
+                "LOG_COLD_LEFT_BEHIND", logging.WARNING, code="cold_tier_not_adopted", reason=reason, folder=folder
+            )
 
     def read(self, keys: KeySet, span: Span, limit: int) -> ColdPage:
         """Return the next events of a span, in order, up to the end of the tier."""

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import LogError, ZbusError
-from zbus.observe.records import record
+from zbus.observe.records import record, record_reason
 from zbus.ports.log import Row, WriteDone
+from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
@@ -29,7 +30,6 @@ from .write_files import (
     RETAIN,
     ROWS,
     WAKE,
-    OldFolder,
     Submitter,
     decode_rows,
     decode_rules,
@@ -89,13 +89,8 @@ class ProxiedWriteServer:
             fifo = self._open()
         except OSError as error:
             # The log itself works. Only other processes cannot write to it while this process owns it.
-            record(
-                "LOG_PROXIED_WRITES_OFF",
-                logging.WARNING,
-                log=self._log_path,
-                code="folder_unusable",
-                reason=str(error),
-            )
+            path, reason = self._log_path, str(error)
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
         waiting = select.poll()
         waiting.register(fifo, select.POLLIN)
@@ -123,7 +118,7 @@ class ProxiedWriteServer:
         except OSError as error:
             reason, code = str(error), "old_folder_unusable"
         if reason is not None:
-            record("LOG_OLD_WRITES_LEFT", logging.WARNING, log=self._log_path, code=code, reason=reason)
+            record_reason("LOG_OLD_WRITES_LEFT", logging.WARNING, code=code, reason=reason, log=self._log_path)
 
     def _open(self) -> int:
         path = self._folder / WAKE

@@ -10,8 +10,8 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import Head, read_record
+from zbus_log.file.old_folder import OldFolder
 from zbus_log.file.tables import SEALED_UNTIL, get_epoch
-from zbus_log.proxy.write_files import OldFolder
 
 from .reader import SqliteReader
 

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import CursorError, LogError, ZbusError
-from zbus.observe.records import record
+from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.process import is_alive, started_at
@@ -232,7 +232,8 @@ class SqliteCursors:
             found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
             held = {(row.name, row.token) for row in found}
         for name, _ in pending.keys() - held:
-            record("LEASE_LOST", logging.WARNING, durable=name, code="lease_lost", reason="another subscriber holds it")
+            reason = "another subscriber claimed the durable subscription"
+            record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
         return held & pending.keys()
 
 

@@ -1,5 +1,7 @@
-"""`zbus pipeline`: Spark's jobs over a log. The core finds this by its entry point."""
+"""`zbus pipeline`: Spark jobs over a log. The core finds this package through its entry point."""
 
 from zbus.cli.apps import lazy_app
 
-app = lazy_app("Work on a whole log with Spark: here by default, or on a cluster.", "zbus_spark.cli.commands:app")
+app = lazy_app(
+    "Process a whole log with Spark, on this machine by default or on a cluster.", "zbus_spark.cli.commands:app"
+)

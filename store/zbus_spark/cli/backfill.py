@@ -1,4 +1,4 @@
-"""`zbus pipeline backfill`: a range of a log through a function, and back onto the bus under other keys, once."""
+"""`zbus pipeline backfill`: pass a range of a log through a function and publish its result once, under other keys."""
 
 from __future__ import annotations
 
@@ -20,28 +20,37 @@ from .progress import working
 def backfill(
     log: LogArgument,
     function: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="From a DataFrame of events to key, payload[, headers].")
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION", help="Function from a DataFrame of events to key, payload[, headers]."
+        ),
     ],
-    key: Annotated[list[str], typer.Option("--key", metavar="EXPR", help="What to read; may be given several times.")],
+    key: Annotated[
+        list[str], typer.Option("--key", metavar="EXPR", help="Read keys that match this expression; repeatable.")
+    ],
     start: Annotated[
-        Any, typer.Option(parser=parse_position, metavar="POSITION", help="The first offset, ISO time, or age: -10m.")
+        Any,
+        typer.Option(parser=parse_position, metavar="POSITION", help="First offset, ISO time, or age such as -10m."),
     ] = None,
     end: Annotated[
-        Any, typer.Option(parser=parse_position, metavar="POSITION", help="The last one; default: the head of now.")
+        Any,
+        typer.Option(
+            parser=parse_position, metavar="POSITION", help="Last offset, ISO time or age; default: the head."
+        ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(metavar="LOG", help="Publish to this log.", show_default="the same")
+        Path | None, typer.Option(metavar="LOG", help="Publish to this log.", show_default="the same log")
     ] = None,
     cold: ColdOption = None,
     sink_id: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Known by this name rather than by what it does.")
+        str | None, typer.Option(metavar="NAME", help="Name of the backfill; default: derived from its arguments.")
     ] = None,
     master: MasterOption = LOCAL,
     json: JsonOption = False,
 ) -> None:
-    """Replay a part of a log through a function of yours, and publish what it makes under other keys, exactly once.
+    """Pass a part of a log through your own function and publish its result under other keys, exactly once.
 
-    Run again, it publishes nothing twice: it is known by the log, the function, the keys and the range.
+    Running it again publishes nothing: it is identified by the log, the function, the keys and the range.
     """
     find(function)  # before Spark starts
     with working(f"backfilling {log}", master) as spark:
@@ -49,6 +58,6 @@ def backfill(
     if json:
         write(encode_json(done._asdict()))
     elif done.done_before:
-        note(f"nothing was published: {done.events:,} events were, when this was done before ({done.sink_id})")
+        note(f"nothing was published: an earlier run published {done.events:,} events ({done.sink_id})")
     else:
         note(f"published {done.events:,} events ({done.sink_id})")

@@ -1,4 +1,4 @@
-"""`zbus pipeline coverage`: compare two logs, such as a publisher's and a sink's, or those of two zones."""
+"""`zbus pipeline coverage`: compare two logs, such as a publisher's log and a sink's, or the logs of two zones."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .tables import print_rows
 
 def coverage(
     left: LogArgument,
-    right: Annotated[str, typer.Argument(metavar="LOG", help="The log to compare it with, named in the same way.")],
+    right: Annotated[str, typer.Argument(metavar="LOG", help="The log to compare it with: a file or a node.")],
     key: KeyOption = None,
     after: AfterOption = None,
     until: UntilOption = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if they are not the same.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the logs differ.")] = False,
     rows: ShownOption = 50,
     json: JsonOption = False,
     master: MasterOption = LOCAL,
 ) -> None:
-    """Tell what one log has and the other has not, by identity, and which events are not the same in both.
+    """List events that only one of two logs has, by identity, and events that differ between them.
 
-    Digests of parts are compared first, and events only of the parts that differ. Offsets differ from log to log, so
-    give --after and --until as times.
+    Digests of parts are compared first, then the events of the parts that differ. Offsets differ between logs, so give
+    --after and --until as times.
     """
     with working("comparing", master) as spark:
         ours, theirs = (load(spark, log, COLUMNS, key, after, until) for log in (left, right))

@@ -1,4 +1,4 @@
-"""`zbus pipeline demo`: a log of a shop, and what the jobs make of it; it leaves a report to look at."""
+"""`zbus pipeline demo`: create the log of a shop, run the jobs on it, and write an HTML report."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ SEGMENT_EVENTS = 65_536
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to leave the log and the report.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the log and the report.")] = Path(
         "zbus-pipeline-demo"
     ),
-    events: Annotated[int, typer.Option(min=1, max=10_000_000, metavar="N", help="How many events to make.")] = 200_000,
+    events: Annotated[
+        int, typer.Option(min=1, max=10_000_000, metavar="N", help="Number of events to create.")
+    ] = 200_000,
     master: MasterOption = LOCAL,
 ) -> None:
-    """Make a log with an hour of a shop, roll it up, look for gaps, offload it, and leave an HTML report.
+    """Create a log with an hour of a shop, roll it up, find gaps, offload it, and write an HTML report.
 
-    The folder must be new or empty. Some events are missing and some are late, for the jobs to find.
+    The folder must be new or empty. Some events are missing or late, so that the jobs find them.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigInvalid("folder", f"{str(folder)!r} is there and not empty: name another one, or remove it")
+        raise ConfigInvalid("folder", f"{str(folder)!r} is not an empty folder: name another one, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     log, html = folder / "shop.db", folder / "rollup.html"
     with _timed(f"{events:,} events published"), progress("events") as bar:

@@ -1,4 +1,4 @@
-"""A stream of Spark as a command: it goes on until Ctrl-C or SIGTERM, and ends between two batches."""
+"""A Spark stream as a command: it runs until Ctrl-C or SIGTERM, and stops between two batches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LOOK_S = 0.2
 def follow_stream(
     stream: DataFrame, handle: Callable[[DataFrame, int], None], checkpoint: Path | None, once: bool
 ) -> int:
-    """Hand each batch to `handle`, until there is no more (`once`) or somebody ends the command.
+    """Pass each batch to `handle` until the command is stopped, or with `once` until all events were read.
 
-    Events that are later than the watermark are told of on stderr as they are left out. Returns how many groups (such
-    as the windows of a key) they would have belonged to, counted batch by batch: there are at least as many of them.
+    Reports events that are later than the watermark, and therefore dropped, on stderr. Returns the number of groups
+    (such as the windows of a key) that they belong to, counted per batch; the number of events is at least as high.
     """
     if checkpoint is not None:
-        checkpoint.mkdir(parents=True, exist_ok=True)  # where it cannot be made, nothing is begun
+        checkpoint.mkdir(parents=True, exist_ok=True)  # fail before the query starts if it cannot be created
     with tempfile.TemporaryDirectory(prefix="zbus-pipeline-") as folder, _stop_signals() as stopped:
         place = str(checkpoint.absolute()) if checkpoint else folder
         writer = stream.writeStream.outputMode("append").option("checkpointLocation", place).foreachBatch(handle)
@@ -46,15 +46,15 @@ def follow_stream(
 
 
 class _LateEvents:
-    """What a query left out, because its watermark had passed it; Spark itself tells only who asks."""
+    """Counts events that a query dropped as later than its watermark; Spark reports them only in its progress data."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query, self._seen, self.groups = query, "", 0
 
     def report(self) -> None:
-        """Note what was left out since the last call."""
+        """Report on stderr the events that were dropped since the last call."""
         last = self._query.lastProgress
-        if last is None or last["timestamp"] <= self._seen:  # ISO, in UTC, all of one length
+        if last is None or last["timestamp"] <= self._seen:  # comparable as text: ISO, in UTC, of one length
             return
         fresh = [each for each in self._query.recentProgress if each["timestamp"] > self._seen]
         self._seen = last["timestamp"]
@@ -63,8 +63,8 @@ class _LateEvents:
             self.groups += dropped
             watermark = fresh[-1]["eventTime"].get("watermark", "the watermark")
             note(
-                f"left out: events of {dropped:,} windows that were over before {watermark}; "
-                "a longer --watermark waits for such as these"
+                f"dropped: late events of {dropped:,} windows that ended before {watermark}; "
+                "a longer --watermark would include them"
             )
 
 

@@ -1,4 +1,4 @@
-"""`zbus pipeline gaps`: which events of each publisher a log lacks, has late, or has twice."""
+"""`zbus pipeline gaps`: missing, late and duplicate events of each publisher in a log."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def gaps(
     json: JsonOption = False,
     master: MasterOption = LOCAL,
 ) -> None:
-    """Find what is missing of each publisher, what came late, and what is there twice.
+    """Find missing, late and duplicate events of each publisher.
 
-    Sequences start at 0 and rise by 1. What is missing after the last event is known only as far as beacons of other
-    nodes told of it, and only where the log is a file. What retention removed is not called missing.
+    Sequences start at 0 and rise by 1. Events missing after the last one are known only from the beacons of other
+    nodes, and only if the log is a file. Events that retention removed do not count as missing.
     """
-    with working("looking for gaps", master) as spark:
+    with working("finding gaps", master) as spark:
         low_water = low_water_of(log, cold)
         found = find_gaps(load(spark, log, COLUMNS, cold=cold), _highest_sequences(log), low_water).persist()
         counts = {
@@ -44,9 +44,9 @@ def gaps(
         print_rows(found, json, rows, "gaps")
         found.unpersist()
     missing = sum(counts.get(name, 0) for name in MISSING)
-    note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, twice: {counts.get('duplicate', 0):,}")
+    note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, duplicate: {counts.get('duplicate', 0):,}")
     if low_water:
-        note(f"everything up to offset {low_water:,} was removed from this log, and is not called missing")
+        note(f"events up to offset {low_water:,} were removed from this log and do not count as missing")
     if check and missing:
         raise typer.Exit(ERROR)
 

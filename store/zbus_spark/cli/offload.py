@@ -1,4 +1,4 @@
-"""`zbus pipeline offload` and `zbus pipeline trim`: the old part of a log to Parquet files, then out of the log."""
+"""`zbus pipeline offload` and `zbus pipeline trim`: copy old events to Parquet files, then remove them from the log."""
 
 from __future__ import annotations
 
@@ -23,19 +23,23 @@ def offload(
     log: LogArgument,
     cold: ColdOption = None,
     max_events: Annotated[
-        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Leave the newest N events in the log.")
+        int, typer.Option(min=0, max=OFFSET_MAX // 2, metavar="N", help="Do not offload the newest N events.")
     ] = 0,
     max_age: Annotated[
-        Any, typer.Option(parser=parse_age, metavar="AGE", help="Leave events younger than this, such as 12h or 7d.")
+        Any,
+        typer.Option(
+            parser=parse_age, metavar="AGE", help="Do not offload events younger than AGE, such as 12h or 7d."
+        ),
     ] = None,
-    segment_events: Annotated[int, typer.Option(metavar="N", help="How many events a segment has at most.")] = 262_144,
-    trim: Annotated[bool, typer.Option("--trim", help="Then remove from the log what the tier holds.")] = False,
+    segment_events: Annotated[int, typer.Option(metavar="N", help="Maximum number of events in a segment.")] = 262_144,
+    trim: Annotated[bool, typer.Option("--trim", help="Then remove offloaded events from the log.")] = False,
     master: MasterOption = LOCAL,
     json: JsonOption = False,
 ) -> None:
-    """Write the closed part of a log to Parquet files by date and namespace, where replays go on finding it.
+    """Copy the sealed part of a log to Parquet files by date and namespace. Replays read it from there too.
 
-    Files are compared with the log before they count. Stopped at any point, run it again: nothing is lost or doubled.
+    Files are compared with the log before they count. If it is stopped at any point, run it again: no event is lost or
+    duplicated.
     """
     check_is_there(log)
     with working(f"offloading {log}", master) as spark:
@@ -50,15 +54,15 @@ def offload(
         range_ = f"from offset {done.first:,} to {done.last:,}"
         note(f"offloaded {done.events:,} events {range_}: {done.segments} segments, {done.bytes:,} bytes")
     else:
-        note("nothing to offload: what is closed is in the tier already")
+        note("nothing to offload: the tier already has all sealed events")
     if trimmed is not None:
         _report(trimmed)
 
 
 def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) -> None:
-    """Remove from a log what its cold tier holds, once the tier was looked at; replays go on finding it there.
+    """Check the cold tier of a log, then remove its events from the log. Replays read them from the tier.
 
-    A durable name that has not acknowledged an event yet holds it back. If a running bus owns the log, it is asked.
+    Events that a durable subscription has not acknowledged are kept. If a running bus owns the log, it removes them.
     """
     check_is_there(log)
     trimmed = trim_offloaded(log, cold)
@@ -71,4 +75,4 @@ def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) ->
 def _report(trimmed: Pruned) -> None:
     note(f"trimmed {trimmed.removed:,} events; the log's file begins after offset {trimmed.low_water:,}")
     if trimmed.held_by is not None:
-        note(f"durable {trimmed.held_by!r} has not acknowledged more, and held it back")
+        note(f"later events are kept: the durable subscription {trimmed.held_by!r} has not acknowledged them")

@@ -1,4 +1,4 @@
-"""What the commands of `zbus pipeline` share: which log, which part of it, and where Spark runs."""
+"""Shared options of `zbus pipeline`: the log, the part of it to read, and the Spark master."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from zbus_spark.options import ReadOptions
 from zbus_spark.partitions import bounds
 from zbus_spark.reading import read
 
-_LOG = "The log: a SQLite file of zbus, or a node that serves it, such as zenoh://127.0.0.1:7447."
+_LOG = "The log: a SQLite file of zbus, or the URL of a node that serves it, such as zenoh://127.0.0.1:7447."
 
 LogArgument = Annotated[
     str, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help=_LOG, show_default=False, show_envvar=False)
 ]
 KeyOption = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="EXPR", help="Only keys that this expression matches; may be given several times."),
+    typer.Option("--key", metavar="EXPR", help="Read only keys that match this expression; repeatable."),
 ]
 AfterOption = Annotated[
     Any,
@@ -34,21 +34,22 @@ AfterOption = Annotated[
         "--after",
         parser=parse_position,
         metavar="POSITION",
-        help="From after this offset, ISO time, or age such as -10m.",
+        help="Read after this offset, ISO time, or age such as -10m.",
     ),
 ]
 UntilOption = Annotated[
     Any,
-    typer.Option("--until", parser=parse_position, metavar="POSITION", help="Up to this offset, ISO time or age."),
+    typer.Option("--until", parser=parse_position, metavar="POSITION", help="Read up to this offset, ISO time or age."),
 ]
 MasterOption = Annotated[
-    str, typer.Option("--master", metavar="URL", help="Where Spark runs: here, or such as spark://host:7077.")
+    str, typer.Option("--master", metavar="URL", help="Spark master: local, or a URL such as spark://host:7077.")
 ]
 ColdOption = Annotated[
-    Path | None, typer.Option("--cold", metavar="FOLDER", help="The cold tier; default: LOG-cold.", show_default=False)
+    Path | None,
+    typer.Option("--cold", metavar="FOLDER", help="Folder of the cold tier; default: LOG-cold.", show_default=False),
 ]
-ShownOption = Annotated[int, typer.Option("--rows", min=1, metavar="N", help="How many rows of the table to print.")]
-CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is missing.")]
+ShownOption = Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Maximum number of rows to print.")]
+CheckOption = Annotated[bool, typer.Option("--check", help="Exit with 1 if events are missing.")]
 
 LOCAL = "local[*]"
 
@@ -62,7 +63,7 @@ def load(
     until: Any = None,
     cold: Path | None = None,
 ) -> DataFrame:
-    """The part of a log that the options name, hot and cold as one DataFrame: a snapshot of this moment."""
+    """Return the part of a log that the options select, from the log and its cold tier: a snapshot."""
     _check(log)
     return read(spark, log, key=key or None, cold=cold, columns=columns, **_range(after, until))
 
@@ -70,14 +71,14 @@ def load(
 def load_stream(
     spark: SparkSession, log: str, columns: Sequence[str], key: Sequence[str] | None = None, after: Any = None
 ) -> DataFrame:
-    """The same of a log that goes on, from what its file holds."""
+    """Return the part of a log that the options select as a stream, without the cold tier."""
     _check(log)
     chosen = _range(after, None) | ({"key": " ".join(key)} if key else {})
     return spark.readStream.format("zbus").options(**chosen).schema(schema_of(columns)).load(log)
 
 
 def low_water_of(log: str, cold: Path | None) -> int:
-    """Everything up to this offset is neither in the log nor in its cold tier."""
+    """Return the offset up to which events are neither in the log nor in its cold tier."""
     hot = bounds(ReadOptions.parse({"path": log}))[0]
     if "://" in log and cold is None:
         return hot
@@ -91,7 +92,7 @@ def _check(log: str) -> None:
 
 
 def _range(after: Any, until: Any) -> dict[str, str]:
-    """In the spelling of the source. As in a replay `after` itself is left out, and `until` is included."""
+    """Return the options of the source. As in a replay, `after` is excluded and `until` is included."""
     chosen: dict[str, str] = {}
     if after is not None:
         by_time = isinstance(after, datetime)

@@ -1,4 +1,4 @@
-"""Spark at work, as a command shows it: a bar of tasks on a terminal, nothing elsewhere, and errors in one line."""
+"""Progress of Spark in a command: a bar of tasks on a terminal, nothing elsewhere, and errors in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_S = 0.2
 
 @contextmanager
 def working(title: str, master: str) -> Iterator[SparkSession]:
-    """The session to work with. Within this, tasks are counted on stderr and what Spark raises is one of our errors."""
+    """Yield a Spark session. Shows the progress of its tasks on stderr, and raises its errors as `SparkFailed`."""
     with progress("tasks") as bar, spark_errors():
         task = bar.add_task("starting Spark", total=None)
         spark = session(master)
@@ -41,10 +41,10 @@ def working(title: str, master: str) -> Iterator[SparkSession]:
 
 
 def _watch(context: SparkContext, bar: Progress, task: TaskID, done: threading.Event) -> None:
-    """Tasks of every stage seen so far. One that is no longer under way has ended."""
+    """Update the bar with the tasks of all stages seen so far. A stage that is no longer active has ended."""
     stages: dict[int, tuple[int, int]] = {}
     tracker = context.statusTracker()
-    with suppress(Py4JError, ConnectionError):  # Spark went away: whoever works with it is told
+    with suppress(Py4JError, ConnectionError):  # Spark has ended: the code that uses it raises the error
         while not done.wait(LOOK_S):
             stages = {stage: (tasks, tasks) for stage, (tasks, _) in stages.items()}
             for job in tracker.getActiveJobsIds():

@@ -1,4 +1,4 @@
-"""`zbus pipeline run`: a pipeline that is declared in a file."""
+"""`zbus pipeline run`: run a pipeline that a TOML file declares."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from .tables import print_rows
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="PIPELINE.TOML", help="Source, steps in Spark SQL, and sink.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="PIPELINE.TOML", help="File with a source, steps in Spark SQL, and a sink.")
+    ],
     master: MasterOption = LOCAL,
     json: JsonOption = False,
 ) -> None:
     """Run a declared pipeline: [source], [[steps]] and [sink] of a TOML file, checked before Spark starts.
 
-    The source is the view `events`, each step a view for the next ones. The sink is a log, a folder of Parquet, or a
-    table here. What goes to a log is published once, also if the file is run again.
+    The source is the view `events`; each step is a view for the next steps. The sink is a log, a folder of Parquet, or
+    a table on stdout. Events are published to a log exactly once, even if the file is run again.
     """
     loaded = load(file)
     sink = loaded.pipeline.sink
@@ -34,7 +36,8 @@ def run(
         if ran.table is not None:
             print_rows(ran.table, json, sink.rows, str(file))
     if ran.done_before:
-        note(f"nothing was published: {ran.events:,} events were, when this file was run before; change it, or its id")
+        advice = "change the file or its id to publish again"
+        note(f"nothing was published: an earlier run of this file published {ran.events:,} events; {advice}")
     elif ran.events is not None:
         note(f"published {ran.events:,} events to {sink.log}")
     elif sink.parquet is not None:

@@ -1,4 +1,4 @@
-"""`zbus pipeline sessions`: events that belong together by a header or a field of the payload."""
+"""`zbus pipeline sessions`: group events into sessions by a header or a field of the payload."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from .tables import print_rows
 
 def sessions(
     log: LogArgument,
-    by: Annotated[str, typer.Option(metavar="FIELD", help="header:NAME or payload:FIELD, such as payload:user.id.")],
+    by: Annotated[
+        str, typer.Option(metavar="FIELD", help="Group by header:NAME or payload:FIELD, such as payload:user.id.")
+    ],
     gap: Annotated[
-        str, typer.Option(metavar="DURATION", help="A session ends after so long without an event.")
+        str, typer.Option(metavar="DURATION", help="Time without an event after which a session ends.")
     ] = "30 minutes",
     key: KeyOption = None,
     after: AfterOption = None,
@@ -41,7 +43,7 @@ def sessions(
     json: JsonOption = False,
     master: MasterOption = LOCAL,
 ) -> None:
-    """List the sessions of each value of a field: when it began and ended, its events and their keys."""
+    """List the sessions of each value of a field, with start, end, number of events, and keys."""
     wanted = columns(by)
     with working("finding sessions", master) as spark:
         found = find_sessions(load(spark, log, wanted, key, after, until, cold), by, gap).persist()
@@ -50,4 +52,4 @@ def sessions(
         print_rows(found if json else found.where(with_value), json, rows, "sessions")
         found.unpersist()
     if without:
-        note(f"{without:,} events have no {by}: they belong to no session")
+        note(f"{without:,} events have no {by} and belong to no session")

@@ -1,4 +1,4 @@
-"""An hour of a shop, made up: what `zbus pipeline demo` works on. The same seed makes the same events."""
+"""Synthetic events of a shop over an hour, for `zbus pipeline demo`. The same seed creates the same events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ShopPublisher(NamedTuple):
-    """A publisher: its key, its share of all events, and the latency that half of its events stay below."""
+    """A publisher: its key, its share of all events, and its median latency."""
 
     publisher_id: int
     key: str
@@ -37,12 +37,12 @@ SOURCES = (
     ShopPublisher(0x5A06, "warehouse/parcels/sent", 0.06, 4000),
     ShopPublisher(0x5A07, "mail/receipts/sent", 0.04, 30_000),
 )
-LOST = range(4000, 4120)  # of the second source: a link was down
-LATE_EVERY = 25_000  # now and then an event is overtaken
+LOST = range(4000, 4120)  # sequences of the second source, as if a link had been down
+LATE_EVERY = 25_000  # one event in this many is stored late
 
 
 def rows(events: int, begin_ns: int, seed: int = 7) -> Iterator[list[Row]]:
-    """So many events over an hour, in chunks; busier in the middle, and payments are slow for a while."""
+    """Yield `events` events over an hour in chunks: with a peak in the middle, and a period of slow payments."""
     dice = random.Random(seed)
     sequences = dict.fromkeys(SOURCES, 0)
     shares = [source.share for source in SOURCES]

@@ -1,4 +1,4 @@
-"""Rows of a result: every one of them as JSON lines for programs, the first of them as a table for people."""
+"""Output of rows: all of them as JSON lines for programs, or the first ones as a table for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zbus.cli.render.output import encode_json, note, show, write
 
 
 def print_rows(found: DataFrame, json: bool, rows: int, title: str) -> None:
-    """Print a result. It is fetched part by part, so that it may be larger than memory."""
+    """Print a result. JSON rows are fetched part by part, so the result may be larger than memory."""
     if json:
         for row in found.toLocalIterator():
             write(as_line(row))
@@ -21,16 +21,16 @@ def print_rows(found: DataFrame, json: bool, rows: int, title: str) -> None:
     first = found.take(rows + 1)
     show(as_table(found.columns, first[:rows], title))
     if len(first) > rows:
-        note(f"these are the first {rows:,} rows; --rows prints more, and --json all of them")
+        note(f"only the first {rows:,} rows are shown; use --rows for more, or --json for all")
 
 
 def as_line(row: Row) -> bytes:
-    """One row as a line of JSON; times are ISO, in UTC."""
+    """Return a row as a line of JSON, with times in ISO format and UTC."""
     return encode_json({name: _utc(value) for name, value in row.asDict(recursive=True).items()})
 
 
 def as_table(columns: Iterable[str], rows: Iterable[Row], title: str) -> Table:
-    """Rows as a table. What is not known is left empty."""
+    """Return rows as a table. Null values are shown as empty cells."""
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name.replace("_", " "))
@@ -56,5 +56,5 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _utc(value: Any) -> Any:
-    """Spark hands out times in the zone of this process, without saying so."""
+    """Return times in UTC. Spark returns them without a time zone, in the local one."""
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

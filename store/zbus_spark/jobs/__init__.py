@@ -1,4 +1,4 @@
-"""The jobs that make a log useful: each a function from DataFrames with the columns of a log to a DataFrame."""
+"""Spark jobs over a log: functions from DataFrames with the columns of a log to a DataFrame."""
 
 from .coverage import coverage
 from .gaps import gaps

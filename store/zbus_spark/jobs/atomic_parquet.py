@@ -1,7 +1,7 @@
-"""A folder of Parquet that is there whole, or not at all.
+"""Atomic writes of Parquet folders: a folder exists completely or not at all.
 
-Spark makes the folder first and fills it then, so a job that fails leaves an empty one, which the next run takes for
-a result. Here it is written under a hidden name beside its place, which no reader of Spark looks at, and renamed.
+Spark creates the folder before it writes files, so a failed job leaves an empty folder that the next run takes for a
+result. Here the files are written to a hidden folder beside it, which Spark's readers ignore, and then renamed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from zbus.errors import ConfigInvalid
 
 @contextmanager
 def parquet(frame: DataFrame, place: str, *, replace: bool = False) -> Iterator[None]:
-    """Write a DataFrame, do what is within this, then put the folder in its place: if either fails, nothing is there.
+    """Write a DataFrame, run the body, then rename the folder to `place`. If either fails, no folder is created.
 
-    `place` is a path or a URI of a file system that Spark knows. Raises `ConfigInvalid` where something is there
-    already, unless that is to be replaced.
+    `place` is a path, or a URI of a file system that Spark knows. Raises `ConfigInvalid` if it exists, unless `replace`
+    is True.
     """
     spark = frame.sparkSession
     wanted = _path(spark, place)
@@ -32,7 +32,7 @@ def parquet(frame: DataFrame, place: str, *, replace: bool = False) -> Iterator[
     try:
         frame.write.option("compression", "zstd").parquet(str(made.toString()))
         yield
-        _check(files, wanted, place, replace)  # whoever came meanwhile keeps what is theirs
+        _check(files, wanted, place, replace)  # it may have been created since the first check
         there = bool(files.exists(wanted)) and _moved(files, wanted, old)
         try:
             _moved(files, made, wanted)
@@ -55,6 +55,6 @@ def _check(files: Any, wanted: Any, place: str, replace: bool) -> None:
 
 
 def _moved(files: Any, source: Any, target: Any) -> bool:
-    if not files.rename(source, target):  # Hadoop says no rather than why
+    if not files.rename(source, target):  # Hadoop returns False without a reason
         raise OSError(f"{source.toString()} cannot be renamed to {target.toString()}")
     return True

@@ -1,8 +1,8 @@
-"""Backfill: a range of the log through a function of the user's, and back onto the bus under other keys, once.
+"""Backfill: pass a range of the log through a user's function and publish the result under other keys, exactly once.
 
-A backfill has a name, made of the log, the function, the keys and the range that were asked for, and is one write of
-the sink under that name: run again, also after it was killed, it publishes nothing twice. Where no end is given it
-ends at the head that the log had when it was run; to go on from there later, say where to start.
+A backfill is one write of the sink under a name that is derived from the log, the function, the keys and the requested
+range: if it is run again, even after it was killed, nothing is published twice. Without an end, it ends at the head
+that the log has when it starts; to continue from there later, give a start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = ("key", "payload", "headers")
 
 
 class Backfilled(NamedTuple):
-    """The name under which a backfill was published, its events, and whether that was done before this call."""
+    """The name of a backfill, the number of its events, and whether it was published before this call."""
 
     sink_id: str
     events: int
@@ -56,11 +56,11 @@ def backfill(
     to: str | Path | None = None,
     cold: str | Path | None = None,
 ) -> Backfilled:
-    """Publish what a function makes of some events: a DataFrame with the columns of a log, in the order of the log,
-    to one with the columns `key`, `payload` and, if there are any, `headers`.
+    """Pass some events through a function and publish its result.
 
-    `function` is a callable, or its name as `module:function`. `start` and `end` are included. `to` is the log to
-    publish to, by default the same; then no key that is made may be one of those that are read.
+    `function` takes a DataFrame with the columns of a log, in the order of the log, and returns one with the columns
+    `key`, `payload` and optionally `headers`. It is a callable, or its name as `module:function`. `start` and `end` are
+    included. `to` is the log to publish to, by default the same; then `function` must not return keys that `key` reads.
     """
     expressions = KeySet([key] if isinstance(key, str) else key).expressions
     made_by = find(function) if isinstance(function, str) else function
@@ -79,10 +79,10 @@ def backfill(
 
 
 def find(name: str) -> Function:
-    """The function that `module:function` names, from the folder of now or whatever is installed."""
+    """Return the function named `module:function`, from the current folder or an installed package."""
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
-        raise ConfigInvalid("function", f"{name!r} is not written as module:function")
+        raise ConfigInvalid("function", f"{name!r} must be written as module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -92,32 +92,31 @@ def find(name: str) -> Function:
             raise ConfigInvalid(
                 "function", f"the module {module_name!r} needs {error.name!r}, which is missing"
             ) from error
-        raise ConfigInvalid("function", f"there is no module {module_name!r}, here or installed") from error
+        reason = f"there is no module {module_name!r}, neither in the current folder nor installed"
+        raise ConfigInvalid("function", reason) from error
     except Exception as error:
         reason = f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigInvalid("function", reason) from error
     found = getattr(module, attribute, None)
     if not callable(found):
         raise ConfigInvalid("function", f"the module {module_name!r} has no function {attribute!r}")
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors may not have it
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors may not have the module
     return found  # type: ignore[no-any-return]
 
 
 def check_made(made: Any, title: str) -> None:
-    """What a function returned can be published: a DataFrame with the right columns."""
+    """Raise `ConfigInvalid` if a function did not return a DataFrame with the columns of the sink."""
     if not isinstance(made, DataFrame):
-        raise ConfigInvalid("function", f"{title} returned {type(made).__name__}, and not a DataFrame")
+        raise ConfigInvalid("function", f"{title} returned {type(made).__name__}, not a DataFrame")
     missing = [name for name in _COLUMNS[:2] if name not in made.columns]
     others = [name for name in made.columns if name not in _COLUMNS]
     if missing or others:
-        wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(others)} besides"
-        raise ConfigInvalid(
-            "function", f"{title} returned a DataFrame that {wrong}; it is to have key, payload[, headers]"
-        )
+        wrong = f"without {', '.join(missing)}" if missing else f"with additional columns: {', '.join(others)}"
+        raise ConfigInvalid("function", f"{title} returned a DataFrame {wrong}; it must have key, payload[, headers]")
 
 
 class _Guard:
-    """Refuses rows whose key is one of those that are read: the next backfill would be fed by this one."""
+    """Rejects rows whose key matches the expressions that are read: the next backfill would read them."""
 
     def __init__(self, expressions: tuple[str, ...]) -> None:
         self._expressions = expressions
@@ -128,7 +127,7 @@ class _Guard:
             for key in pc.unique(batch.column("key")).to_pylist():
                 if key is not None and key in keys:
                     expression = " ".join(self._expressions)
-                    reason = f"it makes the key {key!r}, which {expression!r} reads: it would feed itself"
+                    reason = f"it returns the key {key!r}, which {expression!r} reads: it would read its own output"
                     raise ConfigInvalid("function", f"{reason}. Publish under other keys, or to another log")
             yield batch
 
@@ -140,7 +139,7 @@ def _title(function: str | Function) -> str:
 
 
 def _name(log: str, title: str, expressions: tuple[str, ...], start: Position | None, end: Position | None) -> str:
-    """The same for the same work on the same log, wherever that lies by now."""
+    """Return a name that is equal for the same work on the same log, even if the file was moved."""
     origin = log if "://" in log else _epoch(log)
     work = "\n".join((origin, title, *sorted(expressions), f"{start}", f"{end}"))
     return f"backfill {title} {blake2b(work.encode(), digest_size=_NAME_BYTES).hexdigest()}"[-200:]

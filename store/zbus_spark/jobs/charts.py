@@ -1,4 +1,4 @@
-"""Charts as HTML that needs nothing else: lines in SVG, text beside it, so that both stay readable on any screen."""
+"""Charts as self-contained HTML: lines in SVG with text beside them, so that both are readable on any screen."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ STYLE = """
 
 
 class Line(NamedTuple):
-    """One line of a chart: what it is called, and its values; None where there is none."""
+    """One line of a chart: its name and its values, with None for a missing value."""
 
     name: str
     values: Sequence[float | None]
 
 
 def nice(value: float) -> float:
-    """The next number over a value that people like to see at an axis.
+    """Round a value up to a number that is easy to read on an axis.
 
     >>> nice(37), nice(0.0123), nice(0)
     (50.0, 0.02, 1.0)
@@ -50,7 +50,7 @@ def nice(value: float) -> float:
 
 
 def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callable[[float], str]) -> str:
-    """A chart of one line or two over the same times."""
+    """Return a chart of one or two lines over the same times."""
     points = len(times)
     top = nice(max((value for line in drawn for value in line.values if value is not None), default=0.0))
     step = _WIDTH / max(1, points)
@@ -76,7 +76,7 @@ def lines(label: str, drawn: Sequence[Line], times: Sequence[str], shown: Callab
 
 
 def bars(rows: Sequence[tuple[str, float]], shown: Callable[[float], str]) -> str:
-    """A bar for each name, the longest for the largest value."""
+    """Return a bar chart with one bar for each name."""
     top = max((value for _, value in rows), default=0.0) or 1.0
     drawn = "".join(
         f'<span class="name">{escape(name)}</span>'
@@ -88,7 +88,7 @@ def bars(rows: Sequence[tuple[str, float]], shown: Callable[[float], str]) -> st
 
 
 def _path(values: Sequence[float | None], step: float, top: float) -> str:
-    """Neighbours are joined; a value without any is a dot."""
+    """Return an SVG path that joins adjacent values. A value without neighbours is a dot."""
     drawn: list[str] = []
     pen_down = False
     for index, value in enumerate(values):

@@ -1,8 +1,8 @@
-"""What one log has and another has not, by identity: digests first, and rows only where digests differ.
+"""Comparison of two logs by the identity of their events: first by digests, then by rows of buckets that differ.
 
-Both logs are cut into buckets by publisher and sequence. Of each bucket the number of events and a sum over
-their hashes are compared, so that two logs that hold the same cost one pass over each, and no event of an equal
-bucket is ever compared with another. The hash finds accidents; it is no proof against somebody who forges events.
+Both logs are split into buckets by publisher and sequence. The number of events and a sum of their hashes are compared
+for each bucket, so equal logs are each read only once, and events of equal buckets are never compared. The hash
+detects accidental differences; it does not protect against forged events.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _IDENTITY = ["publisher_id", "sequence"]
 
 
 def coverage(left: DataFrame, right: DataFrame) -> DataFrame:
-    """One row for each event that is not the same in both: publisher_id, sequence, finding, offsets and keys.
+    """Return one row for each event that differs: publisher_id, sequence, finding, offsets and keys.
 
-    `finding` is `left_only`, `right_only`, or `differs` where the key or the payload is not the same. Digests are
-    compared at once, when this is called; rows when the result is used.
+    `finding` is `left_only`, `right_only`, or `differs` if the key or the payload differs. Digests are compared when
+    this function is called, rows when its result is used.
     """
     buckets = left.sparkSession.createDataFrame(differing(left, right), _BUCKET)
     ours, theirs = (_suspects(side, buckets, name) for side, name in ((left, "left"), (right, "right")))
@@ -36,7 +36,7 @@ def coverage(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 def differing(left: DataFrame, right: DataFrame) -> list[Row]:
-    """The buckets in which the two are not the same."""
+    """Return the buckets that differ."""
     bucket = ["bucket", "chunk"]
     ours, theirs = _digests(left).alias("ours"), _digests(right).alias("theirs")
     joined = ours.join(theirs, bucket, "full")
@@ -44,14 +44,14 @@ def differing(left: DataFrame, right: DataFrame) -> list[Row]:
 
 
 def _digests(side: DataFrame) -> DataFrame:
-    # Sums of half a hash cannot overflow, and unlike an exclusive or they do not lose what is there twice.
+    # Sums of half a hash cannot overflow and, unlike an exclusive or, they count duplicates.
     halves = (F.col("hash").bitwiseAND(0xFFFFFFFF), F.shiftrightunsigned("hash", 32))
     digest = F.struct(F.count("*"), *(F.sum(half) for half in halves))
     return _hashed(side).groupBy("bucket", "chunk").agg(digest.alias("digest"))
 
 
 def _suspects(side: DataFrame, buckets: DataFrame, name: str) -> DataFrame:
-    """The events of buckets that differ, in one row for each identity."""
+    """Return the events of the buckets that differ, with one row for each identity."""
     rows = _hashed(side).join(F.broadcast(buckets), ["bucket", "chunk"], "left_semi")
     return rows.groupBy(*_IDENTITY).agg(
         F.min("offset").alias(f"{name}_offset"),

@@ -1,4 +1,4 @@
-"""Durations as people write them, in this project's short form and in Spark's long one."""
+"""Durations as text, in the short form of zbus (90s) and the long form of Spark (30 minutes)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86
 
 
 def milliseconds(field: str, text: str) -> int:
-    """How long that is.
+    """Parse a duration. Raises `ConfigInvalid` if it is malformed or 0.
 
     >>> milliseconds("gap", "30 minutes"), milliseconds("gap", "90s"), milliseconds("gap", "250ms")
     (1800000, 90000, 250)

@@ -1,4 +1,4 @@
-"""What a log lacks of each publisher: sequences start at 0 and rise by 1, so what is missing can be told."""
+"""Missing, late and duplicate events of each publisher, found by their sequences, which start at 0 and rise by 1."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _FINDING = "struct<finding string, first_sequence bigint, last_sequence bigint, 
 
 
 def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int = 0) -> DataFrame:
-    """One row for each finding: publisher_id, finding, first_sequence, last_sequence, events.
+    """Return one row for each finding: publisher_id, finding, first_sequence, last_sequence, events.
 
-    `before_first`, `between`, `after_last`: a range of sequences that is missing; after the last event only as far as
-    `heard` knows: by publisher, the highest sequence that was told of. `trimmed` is what came before the first event
-    in a log from which everything up to the offset `low_water` was removed: nobody can tell whether it was there.
-    `late`: events that are stored behind a later one. `duplicate`: events that are there again. For these two the
-    range is from the lowest to the highest of them. A publisher without findings has no row.
+    `before_first`, `between` and `after_last` are ranges of missing sequences; events after the last one are known to
+    be missing only up to `heard`, the highest sequence that each publisher announced. `trimmed` is the range before the
+    first event in a log from which everything up to the offset `low_water` was removed: it is unknown whether the log
+    had these events. `late` are events stored after a later one, and `duplicate` are events stored again; their range
+    is from the lowest to the highest sequence. A publisher without findings has no row.
     """
     by_sequence = Window.partitionBy("publisher_id").orderBy("sequence", "offset")
     before = Window.partitionBy("publisher_id").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
@@ -30,7 +30,7 @@ def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int =
         .withColumn("again", F.coalesce(previous == sequence, F.lit(False)))
         .withColumn("late", ~F.col("again") & F.coalesce(F.max("sequence").over(before) > sequence, F.lit(False)))
     )
-    # Of a publisher only what is wrong is kept, in the same pass and without moving its events again.
+    # Collect only the findings of a publisher, in the same pass and without another shuffle.
     summed = marked.groupBy("publisher_id").agg(
         F.min("sequence").alias("first"),
         F.max("sequence").alias("last"),

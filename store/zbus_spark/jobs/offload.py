@@ -1,8 +1,8 @@
-"""Offload: sealed segments of a log move to Parquet files, by date and namespace, and stay readable like the log.
+"""Offload: copy sealed segments of a log to Parquet files by date and namespace, where they stay readable.
 
-Each step leaves the tier whole: segments are written beside it, compared with the log, moved in, and count once the
-manifest names them. Killed at any point, the next run removes what the manifest does not name and goes on from
-there. Nothing is removed from the log here; that is `trim`, a step of its own.
+Each step leaves the tier consistent: segments are written beside it, compared with the log and moved in, and they
+count once the manifest names them. If an offload is killed at any point, the next run removes the files that the
+manifest does not name and resumes from there. Nothing is removed from the log here; that is a separate step, `trim`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SEGMENT_EVENTS_MAX = 1 << 24
 _SEGMENT = re.compile(r"seg=\d{20}-\d{20}")
 _STAGING = "_staging-"
 
-# Told what is done now (writing, verifying, moving, listing, done), and how many events of how many are offloaded.
+# Called with the current stage (writing, verifying, moving, listing, done), the offloaded events and all events.
 Progress = Callable[[str, int, int], None]
 
 
 class Offloaded(NamedTuple):
-    """What an offload added to the tier: its range, both ends included, is 0 to 0 where nothing was sealed."""
+    """The events that an offload added to the tier. `first` and `last` are included; both are 0 if it added nothing."""
 
     segments: int
     events: int
@@ -59,10 +59,10 @@ def offload(
     limit_segments: int | None = None,
     progress: Progress | None = None,
 ) -> Offloaded:
-    """Write what is sealed in a log, and not in its cold tier yet, to the tier: a folder, by default `<log>-cold`.
+    """Copy the sealed events of a log that are not in its cold tier yet to the tier, by default `<log>-cold`.
 
-    Closed are blocks of 4,096 offsets that the log has sealed; the newest `keep_events`, and those younger than
-    `keep_age_s`, stay in the log alone. `limit_segments` ends it early. The log may be written meanwhile.
+    A log seals blocks of 4,096 offsets. The newest `keep_events` events, and those younger than `keep_age_s`, are not
+    offloaded. `limit_segments` limits the number of segments of this call. The log may be written at the same time.
     """
     path, cold = check_local(log, cold)
     for field, value, least, most in (
@@ -74,21 +74,21 @@ def offload(
         if value is not None and not least <= value <= most:
             raise ConfigInvalid(field, f"{value} is not between {least:,} and {most:,}")
     keep = Keep(keep_events, keep_age_s)
-    read_state(path, 0, segment_events, keep)  # a log that cannot be read makes no folder
+    read_state(path, 0, segment_events, keep)  # fail before the folder is created if the log cannot be read
     with _locked(cold):
         tier = Cold(cold)
         state = read_state(path, tier.last, segment_events, keep)
         _check(tier, state.epoch, state.low_water)
-        tier.add([], state.epoch)  # a tier without a manifest would be one that lost it
+        tier.add([], state.epoch)  # a tier with segments but without a manifest counts as damaged
         _remove_leftovers(tier)
         return _offload(spark, path, tier, state.epoch, state.sealed[:limit_segments], progress or _report_nothing)
 
 
 def check_local(log: str | Path, cold: str | Path | None) -> tuple[str, Path]:
-    """The log's file and the folder of its tier, both on this machine."""
+    """Return the log file and the folder of its tier. Raises `ConfigInvalid` if one is not on this machine."""
     for field, value in (("log", log), ("cold", cold)):
         if "://" in str(value):
-            raise ConfigInvalid(field, f"{value} is not a path: a log is offloaded where its file is")
+            raise ConfigInvalid(field, f"{value} is not a path: offload a log on the machine that has its file")
     return str(log), Path(f"{log}-cold" if cold is None else cold).absolute()
 
 
@@ -116,7 +116,7 @@ def _report_nothing(_stage: str, _done: int, _total: int) -> None:
 def _move(
     spark: SparkSession, log: str, tier: Cold, sealed: list[SealedRange], epoch: bytes, report: Callable[[str], None]
 ) -> int:
-    """Offload some segments, all or none of them; return how large their files are."""
+    """Offload some segments, either all or none of them. Returns the size of their files in bytes."""
     staging = tier.folder / f"{_STAGING}{secrets.token_hex(8)}"
     try:
         with spark_errors():
@@ -135,20 +135,20 @@ def _move(
 
 
 def _check(tier: Cold, epoch: bytes, low_water: int) -> None:
-    """The tier is this log's, and the log still has what comes next."""
+    """Raise an error if the tier belongs to another log, or if the log no longer has the events that follow it."""
     manifest = tier.manifest()
     if manifest.epoch:
         manifest.check_epoch(epoch.hex(), tier.path)
     elif any(_SEGMENT.fullmatch(each.name) for each in tier.folder.iterdir()):
-        raise ColdDamaged(str(tier.path), "the manifest is missing, and there are segments in this folder")
+        raise ColdDamaged(str(tier.path), "the manifest is missing, but the folder has segments")
     if manifest.segments and low_water > manifest.last:
         error = LogTrimmed(manifest.last, low_water)
-        error.add_note("they were never offloaded, so the tier cannot be continued: offload to another folder")
+        error.add_note("these events were never offloaded, so the tier cannot be continued: offload to another folder")
         raise error
 
 
 def _remove_leftovers(tier: Cold) -> None:
-    """What an offload that was killed left behind: the log still has all of it."""
+    """Remove the files of a killed offload. The log still has all their events."""
     listed = {f"seg={each.first:020}-{each.last:020}" for each in tier.segments}
     for each in tier.folder.iterdir():
         if each.name.startswith(_STAGING) or (_SEGMENT.fullmatch(each.name) and each.name not in listed):
@@ -157,7 +157,7 @@ def _remove_leftovers(tier: Cold) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time offloads to a tier; the lock goes with the process."""
+    """Lock a tier, so that only one process at a time offloads to it. The lock ends with the process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -167,7 +167,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LogError(f"{folder}: another process offloads to this tier now. Nothing was changed") from error
+            raise LogError(f"{folder}: another process offloads to this tier. Nothing was changed") from error
         yield
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A pipeline that is declared in a file: a source, steps in Spark SQL, a sink; checked before Spark starts.
+"""A pipeline file: a source, steps in Spark SQL and a sink, checked before Spark starts.
 
     [source]
     log = "app.db"
@@ -14,9 +14,9 @@
     [sink]
     log = "copies.db"
 
-The source is the view `events`; each step is a view too, which later ones see, and the last one goes to the sink.
-Paths are relative to the file. What goes to a log goes there once: a run of the same file publishes nothing again,
-unless the file is changed, or has an `id`, which then is what it is known by.
+The source is the view `events`. Each step is a view that later steps can use, and the last one goes to the sink. Paths
+are relative to the file. Rows are published to a log exactly once: running the same file again publishes nothing. The
+file is identified by its `id`, or without one by its name and content.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _StrictModel(BaseModel):
 
 
 class PipelineSource(_StrictModel):
-    """What is read: a log and its cold tier, or with `stream` the log as it grows."""
+    """The input: a log and its cold tier, or with `stream` the log as it grows."""
 
     log: str = Field(min_length=1)
     key: Annotated[tuple[str, ...] | None, BeforeValidator(_expressions)] = None
@@ -68,30 +68,30 @@ class PipelineSource(_StrictModel):
     to: datetime | None = None
     cold: str | None = Field(None, min_length=1)
     stream: bool = False
-    until: Literal["stopped", "read"] = "stopped"  # a stream goes on, or ends when what there is was read
+    until: Literal["stopped", "read"] = "stopped"  # a stream runs until it is stopped, or until it has read all events
     checkpoint: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> PipelineSource:
         for offset, time, names in ((self.start, self.from_, "start and from"), (self.end, self.to, "end and to")):
             if offset is not None and time is not None:
-                raise ValueError(f"{names} say the same: give an offset or a time, not both")
+                raise ValueError(f"{names} exclude each other: give an offset or a time, not both")
         if self.stream and self.checkpoint is None:
-            raise ValueError("a stream needs a checkpoint: the folder in which Spark keeps how far it is")
+            raise ValueError("a stream needs a checkpoint: the folder in which Spark stores its position")
         if self.stream and (self.end is not None or self.to is not None or self.cold is not None):
-            raise ValueError("a stream reads on from the log itself: end, to and cold are for a source without it")
+            raise ValueError("a stream reads only the log and has no end: end, to and cold need stream = false")
         if not self.stream and (self.checkpoint is not None or self.until != "stopped"):
-            raise ValueError("checkpoint and until are for a source with stream = true")
+            raise ValueError("checkpoint and until need stream = true")
         return self
 
     @property
     def first(self) -> Position | None:
-        """Where to begin."""
+        """The first offset or time to read."""
         return self.from_ if self.start is None else self.start
 
     @property
     def last(self) -> Position | None:
-        """Where to end."""
+        """The last offset or time to read."""
         return self.to if self.end is None else self.end
 
 
@@ -103,13 +103,13 @@ class PipelineStep(_StrictModel):
 
 
 class PipelineSink(_StrictModel):
-    """Where the last step goes: one of `log`, `parquet` and `table`."""
+    """The output of the last step: one of `log`, `parquet` and `table`."""
 
     log: str | None = Field(None, min_length=1)
-    key: str | None = None  # for all rows; else there is a column of that name
+    key: str | None = None  # of all rows; without it, rows have a column `key`
     parquet: str | None = Field(None, min_length=1)
-    replace: bool = False  # what is in that folder
-    table: bool = False  # to stdout
+    replace: bool = False  # replace the Parquet folder if it exists
+    table: bool = False  # print to stdout
     rows: int = Field(50, ge=1)
 
     @model_validator(mode="after")
@@ -118,7 +118,7 @@ class PipelineSink(_StrictModel):
             raise ValueError("give one of: log, parquet, table = true")
         if self.key is not None:
             if self.log is None:
-                raise ValueError("key is for a sink that is a log")
+                raise ValueError("key needs a sink that is a log")
             try:
                 check_key(self.key)
             except KeyInvalid as error:
@@ -127,7 +127,7 @@ class PipelineSink(_StrictModel):
 
 
 class Pipeline(_StrictModel):
-    """A whole file."""
+    """A pipeline: the content of a file."""
 
     id: str | None = Field(None, min_length=1, max_length=100)
     source: PipelineSource
@@ -138,26 +138,26 @@ class Pipeline(_StrictModel):
     def _consistent(self) -> Pipeline:
         names = [EVENTS, *self.names]
         if twice := [name for at, name in enumerate(names) if name.lower() in map(str.lower, names[:at])]:
-            raise ValueError(f"steps: there are two views {twice[0]!r}")
+            raise ValueError(f"steps: two views are named {twice[0]!r}")
         if self.source.stream and (self.sink.table or self.sink.replace):
-            raise ValueError("sink: a stream goes to a log, or is added to a parquet folder")
+            raise ValueError("sink: a stream needs a log, or a parquet folder without replace")
         return self
 
     @property
     def names(self) -> list[str]:
-        """Of the steps' views."""
+        """The names of the steps' views."""
         return [step.name or f"step{number}" for number, step in enumerate(self.steps, 1)]
 
 
 class Loaded(NamedTuple):
-    """A pipeline and what its sink knows it by."""
+    """A pipeline and the name of its write."""
 
     pipeline: Pipeline
     sink_id: str
 
 
 class Ran(NamedTuple):
-    """What a run did: rows to be shown, or the number of events published and whether that was done before."""
+    """The result of a run: rows to print, or the number of events and whether an earlier run published them."""
 
     table: DataFrame | None = None
     events: int | None = None
@@ -165,15 +165,15 @@ class Ran(NamedTuple):
 
 
 def load(path: str | Path) -> Loaded:
-    """Read and check a file. Raises `ConfigInvalid` with the file and the field; Spark is not needed for it."""
+    """Read and check a file without Spark. Raises `ConfigInvalid` with the file and the field."""
     path = Path(path)
     try:
         data = path.read_bytes()
         given = tomllib.loads(data.decode())
     except OSError as error:
-        raise ConfigInvalid(str(path), f"it cannot be read: {error.strerror}") from error
+        raise ConfigInvalid(str(path), f"the file cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigInvalid(str(path), f"it is not TOML: {error}") from error
+        raise ConfigInvalid(str(path), f"the file is not valid TOML: {error}") from error
     with config_errors(within=str(path), noun="field"):
         pipeline = Pipeline(**_absolute(given, path.absolute().parent))
     _check_paths(pipeline, path)
@@ -181,13 +181,13 @@ def load(path: str | Path) -> Loaded:
 
 
 def run(spark: SparkSession, loaded: Loaded) -> Ran:
-    """Run a checked pipeline; a stream until it is stopped, or has read what there is."""
+    """Run a checked pipeline. A stream runs until it is stopped, or with `until = "read"` until all events are read."""
     pipeline, sink = loaded.pipeline, loaded.pipeline.sink
     if sink.log is not None and not pipeline.source.stream:
         done = published(Path(sink.log), loaded.sink_id)
         if done is not None:
             return Ran(events=done, done_before=True)
-    spark = spark.newSession()  # its views are nobody else's
+    spark = spark.newSession()  # so that its views are private
     with spark_errors():
         made = _source(spark, pipeline.source)
         made.createOrReplaceTempView(EVENTS)
@@ -235,7 +235,7 @@ def _keyed(sink: PipelineSink) -> dict[str, str]:
 
 
 def _absolute(given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same with paths that are not relative to anything."""
+    """Return the fields with absolute paths."""
     made = dict(given)
     for table, fields in (("source", ("log", "cold", "checkpoint")), ("sink", ("log", "parquet"))):
         if isinstance(given.get(table), dict):
@@ -248,7 +248,7 @@ def _absolute(given: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _check_paths(pipeline: Pipeline, path: Path) -> None:
-    """What is read is there, and what is written has a folder to be written in."""
+    """Raise `ConfigInvalid` if the source does not exist, or if the sink or the checkpoint cannot be written."""
     source, sink = pipeline.source, pipeline.sink
     if "://" not in source.log and not Path(source.log).is_file():
         raise ConfigInvalid(f"{path}: source.log", f"there is no log {source.log!r}")
@@ -260,10 +260,12 @@ def _check_paths(pipeline: Pipeline, path: Path) -> None:
         if target is None or ("://" in target and field != "sink.log"):
             continue
         if "://" in target:
-            raise ConfigInvalid(f"{path}: {field}", "a sink writes to a log's file on the driver's host")
+            raise ConfigInvalid(f"{path}: {field}", "a sink writes to a log file on the driver's host")
         if not Path(target).parent.is_dir():
             raise ConfigInvalid(f"{path}: {field}", f"there is no folder {str(Path(target).parent)!r}")
         if not os.access(Path(target) if Path(target).is_dir() else Path(target).parent, os.W_OK):
             raise ConfigInvalid(f"{path}: {field}", f"{target!r} cannot be written")
     if sink.parquet is not None and not sink.replace and not source.stream and Path(sink.parquet).exists():
-        raise ConfigInvalid(f"{path}: sink.parquet", f"{sink.parquet!r} is there already; replace = true replaces it")
+        raise ConfigInvalid(
+            f"{path}: sink.parquet", f"{sink.parquet!r} already exists; set replace = true to replace it"
+        )

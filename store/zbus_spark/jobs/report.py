@@ -1,4 +1,4 @@
-"""A rollup as a page to look at: one file that holds everything, light or dark, and readable on a phone."""
+"""The HTML report of a rollup: one self-contained file, with a light and a dark theme, readable on a phone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .charts import STYLE, Line, bars, lines
 from .durations import milliseconds
 from .rollup import ACCURACY, LATENCY_HEADER, measures, totals
 
-POINTS_MAX = 240  # of a line: more would not be seen
+POINTS_MAX = 240  # points of a line: more would not be visible
 KEYS_MAX = 20
 
 _PAGE_STYLE = """
@@ -41,7 +41,7 @@ th:first-child,td:first-child{text-align:left;font-family:ui-monospace,monospace
 
 
 class ReportData(NamedTuple):
-    """What the page shows. `latency` is p50 and p99 in µs for each point of time, None where nothing was measured."""
+    """The data of the page. `latency` is p50 and p99 in µs for each point in time, or None without measurements."""
 
     events: int
     bytes: int
@@ -59,7 +59,7 @@ class ReportData(NamedTuple):
 def write_report(
     file: Path, log: str, events: DataFrame, rolled: DataFrame, window: str, latency_header: str = LATENCY_HEADER
 ) -> None:
-    """Write the report of a rollup and of the events that it was made of. The file is there whole, or not at all."""
+    """Write the report of a rollup and its events. The file is written atomically."""
     page = render(log, window, collect(events, rolled, window, latency_header), latency_header)
     descriptor, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:
@@ -73,7 +73,7 @@ def write_report(
 
 
 def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> ReportData | None:
-    """Compute the data, None where there are no events. However long the time, there are few points."""
+    """Compute the data of the page, or return None if there are no events. A line has at most `POINTS_MAX` points."""
     window_us = milliseconds("window", window) * 1000
     whole = rolled.agg(
         F.sum("events").alias("events"),
@@ -117,7 +117,7 @@ def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: s
 
 
 def render(log: str, window: str, data: ReportData | None, latency_header: str) -> str:
-    """The page. Whatever comes from the log is escaped, and the page may load and run nothing."""
+    """Return the page. Text from the log is escaped, and the page can neither load resources nor run scripts."""
     body = _body(window, data, latency_header) if data else "<p>There are no events in this range.</p>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -138,9 +138,9 @@ def _body(window: str, data: ReportData, latency_header: str) -> str:
             f'<p class="quiet">{_shown(data.begin)} to {_shown(data.end)} UTC, windows of {escape(window)}</p>',
             "<dl>",
             *(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards),
-            f"<div><dt>events a second</dt><dd>{rate(data.events / seconds)}</dd></div></dl>",
-            "<h2>Events a second</h2>",
-            lines("Events a second over time", [Line("events a second", data.rates)], times, rate),
+            f"<div><dt>events per second</dt><dd>{rate(data.events / seconds)}</dd></div></dl>",
+            "<h2>Events per second</h2>",
+            lines("Events per second over time", [Line("events per second", data.rates)], times, rate),
             "<h2>End-to-end latency</h2>",
             _latency(data, times, latency_header),
             "<h2>Keys with the most events</h2>",
@@ -155,12 +155,12 @@ def _body(window: str, data: ReportData, latency_header: str) -> str:
 
 def _latency(data: ReportData, times: Sequence[str], header: str) -> str:
     if not data.measured:
-        return f"<p>No event has the header <code>{escape(header)}</code> from which latency is counted.</p>"
-    share = f"{data.measured:,} of {data.events:,} events share when they began, in the header"
+        return f"<p>No event has the header <code>{escape(header)}</code>, which is needed to measure latency.</p>"
+    share = f"{data.measured:,} of {data.events:,} events have the header"
     drawn = [Line(name, [point[index] for point in data.latency]) for index, name in enumerate(("p50", "p99"))]
     return (
-        f'<p class="quiet">From the time in the header to publishing: {share} <code>{escape(header)}</code>.</p>'
-        f"{lines('Percentiles of the latency over time', drawn, times, duration)}"
+        f'<p class="quiet">Time from the producer\'s header to publishing; {share} <code>{escape(header)}</code>.</p>'
+        f"{lines('Latency percentiles over time', drawn, times, duration)}"
     )
 
 
@@ -189,7 +189,7 @@ def _table(rows: Sequence[Row], keys: int) -> str:
 
 
 def rate(value: float) -> str:
-    """Events a second.
+    """Format a number of events per second.
 
     >>> rate(1234.5), rate(0.25)
     ('1,234', '0.25')
@@ -198,7 +198,7 @@ def rate(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes.
+    """Format a number of bytes.
 
     >>> size(512), size(1_500_000)
     ('512 B', '1.5 MB')
@@ -211,7 +211,7 @@ def size(value: float) -> str:
 
 
 def duration(value_us: float) -> str:
-    """A latency.
+    """Format a latency.
 
     >>> duration(87), duration(1500), duration(2_000_000)
     ('87 µs', '1.5 ms', '2 s')

@@ -1,9 +1,9 @@
-"""What happened on each key in each window of time: events, bytes, rate, and how long events took.
+"""Rollup: events, bytes, rate and latency of each key in each time window.
 
-A log holds when an event was published, and not when it was received. So its end-to-end latency is what its
-producer tells: the header `sent-at-ns` (Unix nanoseconds at the moment that counts, such as when a sensor was read or
-a request came in), up to the moment of publishing. Where a bridge or a service publishes on behalf of others, that
-is the whole way of the event to the bus. Without the header there is no latency, rather than a made-up one.
+A log stores the time when an event was published, not when it was received. So the end-to-end latency is the time from
+the header `sent-at-ns` (Unix nanoseconds that the producer sets, such as when a sensor was read or a request arrived)
+to publishing. If a bridge or a service publishes on behalf of others, that is the whole path of the event to the bus.
+An event without the header has no latency.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from zbus_spark.columns import HEADER, PAYLOAD_BYTES
 from .durations import milliseconds
 
 LATENCY_HEADER = "sent-at-ns"
-ACCURACY = 10_000  # the rank of a percentile is exact up to half as many events in a window, and within 0.01 % beyond
+ACCURACY = 10_000  # percentiles are exact up to half as many events in a window, and their rank within 0.01 % beyond
 
 
 def columns(latency_header: str = LATENCY_HEADER) -> tuple[str, ...]:
-    """What must be read of a log to roll it up, and no more: of payloads their size, of headers the one."""
+    """Return the columns that a rollup needs: only the size of payloads, and only one header."""
     return "key", "published_at", "published_ns", PAYLOAD_BYTES, f"{HEADER}{latency_header}"
 
 
 def rollup(
     df: DataFrame, window: str = "1 minute", latency_header: str = LATENCY_HEADER, watermark: str | None = None
 ) -> DataFrame:
-    """For each key and window: events, bytes, events a second, and the percentiles of the latency in µs.
+    """Return the events, bytes, events per second and latency percentiles in µs of each key and window.
 
-    `measured` is how many events told their latency. A stream needs a `watermark`: how late an event may be and still
-    be counted. A window is given out when that has passed. `df` has the columns of a log, or those that `columns()`
-    names, which cost less to read.
+    `measured` is the number of events with a latency. A stream needs a `watermark`: how late an event may be and still
+    be counted. A window is emitted once the watermark has passed. `df` has the columns of a log, or those that
+    `columns()` returns, which take less time to read.
     """
     span_ms = milliseconds("window", window)
     events = measures(df, latency_header)
@@ -58,7 +58,7 @@ def rollup(
 
 
 def measures(df: DataFrame, latency_header: str = LATENCY_HEADER) -> DataFrame:
-    """Of each event its key, time, size and latency: all that a rollup needs."""
+    """Return the key, time, size and latency of each event."""
     return df.select(
         "key",
         "published_at",
@@ -70,7 +70,7 @@ def measures(df: DataFrame, latency_header: str = LATENCY_HEADER) -> DataFrame:
 
 
 def totals(rolled: DataFrame) -> DataFrame:
-    """For each key what all windows of a rollup add up to, and its busiest and slowest window; busiest keys first."""
+    """Return the totals of each key over all windows of a rollup, and its maxima. Keys with most events come first."""
     summed = rolled.groupBy("key").agg(
         F.sum("events").alias("events"),
         F.sum("bytes").alias("bytes"),
@@ -88,7 +88,7 @@ def _header(df: DataFrame, name: str) -> Column:
 
 
 def _latency_us(header: Column) -> Column:
-    """Anybody may write anything into a header: what is no number, or out of all bounds, is no latency."""
+    """Return the latency, or null if the header is not a number or is out of range: producers may write any text."""
     sent_ns = header.try_cast("bigint")
     taken_ns = F.try_subtract(F.col("published_ns"), sent_ns)
     return F.when(taken_ns.isNotNull(), F.call_function("div", taken_ns, F.lit(1000)))

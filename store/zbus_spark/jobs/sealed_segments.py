@@ -1,4 +1,4 @@
-"""Which part of a log is sealed: whole blocks that the writer has sealed, cut into segments of a bounded size."""
+"""The sealed part of a log: whole blocks that the writer has sealed, split into segments of a bounded size."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from zbus_log.file.database import log_errors, snapshot
 from zbus_log.file.tables import BLOCK, get_epoch, get_head, get_low_water
 from zbus_log.read.reader import readable
 
-SEGMENT_BYTES = 64 * 1024 * 1024  # of payloads, so that whoever reads a segment can hold it
+SEGMENT_BYTES = 64 * 1024 * 1024  # of payloads, so that a segment fits into a reader's memory
 
 
 class SealedRange(NamedTuple):
-    """A range of offsets, both ends included, in which nothing changes any more."""
+    """A range of offsets, both ends included, whose events no longer change."""
 
     first: int
     last: int
     events: int
-    offsets: int  # the sum of those that its events have, counted from `first`
+    offsets: int  # the sum of its events' offsets, relative to `first`
 
     @property
     def name(self) -> str:
-        """As the tier's folders are called."""
+        """The name of its folder in the tier."""
         return f"{self.first:020}-{self.last:020}"
 
 
 class Keep(NamedTuple):
-    """What stays in the log alone: the newest events, by number, by age in seconds, or by both."""
+    """The newest events, which are not offloaded: by number, by age in seconds, or by both."""
 
     events: int = 0
     age_s: float | None = None
 
 
 class LogState(NamedTuple):
-    """What a log says of itself at one moment."""
+    """The epoch, low-water mark and sealed segments of a log in one snapshot."""
 
     epoch: bytes
     low_water: int
@@ -46,7 +46,7 @@ class LogState(NamedTuple):
 
 
 def read_state(path: str, after: int, segment_events: int, keep: Keep) -> LogState:
-    """The sealed segments of a log over an offset, or over its low-water mark where that is higher.
+    """Return the state of a log, with its sealed segments after an offset or after the low-water mark if it is higher.
 
     A segment has at most `segment_events` events and `SEGMENT_BYTES` of payloads, but at least one block.
     """
@@ -74,7 +74,7 @@ def read_state(path: str, after: int, segment_events: int, keep: Keep) -> LogSta
 
 
 def epoch_and_low_water(path: str) -> tuple[bytes, int]:
-    """Which log this is, and the offset up to which its events were removed."""
+    """Return the epoch and the low-water mark of a log."""
     with _connected(path) as connection, snapshot(connection):
         return get_epoch(connection), get_low_water(connection)
 
@@ -90,7 +90,7 @@ def _connected(path: str) -> Iterator[Connection]:
 
 
 def _count(connection: Connection, first: int, last: int) -> tuple[int, int]:
-    """How many events there are, and the sum of their offsets."""
+    """Return the number of events in a range, and the sum of their offsets relative to `first`."""
     found = connection.exec_driver_sql(
         "SELECT count(*), ifnull(sum(offset - ?1), 0) FROM events WHERE offset BETWEEN ?1 AND ?2", (first, last)
     ).one()

@@ -1,4 +1,4 @@
-"""Sessions: the events that belong together by a field, up to a time without any."""
+"""Sessions: events with the same value of a field, without a long pause between them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ _FIELD = re.compile(r"[^\[\]'*?$.]+(?:\.[^\[\]'*?$.]+)*")
 
 
 def columns(by: str) -> tuple[str, ...]:
-    """What must be read of a log to find its sessions."""
+    """Return the columns that are needed to find sessions."""
     return "key", "published_ns", _parse(by)[0]
 
 
 def sessions(df: DataFrame, by: str, gap: str = "30 minutes") -> DataFrame:
-    """One row for each session: value, session (numbered from 1 for each value), start, end, duration_ms, events, keys.
+    """Return one row for each session: value, session (numbered from 1), start, end, duration_ms, events, keys.
 
-    `by` is `header:NAME` or `payload:FIELD`, where the field of a field is written with a dot: `payload:user.id`. A
-    session ends when there is no event for `gap`. Events without the field are counted in one row, whose value and
-    session are null.
+    `by` is `header:NAME` or `payload:FIELD`; write nested fields with dots: `payload:user.id`. A session ends after
+    `gap` without an event. Events without the field are counted in one row, whose value and session are null.
     """
     gap_ns = milliseconds("gap", gap) * 1_000_000
     value, time = F.col("value"), F.col("published_ns")
@@ -62,7 +61,7 @@ def _parse(by: str) -> tuple[str, str]:
 
 
 def value_of(by: str) -> Column:
-    """The value of the field, null where an event has none."""
+    """Return the value of the field, or null if an event does not have it."""
     column, name = _parse(by)
     if column == "headers":
         return F.col("headers")[F.lit(name)]

@@ -1,7 +1,7 @@
-"""Segments on their way into the cold tier: written beside it, read back and compared, and only then let in.
+"""Staged segments of the cold tier: written beside it, read back and compared, and only then moved in.
 
-What is compared: how many events SQLite counts, the bounds, a digest over every value that does not depend on the
-order, taken while the events were written and again from the files, and each event's own checksum.
+The comparison covers the number of events that SQLite counts, the bounds, each event's own checksum, and a digest of
+all values that does not depend on their order: computed while the events are written, and again from the files.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from zbus_spark.reading import FILED, files
 from .sealed_segments import SealedRange
 
 PARTITION_EVENTS_MIN = 65_536
-NAMESPACE_BYTES_MAX = 80  # three times as many, percent-encoded, still are the name of a folder
+NAMESPACE_BYTES_MAX = 80  # percent-encoding triples it at most, which still fits into the name of a folder
 _DAY_NS = 86_400_000_000_000
 _DATE = f"date_from_unix_date(int((published_ns - pmod(published_ns, {_DAY_NS})) div {_DAY_NS}))"
 
 
 class Digest(NamedTuple):
-    """How many events, and what all their values come to."""
+    """The number of events and the sum of their hashes."""
 
     events: int
     digest: int
 
 
 def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], staging: Path) -> Digest:
-    """Write sealed segments as Parquet under `staging`; return what was written, as it came from the log."""
+    """Write sealed segments as Parquet under `staging`. Returns the digest of the events as they were read."""
     first, last = segments[0].first, segments[-1].last
     share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
     rows = max(PARTITION_EVENTS_MIN, min(share, max(each.last - each.first + 1 for each in segments)))
@@ -67,7 +67,7 @@ def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], stagin
 
 
 def verify(spark: SparkSession, segments: Sequence[SealedRange], staging: Path, written: Digest) -> list[Segment]:
-    """Read everything back and compare; return what the manifest is to say. Raises at the first difference."""
+    """Read all files back and compare them. Returns the entries for the manifest; raises `LogError` if they differ."""
     paths = {each.name: sorted(_parquet(staging / f"seg={each.name}")) for each in segments}
     listed = [path.relative_to(staging).as_posix() for found in paths.values() for path in found]
     summaries: dict[str, Any] = {}
@@ -77,18 +77,19 @@ def verify(spark: SparkSession, segments: Sequence[SealedRange], staging: Path, 
         _check_events(stored)
     digest = Digest(sum(row.events for row in summaries.values()), sum(int(row.digest) for row in summaries.values()))
     if digest != written:
-        raise LogError(f"of {written.events} events the files hold {digest.events}, or others. {_NOTHING}")
+        reason = f"the files have {digest.events} events instead of {written.events}, or their values differ"
+        raise LogError(f"{reason}. {_NOTHING}")
     return [_segment(staging, each, paths[each.name], summaries.get(each.name)) for each in segments]
 
 
 def move_into_tier(folder: Path, staging: Path, sealed: SealedRange) -> None:
-    """Move a verified segment to where it belongs, on disk for good; in the manifest it is not yet."""
+    """Move a verified segment into the tier and sync it. The manifest does not name it yet."""
     staged, target = staging / f"seg={sealed.name}", folder / f"seg={sealed.name}"
     if not staged.is_dir():
-        return  # it has no events
+        return  # the segment has no events
     for path in staged.rglob("*"):
         if path.is_file() and path.suffix != ".parquet":
-            path.unlink()  # Hadoop's checksums: pages of Parquet have their own
+            path.unlink()  # a checksum file of Hadoop: Parquet pages have their own checksums
         else:
             _sync(path)
     _sync(staged)
@@ -98,11 +99,11 @@ def move_into_tier(folder: Path, staging: Path, sealed: SealedRange) -> None:
     _sync(folder)
 
 
-_NOTHING = "Nothing was offloaded, and the log is as it was"
+_NOTHING = "Nothing was offloaded, and the log is unchanged"
 
 
 def _hash() -> Column:
-    """All values of an event as one number. A map has no hash, so its entries take its place."""
+    """Return a hash of all values of an event. A map has no hash, so its entries are used."""
     values = [F.map_entries(field.name) if field.name == "headers" else F.col(field.name) for field in FILED.fields]
     return F.xxhash64(*values).cast("decimal(20,0)")
 
@@ -125,11 +126,11 @@ def _summaries(stored: DataFrame) -> list[Any]:
 
 
 def _check_events(stored: DataFrame) -> None:
-    """Each event against the checksum that the log gave it, as every reader of the tier does."""
+    """Compare each event with its checksum from the log, as every reader of the tier does."""
     bad = stored.select(*COLUMNS).mapInArrow(_corrupt, "offset long").agg(F.min("offset")).collect()[0][0]
     if bad is not None:
         error = EventCorrupt(bad, "its checksum does not match")
-        error.add_note(f"{_NOTHING}; `zbus log verify` tells whether it is corrupt in the log")
+        error.add_note(f"{_NOTHING}; `zbus log verify` checks whether it is corrupt in the log")
         raise error
 
 
@@ -147,7 +148,7 @@ def _segment(staging: Path, sealed: SealedRange, paths: list[Path], row: Any) ->
     counted = sum(file.events for file in found)
     if not within or (events, offsets, counted) != (sealed.events, sealed.offsets, sealed.events):
         range_ = f"from {sealed.first} to {sealed.last}"
-        raise LogError(f"the log has {sealed.events} events {range_}, and the files others. {_NOTHING}")
+        raise LogError(f"the log has {sealed.events} events {range_}, but those in the files differ. {_NOTHING}")
     return Segment(
         first=sealed.first,
         last=sealed.last,
@@ -161,7 +162,7 @@ def _segment(staging: Path, sealed: SealedRange, paths: list[Path], row: Any) ->
 
 
 def _file(staging: Path, path: Path) -> ColdFile:
-    """What the footer of a file says."""
+    """Return the entry of a file for the manifest, from its footer."""
     metadata = pq.read_metadata(path)
     at = metadata.schema.names.index("offset")
     groups = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]

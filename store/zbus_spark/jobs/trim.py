@@ -1,4 +1,4 @@
-"""Trim: what the cold tier has for certain is removed from the log's file. Nothing else is, and no reader's place."""
+"""Trim: remove verified offloaded events from the log file, but none that a durable subscription still needs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .sealed_segments import epoch_and_low_water
 
 
 def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pruned:
-    """Remove from a log what its cold tier holds; through its owner, if a process owns it.
+    """Remove the events from a log that its cold tier has, through the log's owner if a process owns it.
 
-    First the tier is looked at: that it is this log's, goes on where the log was trimmed before, and that each file
-    of it is there with as many events as the manifest says. A durable name that has not acknowledged an event yet
-    holds it back; `held_by` says which. `options` are those of `zbus_log.prune`.
+    Before that, the tier is checked: it must belong to this log and continue at the low-water mark, and each of its
+    files must have as many events as the manifest says. Events that a durable subscription has not acknowledged are
+    kept; `held_by` is its name. `options` are those of `zbus_log.prune`.
     """
     path, folder = check_local(log, cold)
     epoch, low_water = epoch_and_low_water(path)
     manifest = Cold(folder).manifest()
     if not manifest.epoch:
-        raise ConfigInvalid("cold", f"there is no tier {str(folder)!r}: offload first")
+        raise ConfigInvalid("cold", f"there is no cold tier {str(folder)!r}: offload first")
     manifest.check_epoch(epoch.hex(), folder)
     if not manifest.segments or manifest.last <= low_water:
         return Pruned(low_water, 0, None)
     if manifest.first > low_water + 1:
-        reason = f"the tier begins at offset {manifest.first}, and the log has events from {low_water + 1} on"
-        raise ConfigInvalid("cold", f"{reason}; trimming would lose those before it. Nothing was trimmed")
+        reason = f"the tier begins at offset {manifest.first}, but the log begins at {low_water + 1}"
+        raise ConfigInvalid("cold", f"{reason}; trimming would lose the events before the tier. Nothing was trimmed")
     for segment in manifest.segments:
         if segment.last > low_water:
             for file in segment.files:
@@ -43,10 +43,10 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pru
 
 
 def _check(folder: Path, file: ColdFile) -> None:
-    """The footer is at the end of a file: where it is right, the file is not cut short."""
+    """Raise `ColdDamaged` if a file is damaged. Its footer is at its end, so a truncated file cannot be read."""
     path = folder / file.path
     with file_errors(path, file):
         rows = pq.read_metadata(path).num_rows
     if rows != file.events:
-        reason = f"it holds {rows} events, not {file.events}"
+        reason = f"it has {rows} events, not {file.events}"
         raise ColdDamaged(str(path), reason, (file.first, file.last), "Restore it; nothing was trimmed from the log")

@@ -1,4 +1,4 @@
-"""What `zbus bench` measures: one question a function, each for a given time, on a folder's disk."""
+"""The measurements of `zbus bench`: one per function, each for a given time, on the disk of a folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PAYLOAD = b"x" * 100
 PUBLISHERS = 256
 BATCH_EVENTS = 1000
 
-Figures = dict[str, float]
+Results = dict[str, float]
 
 
-def _alone(log: Path | None = None) -> zbus.Bus:
-    """An embedded bus, with fsync if it has a log, whatever the environment says."""
+def _embedded(log: Path | None = None) -> zbus.Bus:
+    """Return an embedded bus, with fsync if it has a log, without the settings of the environment."""
     return zbus.open(config=zbus.BusConfig.exactly(log=None if log is None else str(log)))
 
 
-async def many_publishers(folder: Path, seconds: float) -> Figures:
-    """How many durable publishes a second, from 256 publishers that each await every one?"""
-    async with _alone(folder / "many.db") as bus:
+async def many_publishers(folder: Path, seconds: float) -> Results:
+    """Measure durable publishes per second, from 256 publishers that each await every one."""
+    async with _embedded(folder / "many.db") as bus:
         publishers = [await bus.publisher(f"bench/many/{number}") for number in range(PUBLISHERS)]
         deadline = time.perf_counter() + seconds
 
@@ -38,10 +38,10 @@ async def many_publishers(folder: Path, seconds: float) -> Figures:
         return {"durable_publishes_per_s": published / (time.perf_counter() - begun)}
 
 
-async def one_publisher(folder: Path, seconds: float) -> Figures:
-    """How long does one publisher wait for each durable publish?"""
+async def one_publisher(folder: Path, seconds: float) -> Results:
+    """Measure how long one publisher waits for each durable publish."""
     taken_ns: list[int] = []
-    async with _alone(folder / "one.db") as bus:
+    async with _embedded(folder / "one.db") as bus:
         publisher = await bus.publisher("bench/one")
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline:
@@ -54,9 +54,9 @@ async def one_publisher(folder: Path, seconds: float) -> Figures:
     }
 
 
-async def batches(folder: Path, seconds: float) -> Figures:
-    """How many durable events a second through `publish_many`? What it stored is replayed by `replay`."""
-    async with _alone(folder / "batches.db") as bus:
+async def batches(folder: Path, seconds: float) -> Results:
+    """Measure durable events per second through `publish_many`. `replay` reads the same log afterwards."""
+    async with _embedded(folder / "batches.db") as bus:
         publisher = await bus.publisher("bench/batches")
         begun = time.perf_counter()
         while time.perf_counter() < begun + seconds:
@@ -64,9 +64,9 @@ async def batches(folder: Path, seconds: float) -> Figures:
         return {"publish_many_events_per_s": publisher.sequence / (time.perf_counter() - begun)}
 
 
-async def no_log(folder: Path, seconds: float) -> Figures:
-    """How many events a second from `publish` to `async for`, when no log keeps them?"""
-    async with _alone() as bus, bus.subscribe("bench/**", overflow="block") as subscriber:
+async def no_log(folder: Path, seconds: float) -> Results:
+    """Measure events per second from `publish` to `async for`, without a log."""
+    async with _embedded() as bus, bus.subscribe("bench/**", overflow="block") as subscriber:
         publisher = await bus.publisher("bench/live")
         begun = time.perf_counter()
 
@@ -83,9 +83,9 @@ async def no_log(folder: Path, seconds: float) -> Figures:
         return {"delivered_without_log_per_s": received / (time.perf_counter() - begun)}
 
 
-async def replay(folder: Path, seconds: float) -> Figures:
-    """How many stored events a second does a replay yield?"""
-    async with _alone(folder / "batches.db") as bus:
+async def replay(folder: Path, seconds: float) -> Results:
+    """Measure how many stored events per second a replay yields."""
+    async with _embedded(folder / "batches.db") as bus:
         begun, read = time.perf_counter(), 0
         while time.perf_counter() < begun + seconds:
             async for _ in bus.replay("**"):

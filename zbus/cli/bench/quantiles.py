@@ -1,4 +1,4 @@
-"""A quantile of measured values, by rank: no value is made up between two that were measured."""
+"""Quantiles by rank, without interpolation: each result is one of the measured values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def quantile(values: Sequence[int], share: float) -> int:
-    """The value that `share` of all values do not exceed.
+    """Return the value that `share` of all values do not exceed.
 
     >>> quantile([40, 10, 20, 30], 0.5)
     20

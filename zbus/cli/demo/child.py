@@ -1,8 +1,7 @@
-"""The durable subscriber of `zbus demo`, in a process of its own: `python -m zbus.cli.demo.child LOG NAME`.
+"""The durable subscriber of `zbus demo`, in its own process: `python -m zbus.cli.demo.child LOG NAME`.
 
-It reports what it does on stdout, line by line: `handled` before it acknowledges an event, `acknowledged` once
-that is on disk. Each line is written at once, so the reports survive when the process is killed. It ends when
-its stdin is closed.
+It reports on stdout, line by line: `handled` before it acknowledges an event, `acknowledged` once that is on disk.
+Each line is written immediately, so that the reports survive a kill of the process. It exits when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ import sys
 
 import zbus
 
-SKIPPED = 100  # with --skip, the handler passes over the event that it sees as this one: a loss to be noticed
+SKIPPED = 100  # with --skip, the handler ignores its hundredth event, a loss that the demo must detect
 
 
 def report(what: str, event: zbus.Event) -> None:
-    """One line, in one write: never half of it."""
+    """Write one report in one system call, so that a kill never leaves half a line."""
     os.write(1, f"{what} {event.publisher_id} {event.sequence} {event.offset}\n".encode())
 
 
 async def acknowledge(event: zbus.Event) -> None:
-    """Acknowledge, wait until that is on disk, and say so."""
+    """Acknowledge an event, wait until that is on disk, and report it."""
     await event.ack()
     report("acknowledged", event)
 
 
 async def handle(log: str, name: str, skip: bool) -> None:
-    """Handle every event of the shop and the fleet, from where the durable name stopped."""
+    """Handle every event of the shop and the fleet, from where the durable subscription stopped."""
     acknowledging: set[asyncio.Task[None]] = set()
     seen = 0
     async with zbus.open(config=zbus.BusConfig.exactly(log=log, read_only=True)) as bus:
@@ -49,12 +48,12 @@ async def handle(log: str, name: str, skip: bool) -> None:
 
 
 async def run(log: str, name: str, skip: bool) -> None:
-    """Handle events until stdin is closed: the parent has seen enough, or is gone."""
+    """Handle events until the parent closes stdin or exits."""
     handling = asyncio.create_task(handle(log, name, skip))
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        loop.remove_reader(0)  # once: a closed stdin stays readable
+        loop.remove_reader(0)  # a closed stdin stays readable and would call this again
         handling.cancel()
 
     loop.add_reader(0, end)

@@ -1,4 +1,4 @@
-"""`zbus demo`: an embedded bus at work, with a subscriber that is killed; it ends with what was lost."""
+"""`zbus demo`: an embedded bus with a durable subscriber that is killed, and a final count of lost events."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from zbus.cli.render.output import is_terminal, note, show, write
 
 from .play import FAULTS, FLOOD_BATCH_EVENTS, Play
 
-STALL_S = 60.0  # without any progress it gives up; the longest wait is for the child process to start
-LIMIT_S = 240.0  # and with it too, in the end
+STALL_S = 60.0  # time limit without progress; the longest wait is for the child process to start
+LIMIT_S = 240.0  # time limit even with progress
 TICK_S = 0.25
 REPORT_S = 1.0
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, max=6, help="How long to publish.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1, max=6, metavar="SECONDS", help="Publish for this long.")] = 4.0,
     fault: Annotated[
-        str, typer.Option(hidden=True, help="Break something, to see that the demo notices: skip or forget.")
+        str, typer.Option(hidden=True, help="Inject a fault that the demo must detect: skip or forget.")
     ] = "",
 ) -> None:
     """Publish, deliver, kill -9 a durable subscriber, resume it, publish at full speed, replay by time; then compare.
 
-    It takes about ten seconds, uses a temporary folder, opens no socket, and exits with 1 if anything was lost.
+    It takes about ten seconds, uses a temporary folder, opens no socket, and exits with 1 if an event was lost.
     """
     if fault not in FAULTS:
-        raise typer.BadParameter(f"{fault!r} is none of {', '.join(FAULTS[1:])}", param_hint="--fault")
+        raise typer.BadParameter(f"{fault!r} must be one of {', '.join(FAULTS[1:])}", param_hint="--fault")
     with tempfile.TemporaryDirectory(prefix="zbus-demo-") as folder:
         try:
             play = run(_run(Path(folder), seconds, fault))
@@ -57,7 +57,7 @@ def demo(
 
 
 async def _run(folder: Path, seconds: float, fault: str) -> Play:
-    """The play, with a live view on a terminal and a line a second where that is none."""
+    """Run the demo with a live view on a terminal, or one line per second if stdout is not a terminal."""
     begun = time.perf_counter()
     console = Console() if is_terminal() else None
 
@@ -79,9 +79,9 @@ async def _run(folder: Path, seconds: float, fault: str) -> Play:
 
 
 async def _while_it_progresses(play: Play) -> None:
-    """Run the play. Raises `TimeoutError` if it stops making progress, or has not ended in the end.
+    """Run the demo. Raises `TimeoutError` if it makes no progress for `STALL_S`, or has not ended after `LIMIT_S`.
 
-    Ticks are counted, not seconds: while this process does not run at all, no progress can be seen.
+    It counts ticks rather than seconds, because a suspended process cannot make progress.
     """
     playing = asyncio.create_task(play.run())
     progress, quiet = play.progress, 0
@@ -110,8 +110,8 @@ async def _report(play: Play, say: Callable[[str], None]) -> None:
 def _counts(play: Play) -> dict[str, int]:
     return {
         "published and on disk": len(play.ledger.acknowledged) + len(play.ledger.flood),
-        "delivered here": play.ledger.delivered,
-        "handled in the other process": len(play.worker.handled),
+        "delivered in this process": play.ledger.delivered,
+        "handled in the child process": len(play.worker.handled),
     }
 
 
@@ -132,13 +132,13 @@ def _table(play: Play) -> Table:
         table.add_row(name, f"{events:,}", f"{events / seconds[phase]:,.0f}" if phase else "")
 
     row("published", len(ledger.published), "publishing")
-    row("acknowledged: on disk", len(ledger.acknowledged), "publishing")
-    row("delivered to 4 subscribers here", ledger.delivered, "delivering")
-    row("handled by the durable one, killed once", len(ledger.handled), "handling")
-    row("acknowledged by the durable one", play.worker.acknowledged)
-    row("redelivered to it, not acknowledged before", ledger.redelivered)
-    row("seen again after it had acknowledged", len(ledger.seen_again))
+    row("acknowledged (on disk)", len(ledger.acknowledged), "publishing")
+    row("delivered to 4 subscribers in this process", ledger.delivered, "delivering")
+    row("handled by the durable subscriber, killed once", len(ledger.handled), "handling")
+    row("acknowledged by the durable subscriber", play.worker.acknowledged)
+    row("redelivered to it because not acknowledged", ledger.redelivered)
+    row("redelivered to it although acknowledged", len(ledger.seen_again))
     row(f"published at full speed, in batches of {FLOOD_BATCH_EVENTS:,}", len(ledger.flood), "flood")
-    row("replayed from the moment of the kill on", len(ledger.replayed), "replaying")
+    row("replayed from the time of the kill", len(ledger.replayed), "replaying")
     row("lost", len(ledger.lost))
     return table

@@ -1,4 +1,4 @@
-"""The ledger of `zbus demo`: what was published, against what each part saw, compared by identity."""
+"""The ledger of `zbus demo`: published events, compared by identity with the events that each part received."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .worker import Identity
 
 @dataclass
 class Watch:
-    """One subscriber of the demo: the keys that it must see, and what it saw."""
+    """One subscriber of the demo: the keys that it must receive, and the events that it received."""
 
     expression: str
-    keys: frozenset[str]  # written down by hand, so that the bus is not checked against itself
+    keys: frozenset[str]  # listed by hand, so that the bus is not checked against itself
     seen: Counter[Identity] = field(default_factory=Counter)
-    position: int = 0  # the offset of the last event that it saw; subscribers receive events in the order of the log
+    position: int = 0  # offset of its last event; subscribers receive events in the order of the log
 
 
 @dataclass
 class Ledger:
-    """Everything that the demo counted, and the conclusions."""
+    """All counts of the demo, and the conclusions from them."""
 
-    published: dict[Identity, str] = field(default_factory=dict)  # to its key
+    published: dict[Identity, str] = field(default_factory=dict)  # identity to key
     acknowledged: set[Identity] = field(default_factory=set)
-    heads: dict[str, int] = field(default_factory=dict)  # of each key, the offset of its last event
-    flood: set[Identity] = field(default_factory=set)  # published at full speed, and acknowledged; only stored
+    heads: dict[str, int] = field(default_factory=dict)  # key to the offset of its last event
+    flood: set[Identity] = field(default_factory=set)  # published at full speed and acknowledged; without a subscriber
     watches: list[Watch] = field(default_factory=list)
     handled: Counter[Identity] = field(default_factory=Counter)
     seen_again: set[Identity] = field(default_factory=set)
@@ -36,12 +36,12 @@ class Ledger:
 
     @property
     def delivered(self) -> int:
-        """Events handed to the subscribers in this process."""
+        """Number of events delivered to the subscribers in this process."""
         return sum(watch.seen.total() for watch in self.watches)
 
     @property
     def progress(self) -> int:
-        """A number that changes whenever anything happens."""
+        """A number that changes with every event that is published, delivered, handled or read."""
         sets = (self.acknowledged, self.flood, self.stored, self.replayed)
         return sum(map(len, sets)) + self.delivered + self.handled.total()
 
@@ -52,12 +52,12 @@ class Ledger:
 
     @property
     def redelivered(self) -> int:
-        """Events that the killed subscriber had handled, but not acknowledged, and saw a second time."""
+        """Number of events that the killed subscriber had handled but not acknowledged, and handled again."""
         return sum(times - 1 for times in self.handled.values())
 
     @property
     def lost(self) -> set[Identity]:
-        """Acknowledged by the log, and missing somewhere: in the log, at any subscriber, in the replay."""
+        """Events that the log acknowledged and that are missing in the log, at a subscriber or in the replay."""
         missing = (self.acknowledged | self.flood) - self.stored
         missing |= self.acknowledged - self.handled.keys()
         missing |= self.replay_expected - self.replayed
@@ -67,16 +67,16 @@ class Ledger:
 
     @property
     def wrong(self) -> list[str]:
-        """Promises that were broken, apart from losses."""
+        """Broken guarantees other than losses, as messages."""
         found = []
         if not self.acknowledged or not self.replay_expected:
-            found.append("too few events were published for anything to be shown")
+            found.append("too few events were published to prove anything")
         if twice := sum(times > 1 for watch in self.watches for times in watch.seen.values()):
             found.append(f"{twice} events were delivered twice in this process")
         if strange := sum(self.published.get(each) not in watch.keys for watch in self.watches for each in watch.seen):
-            found.append(f"{strange} events were delivered to a subscriber that did not ask for them")
+            found.append(f"{strange} events were delivered to a subscriber of other keys")
         if self.seen_again:
-            found.append(f"{len(self.seen_again)} events were seen again after their acknowledgement was durable")
+            found.append(f"{len(self.seen_again)} events were redelivered although their acknowledgement was durable")
         if early := self.replayed - self.replay_expected:
-            found.append(f"{len(early)} replayed events are older than the time that was asked for")
+            found.append(f"{len(early)} replayed events are older than the start time of the replay")
         return found

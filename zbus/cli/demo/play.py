@@ -1,7 +1,7 @@
 """The acts of `zbus demo`: publishers, subscribers, a child that is killed and resumes, and a replay by time.
 
-Each act ends when something has happened, and never because of the clock only, so that a busy machine takes longer and
-sees the same.
+Each act ends when a condition holds, never only because time has passed, so that a busy machine takes longer but shows
+the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zbus.introspection import of
 from .ledger import Ledger, Watch
 from .worker import Worker
 
-# Ways to break it, so that it can be seen to notice: the child passes over an event; its position is forgotten.
+# Faults that the demo must detect: the child ignores an event; its position is reset.
 FAULTS = ("", "skip", "forget")
 
 SHOP = ("shop/orders/created", "shop/orders/paid", "shop/payments/settled")
@@ -30,37 +30,37 @@ WATCHED = (
     ("fleet/truck-$*/fuel", FLEET[2:]),
 )
 DURABLE = "demo-billing"
-RATE_EACH = 625  # events a second of each publisher, if the machine is fast enough for that
+RATE_EACH = 625  # events per second of each publisher, if the machine is fast enough
 BURST_EVENTS = 10
-EVENTS_EACH_SIDE = 150  # published at least, before the kill and after it
-AWAY_S = 0.4  # how long no process reads with the durable name after the kill
+EVENTS_EACH_SIDE = 150  # minimum number of events before the kill, and after it
+AWAY_S = 0.4  # time between the kill and the restart of the durable subscriber
 FLOOD_KEY, FLOOD_PAYLOAD = "load/sensor/reading", b"x" * 100
 FLOOD_BATCH_EVENTS, FLOOD_EVENTS, FLOOD_S = 1000, 100_000, 1.5
 TICK_S = 0.01
-QUIET_TICKS = 1000  # 10 s or more without a new event: what is missing then does not come any more
+QUIET_TICKS = 1000  # after 10 s or more without a new event, the missing ones are considered lost
 
 Say = Callable[[str], None]
 
 
 class Play:
-    """One run of the demo. `ledger` and `seconds` fill while it runs."""
+    """One run of the demo. `ledger` and `seconds` are filled while it runs."""
 
     def __init__(self, folder: Path, say: Say, publish_s: float, fault: str) -> None:
         self._log, self._say, self._publish_s, self._fault = folder / "demo.db", say, publish_s, fault
         self.ledger = Ledger(watches=[Watch(expression, frozenset(keys)) for expression, keys in WATCHED])
         self.worker = Worker(self._log, DURABLE, *(["--skip"] if fault == "skip" else []))
         self.ledger.handled, self.ledger.seen_again = self.worker.handled, self.worker.seen_again
-        self.seconds: dict[str, float] = {}  # how long each phase took
+        self.seconds: dict[str, float] = {}  # duration of each phase
         self._tasks: list[asyncio.Task[None]] = []
         self._enough = asyncio.Event()
 
     @property
     def progress(self) -> tuple[int, bool]:
-        """A value that changes whenever anything happens."""
+        """A value that changes whenever the demo makes progress."""
         return self.ledger.progress, self.worker.running
 
     async def run(self) -> None:
-        """Play it to the end; the ledger then tells what was lost."""
+        """Run all acts. The ledger then contains the lost events."""
         self._say(f"an embedded bus on {self._log}; a durable subscriber starts in another process")
         async with zbus.open(config=zbus.BusConfig.exactly(log=str(self._log))) as bus:
             try:
@@ -116,7 +116,7 @@ class Play:
         self._say("the durable subscriber is back")
 
     async def _publish(self, publisher: zbus.EventPublisher, begun: float) -> None:
-        """Publish at a steady rate, one by one and now and then a burst; write down what is acknowledged."""
+        """Publish at a steady rate, singly and in bursts, and note what is acknowledged."""
         ledger, me = self.ledger, publisher.publisher_id
         while not self._enough.is_set():
             first, burst = publisher.sequence, BURST_EVENTS if publisher.sequence % 4 == 3 else 1
@@ -133,15 +133,15 @@ class Play:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
     async def _published_for(self, seconds: float, before: int) -> None:
-        """Wait for some time, and until enough events were published beyond those that were there before."""
+        """Wait for `seconds`, and until enough events were published after the first `before` events."""
         await asyncio.sleep(seconds)
         published = self.ledger.acknowledged
         await self._until(lambda: len(published) >= before + EVENTS_EACH_SIDE, lambda: len(published))
 
     async def _until(self, done: Callable[[], bool], arrived: Callable[[], int]) -> None:
-        """Wait until `done`, or until nothing arrives any more: what never comes is lost, and the ledger says so.
+        """Wait until `done`, or until no more events arrive: the ledger then counts the missing ones as lost.
 
-        Ticks are counted, not seconds: while this process does not run at all, nothing can arrive either.
+        It counts ticks rather than seconds, because a suspended process receives nothing.
         """
         before, quiet = -1, 0
         while not done() and quiet < QUIET_TICKS:
@@ -149,7 +149,7 @@ class Play:
             await asyncio.sleep(TICK_S)
 
     async def _flood(self, bus: zbus.Bus) -> None:
-        """Publish as fast as one publisher can, in batches, each of which is on disk before the next begins."""
+        """Publish as fast as one publisher can, in batches. Each batch is on disk before the next one begins."""
         publisher = await bus.publisher(FLOOD_KEY)
         batch, flood, me = [FLOOD_PAYLOAD] * FLOOD_BATCH_EVENTS, self.ledger.flood, publisher.publisher_id
         begun = time.perf_counter()
@@ -159,12 +159,12 @@ class Play:
             flood.update((me, number) for number in range(first, publisher.sequence))
         taken_s = self.seconds["flood"] = time.perf_counter() - begun
         self._say(
-            f"as fast as it can: {len(flood) / taken_s:,.0f} events/s of {len(FLOOD_PAYLOAD)} bytes from one "
-            f"publisher, in batches of {FLOOD_BATCH_EVENTS:,}, each on disk (fsync) before the next; nothing subscribes"
+            f"full speed: {len(flood) / taken_s:,.0f} events/s of {len(FLOOD_PAYLOAD)} bytes from one "
+            f"publisher, in batches of {FLOOD_BATCH_EVENTS:,}, each on disk (fsync) before the next; no subscribers"
         )
 
     async def _replay(self, bus: zbus.Bus, moment: datetime, early: dict[int, int]) -> None:
-        """Everything from the log, to see what is stored; then what was published after the kill, by its time."""
+        """Read the whole log to see what is stored, then replay the events since the kill by time."""
         ledger = self.ledger
         begun = time.perf_counter()
         async for event in bus.replay("**"):
@@ -185,8 +185,8 @@ async def _watch(subscriber: zbus.EventSubscriber, watch: Watch) -> None:
 
 
 def _now(publishers: list[zbus.EventPublisher]) -> tuple[datetime, dict[int, int]]:
-    """A moment, and the next sequence of each publisher then: all from there on were published after the moment."""
+    """Return the current time and the next sequence of each publisher: later events have at least that sequence."""
     moment = datetime.now(UTC) + timedelta(microseconds=1)
-    while datetime.now(UTC) <= moment:  # a datetime has no nanoseconds: let its microsecond pass
+    while datetime.now(UTC) <= moment:  # a datetime has no nanoseconds: wait for the next microsecond
         pass
     return moment, {publisher.publisher_id: publisher.sequence for publisher in publishers}

@@ -1,4 +1,4 @@
-"""The child process of `zbus demo`, as the parent sees it: started, killed, started again, and what it reported."""
+"""The child process of `zbus demo` in the parent: start, kill, restart, and the reports of the child."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from pathlib import Path
 
-Identity = tuple[int, int]  # publisher_id, sequence: what an event is, wherever it is seen
+Identity = tuple[int, int]  # publisher_id and sequence of an event
 
-STOP_S = 20.0  # it stores its last acknowledgements and ends: well under a second, unless the machine is busy
+STOP_S = 20.0  # time limit to store the last acknowledgements; well under a second unless the machine is busy
 
 
 class Worker:
-    """A durable subscriber in another process. Its reports outlive it."""
+    """A durable subscriber in another process. Its reports remain after it is killed."""
 
     def __init__(self, log: Path, name: str, *options: str) -> None:
         self._command = [sys.executable, "-m", "zbus.cli.demo.child", str(log), name, *options]
@@ -24,34 +24,34 @@ class Worker:
         self.handled: Counter[Identity] = Counter()
         self.seen_again: set[Identity] = set()
         self._offsets: dict[Identity, int] = {}
-        self.position = 0  # the highest offset that it reported as handled
-        self._acknowledged = 0  # the same for acknowledged
+        self.position = 0  # highest offset that it reported as handled
+        self._acknowledged = 0  # highest offset that it reported as acknowledged
 
     @property
     def acknowledged(self) -> int:
-        """How many events it handled and acknowledged: to acknowledge one is to acknowledge all before it."""
+        """Number of handled events that are acknowledged. An acknowledgement covers all earlier events."""
         return sum(offset <= self._acknowledged for offset in self._offsets.values())
 
     @property
     def running(self) -> bool:
-        """Return whether the process runs."""
+        """Whether the process is running."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process and wait until it subscribes; it resumes where its durable name stopped."""
+        """Start the process and wait until it has subscribed. It resumes where its durable subscription stopped."""
         self._ready.clear()
         self._process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE)
         self._reading = asyncio.create_task(self._read(self._process))
         await self._ready.wait()
 
     async def kill(self) -> None:
-        """SIGKILL, at once; then read the reports that it had written."""
+        """Send SIGKILL, then read the reports that the process had written."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
         await self._ended()
 
     async def stop(self) -> None:
-        """Let it store its last acknowledgements and end; kill it if it does not."""
+        """Let the process store its last acknowledgements and exit. Kill it if it does not exit in time."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             try:
@@ -69,7 +69,7 @@ class Worker:
         assert process.stdout is not None
         async for line in process.stdout:
             self._take(line.split())
-        self._ready.set()  # also when it ended before it began: nobody waits for ever
+        self._ready.set()  # even if the process ended before it was ready, so that `start` returns
 
     def _take(self, report: list[bytes]) -> None:
         if len(report) != 4:

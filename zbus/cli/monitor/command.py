@@ -1,4 +1,4 @@
-"""`zbus monitor`: look into the stream of events: filters, full payloads of some keys, schemas, and records."""
+"""`zbus monitor`: live events with filters, full payloads, schema validation and system events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 import zbus
 from zbus.cli.failures import ERROR
 from zbus.cli.options import CountOption, LogOption, StartOption, TimeoutOption, TransportOption
-from zbus.cli.reading import open_to_hear
+from zbus.cli.reading import open_source
 from zbus.cli.render.dump import dump
 from zbus.cli.render.eventline import json_line, printable, readable_head, readable_line
 from zbus.cli.render.output import ends_with_its_reader, note
@@ -30,7 +30,7 @@ QUEUE_EVENTS = 10_000
 
 
 class MonitorPrinter(EventPrinter):
-    """Prints what passes: in full what is to be dumped, a line of everything else, and what its schema says."""
+    """Prints the events that pass the filter, in full or as one line, with the result of their schema."""
 
     def __init__(
         self, wanted: EventFilter, dumped: Sequence[str], as_json: bool | None, verdicts: SchemaChecker
@@ -40,11 +40,11 @@ class MonitorPrinter(EventPrinter):
         self._dumped = KeySet(dumped) if dumped else None
 
     async def prepare(self) -> None:
-        """Look at the schemas again, now and then."""
+        """Reload the schemas if that is due."""
         await self._verdicts.look()
 
     def add(self, event: Event) -> None:
-        """Print an event, if it passes."""
+        """Print an event if it passes the filter."""
         if event.key.startswith(RECORDS):
             self._add_record(event)
         elif self._wanted.passes(event):
@@ -59,7 +59,7 @@ class MonitorPrinter(EventPrinter):
         full = self._dumped is not None and event.key in self._dumped
         line = readable_head(event) if full else readable_line(event)
         if verdict is not None:
-            line.append(*_said(verdict))
+            line.append(*_described(verdict))
         self.print(line)
         if full:
             publisher = f"publisher {event.publisher_id} sequence {event.sequence}"
@@ -68,7 +68,7 @@ class MonitorPrinter(EventPrinter):
                 self.print(Text(f"  {each}"))
 
     def _add_record(self, event: Event) -> None:
-        """A record is no event of the application's: no filter is for it, and it is not counted."""
+        """Print a system event. Filters do not apply to it, and it does not count."""
         if self.as_json:
             self.print(json_line(event))
         else:
@@ -78,22 +78,23 @@ class MonitorPrinter(EventPrinter):
 def monitor(
     expressions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="EXPR", help="Key expressions, such as 'shop/*/created'; default: '**'."),
+        typer.Argument(metavar="EXPR", help="Key expressions, such as 'shop/*/created'. Default: '**'."),
     ] = None,
     log: LogOption = None,
     transport: TransportOption = None,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only with this header; NAME alone: any value.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only show events with this header. NAME matches any value."),
     ] = None,
     publisher: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only of this publisher; given again: or of that one.")
+        list[str] | None, typer.Option(metavar="ID", help="Only show events of this publisher. Repeatable.")
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Only where this is found in the payload; (?i) ignores case.")
+        str | None, typer.Option(metavar="REGEX", help="Only show events whose payload matches; (?i) ignores case.")
     ] = None,
     dumped: Annotated[
         list[str] | None,
-        typer.Option("--dump", metavar="EXPR", help="Show the full payload of these keys: JSON, text, or hex."),
+        typer.Option("--dump", metavar="EXPR", help="Show full payloads of matching keys as JSON, text or hex."),
     ] = None,
     system_events: Annotated[
         bool, typer.Option("--system-events", help="Also show the system events of nodes. Needs --transport.")
@@ -102,19 +103,20 @@ def monitor(
     count: CountOption = None,
     timeout: TimeoutOption = None,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON lines; the default where stdout is no terminal and nothing is dumped.")
+        bool,
+        typer.Option("--json", help="Print JSON lines. Default if stdout is not a terminal and --dump is not given."),
     ] = False,
 ) -> None:
-    """Watch events as they are published: filtered, payloads in full where asked for, each held to its schema.
+    """Watch live events, with filters, optional full payloads and schema validation.
 
-    It reads the log of another process (or one that nobody owns) and never writes to it; or, with a transport, it
-    hears what other nodes publish. Where a schema is registered for a key, it tells whether the payload fits.
+    It reads a log, which another process may own, and never writes to it. With --transport it receives the events that
+    other nodes publish. If a schema is registered for a key, each event shows whether its payload is valid.
     """
     if json and dumped:
-        raise typer.BadParameter("JSON lines have every payload in full: leave out --dump", param_hint="--json")
+        raise typer.BadParameter("JSON lines contain the full payloads: leave out --dump", param_hint="--json")
     tags, publishers = [parse_tag(each) for each in header or ()], [parse_publisher(each) for each in publisher or ()]
     wanted = EventFilter(tags, publishers, None if grep is None else parse_pattern(grep))
-    bus = open_to_hear(log, transport)
+    bus = open_source(log, transport)
     if system_events and not bus.config.networked:
         raise ConfigInvalid("system-events", "a log does not contain them: give --transport URL")
     printer = MonitorPrinter(wanted, dumped or (), json or None, SchemaChecker(bus))
@@ -123,7 +125,7 @@ def monitor(
         serve(_monitor(printer, bus, keys, start, count, timeout))
     except TimeoutError:
         if count is not None:
-            note(f"zbus: {printer.printed} of {count} events came within {timeout:g} s")
+            note(f"zbus: {printer.printed} of {count} events arrived within {timeout:g} s")
             raise typer.Exit(ERROR) from None
 
 
@@ -141,9 +143,9 @@ async def _monitor(
                 await print_live(subscriber, printer, count)
 
 
-def _said(verdict: dict[str, Any]) -> tuple[str, str]:
-    """The words for a verdict, and their colour."""
+def _described(verdict: dict[str, Any]) -> tuple[str, str]:
+    """Return the text of a schema result, and its colour."""
     schema = f"{printable(verdict['expression'])} v{verdict['version']}"
     if verdict["valid"]:
-        return f" [fits {schema}]", "green"
-    return f" [does not fit {schema}: {printable(verdict['reason'])}]", "bold red"
+        return f" [valid: {schema}]", "green"
+    return f" [invalid: {schema}: {printable(verdict['reason'])}]", "bold red"

@@ -1,4 +1,4 @@
-"""Which events `zbus monitor` shows, beyond their keys: by header, by publisher, by what the payload says."""
+"""Filters of `zbus monitor`: by header, by publisher and by payload."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zbus.event import Event
 
 
 class HeaderFilter(NamedTuple):
-    """A header that an event must have, with any value or with this one."""
+    """A header that an event must have, with this value or, if `value` is None, with any."""
 
     name: str
     value: str | None
 
 
 class EventFilter:
-    """An event passes if it has every header, is of one of the publishers, and the pattern is found in its payload.
+    """A filter that an event passes if it has every header, one of the publishers, and a payload with the pattern.
 
     >>> from zbus import Event
     >>> wanted = EventFilter([HeaderFilter("tenant", "x")], [], re.compile("ca.*"))
@@ -33,7 +33,7 @@ class EventFilter:
         self._tags, self._publishers, self._pattern = tuple(tags), frozenset(publishers), pattern
 
     def passes(self, event: Event) -> bool:
-        """Whether this event is to be shown."""
+        """Return whether the event passes the filter."""
         for name, value in self._tags:
             if name not in event.headers or (value is not None and event.headers[name] != value):
                 return False
@@ -43,31 +43,31 @@ class EventFilter:
 
 
 def parse_tag(text: str) -> HeaderFilter:
-    """A header as people write it.
+    """Parse the value of `--header`.
 
     >>> parse_tag("tenant=x"), parse_tag("tenant")
     (HeaderFilter(name='tenant', value='x'), HeaderFilter(name='tenant', value=None))
     """
     name, given, value = text.partition("=")
     if not name:
-        raise typer.BadParameter(f"{text!r} names no header: write NAME=VALUE, or NAME for any value")
+        raise typer.BadParameter(f"{text!r} must be NAME=VALUE, or NAME for any value of the header")
     return HeaderFilter(name.lower(), value if given else None)
 
 
 def parse_publisher(text: str) -> int:
-    """A publisher's id, in digits or, as records have it, in hex after 0x.
+    """Parse a publisher id: decimal or, as in log records, hexadecimal after 0x.
 
     >>> parse_publisher("255"), parse_publisher("0xff")
     (255, 255)
     """
     found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})|([0-9]{1,20})", text, re.ASCII)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is not a publisher's id, such as 4711 or 0x1267")
+        raise typer.BadParameter(f"{text!r} is not a publisher id such as 4711 or 0x1267")
     return int(found[1], 16) if found[1] else int(found[2])
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:
-    """A regular expression; plain text mostly is one."""
+    """Parse a regular expression."""
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

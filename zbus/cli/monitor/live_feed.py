@@ -1,6 +1,6 @@
-"""The feed `/api/live` of a server, read by a thread of its own: one JSON object a second, and again after an outage.
+"""Client of a server's event stream `/api/live`: one JSON object per second, read by its own thread.
 
-Only what the standard library has: looking at a server needs none of the libraries that serving does.
+It reconnects after an outage, and uses only the standard library, so that `zbus top --url` does not need the extra web.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from urllib.parse import urlsplit
 from zbus.errors import ConfigInvalid, TransportError
 from zbus.util.backoff import Backoff
 
-SILENCE_S = 30.0  # a server says something every second
+SILENCE_S = 30.0  # a server sends an object every second
 RETRY_S = (0.5, 5.0)
-CLOSE_S = 1.0  # the thread may be waiting for a connection, which nothing ends early
+CLOSE_S = 1.0  # the thread may be in a connection attempt, which cannot be interrupted
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
-# Called on the feed's thread: with what came, with words where the connection was lost, or with what ends it.
-Told = Callable[[dict[str, Any] | str | Exception], None]
+# Called on the feed's thread with an object, with a reason if the connection was lost, or with the error that ends it.
+Receive = Callable[[dict[str, Any] | str | Exception], None]
 
 
 class LiveFeed:
-    """Calls `told` until it is closed. What cannot be reached at first is an error; later it is tried again."""
+    """Calls `receive` until it is closed. If the first connection fails, that is an error; later ones are retried."""
 
-    def __init__(self, url: str, token: str | None, told: Told) -> None:
-        self._url, self._token, self._told = check_url(url), token, told
+    def __init__(self, url: str, token: str | None, receive: Receive) -> None:
+        self._url, self._token, self._receive = check_url(url), token, receive
         self._closed = threading.Event()
         self._connection: HTTPConnection | None = None
         self._thread = threading.Thread(target=self._run, name="zbus-top-feed", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading, at once."""
+        """Stop the thread, within `CLOSE_S` seconds."""
         self._closed.set()
         connection = self._connection
         if connection is not None and (socket := connection.sock) is not None:
             with suppress(OSError):
-                socket.shutdown(2)  # wakes the thread, which may be waiting for the next second
+                socket.shutdown(2)  # wakes the thread, which may be waiting for the next object
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
@@ -54,8 +54,8 @@ class LiveFeed:
                 for found in self._frames():
                     reached = True
                     pauses.reset()
-                    self._told(found)
-                reason = "the server ended the feed"
+                    self._receive(found)
+                reason = "the server closed the stream"
             except ConfigInvalid as error:
                 self._end(error)
                 return
@@ -65,12 +65,12 @@ class LiveFeed:
                     self._end(TransportError(f"{self._url} cannot be reached: {reason}"))
                     return
             if not self._closed.is_set():
-                self._told(f"connecting again: {reason}")
+                self._receive(f"reconnecting: {reason}")
                 self._closed.wait(pauses.next())
 
     def _end(self, error: Exception) -> None:
         if not self._closed.is_set():
-            self._told(error)
+            self._receive(error)
 
     def _frames(self) -> Iterator[dict[str, Any]]:
         parts = urlsplit(self._url)
@@ -89,7 +89,7 @@ class LiveFeed:
 
 
 def check_url(url: str) -> str:
-    """Return an address that can be asked, or raise `ConfigInvalid` with the reason.
+    """Return the URL of a server. Raises `ConfigInvalid` if it is malformed.
 
     >>> check_url("http://127.0.0.1:7480")
     'http://127.0.0.1:7480'
@@ -100,7 +100,7 @@ def check_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable or not url.isprintable() or " " in url:
-        raise ConfigInvalid("url", "it is written like http://127.0.0.1:7480")
+        raise ConfigInvalid("url", "must be a URL such as http://127.0.0.1:7480")
     return url
 
 
@@ -109,15 +109,15 @@ def _check(response: HTTPResponse) -> None:
         return
     body = response.read(64 * 1024)
     try:
-        reason = str(json.loads(body)["error"]["reason"])
+        reason = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        reason = "this is no server of zbus, or one without /api/live"
+        reason = "not a zbus server, or one without /api/live"
     field = "token" if response.status in (401, 403) else "url"
     raise ConfigInvalid(field, f"the server answered {response.status}: {reason}")
 
 
 def _data_of(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events, whatever else there is on the way."""
+    """Yield the JSON objects of server-sent events, and ignore everything else in the stream."""
     data = b""
     while line := response.readline(LINE_BYTES_MAX):
         line = line.rstrip(b"\r\n")

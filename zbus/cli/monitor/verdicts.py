@@ -1,4 +1,4 @@
-"""Whether payloads fit the schemas that are registered in a log: told beside an event, and nothing is held back."""
+"""Schema validation in `zbus monitor`. The result is shown with the event; invalid events are shown too."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from zbus.errors import ConfigInvalid
 from zbus.event import Event
 from zbus.schema.validators import Validators, make_validators
 
-LOOK_EVERY_S = 2.0  # schemas are seldom registered while somebody looks
+LOOK_EVERY_S = 2.0  # schemas are seldom registered during a `zbus monitor`
 
 
 class SchemaChecker:
-    """The schemas of a bus that itself checks nothing; looked up again now and then."""
+    """Validates events against the schemas of a log, whose bus does not validate. It reloads them periodically."""
 
     def __init__(self, bus: zbus.Bus) -> None:
         self._bus = bus
@@ -24,7 +24,7 @@ class SchemaChecker:
         self._checks: Validators | None = None
 
     async def look(self) -> None:
-        """Read the schemas again, if it is time."""
+        """Reload the schemas if `LOOK_EVERY_S` seconds have passed."""
         now = time.monotonic()
         if self._bus.config.log is None or now - self._looked_at < LOOK_EVERY_S:
             return
@@ -38,13 +38,13 @@ class SchemaChecker:
             self._checks = make_validators(found, lambda name, events: None)
         except ConfigInvalid as error:
             self._checks = None
-            note(f"zbus: payloads are not checked: {error}")
+            note(f"zbus: payloads are not validated: {error}")
 
     def of(self, event: Event) -> dict[str, Any] | None:
-        """Which schema speaks for an event and whether it fits; None where there is none for its key."""
-        if self._checks is None or not (held_to := self._checks[event.key]):
+        """Return the schema of an event and whether its payload is valid, or None if its key has no schema."""
+        if self._checks is None or not (schemas := self._checks[event.key]):
             return None
         found = self._checks.first_reason(event.key, event.payload)
-        schema, reason = (held_to[0].schema, None) if found is None else found
-        told = {"expression": schema.expression, "version": schema.version, "valid": found is None}
-        return told if reason is None else told | {"reason": reason}
+        schema, reason = (schemas[0].schema, None) if found is None else found
+        verdict = {"expression": schema.expression, "version": schema.version, "valid": found is None}
+        return verdict if reason is None else verdict | {"reason": reason}

@@ -1,1 +1,1 @@
-"""How commands print events, tables and values."""
+"""Printing of events, tables and values, and parsing of option values."""

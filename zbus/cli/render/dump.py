@@ -1,6 +1,6 @@
-"""A payload in full, for people who look for what is wrong with it: JSON on many lines, text, or bytes in hex.
+"""Full payloads for people: indented JSON, text, or a hex dump.
 
-Nothing is decoded and written again: numbers keep their digits, and a name that occurs twice is shown twice.
+JSON is indented without decoding it: numbers keep their digits, and duplicate names are shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BYTES_A_LINE = 16
 
 
 def dump(payload: bytes) -> Iterator[str]:
-    """The lines of a payload; none of them can control a terminal.
+    """Return the lines of a payload, without characters that control a terminal.
 
     >>> list(dump(b'{"id":1.50,"tags":["x"]}'))
     ['{', '  "id": 1.50,', '  "tags": [', '    "x"', '  ]', '}']
@@ -28,14 +28,14 @@ def dump(payload: bytes) -> Iterator[str]:
         return hex_lines(payload)
     if not text:
         return iter(["(empty)"])
-    if "\0" in text:  # that is no text, although it could be read as such
+    if "\0" in text:  # binary data that happens to be valid UTF-8
         return hex_lines(payload)
-    # By "\n" alone: whatever else may end a line is to be seen.
+    # Only "\n" ends a line; other line separators are shown as escapes.
     return (printable(line) for line in _json(payload) or text.removesuffix("\n").split("\n"))
 
 
 def hex_lines(data: bytes) -> Iterator[str]:
-    """Offset, sixteen bytes in two groups, and what of them is ASCII: as `hexdump -C` writes it."""
+    """Yield lines in the format of `hexdump -C`: offset, sixteen bytes in two groups, and their ASCII text."""
     for at in range(0, len(data), BYTES_A_LINE):
         part = data[at : at + BYTES_A_LINE]
         left, right = part[:8].hex(" "), part[8:].hex(" ")

@@ -1,4 +1,4 @@
-"""One event as one line: JSON for programs, text for people. Every command that prints events shares it."""
+"""One event as one line, JSON for programs or text for people, for every command that prints events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_line(event: Event, **more: Any) -> bytes:
-    """The event as a JSON object, with its line end; a payload that is not UTF-8 goes under `payload_base64`.
+    """Return the event as a line of JSON. A payload that is not UTF-8 is in the field `payload_base64`.
 
-    `more` is added as it is.
+    `more` are further fields.
 
     >>> json_line(Event(7, 0, 1_700_000_000_000_000_000, "a/b", b"hello", {}, 3)).decode().rstrip()
     '{"offset":3,"key":"a/b","publisher_id":7,"sequence":0,"published_at":"2023-11-14T22:13:20.000000+00:00",\
@@ -42,12 +42,12 @@ def json_line(event: Event, **more: Any) -> bytes:
 
 
 def readable_line(event: Event) -> Text:
-    """The event for a terminal, in colour; control characters in it do not reach the terminal."""
+    """Return the event as coloured text for a terminal. Control characters in it are escaped."""
     return readable_head(event).append(f" {_shown(event.payload)}")
 
 
 def readable_head(event: Event) -> Text:
-    """The same without the payload: when, where, and with which headers."""
+    """Return the time, offset, key and headers of an event as coloured text."""
     line = Text()
     line.append(f"{_utc(event.published_at).astimezone():%H:%M:%S.%f} ", "dim")
     line.append(f"{event.offset:>8} ", "cyan")
@@ -58,7 +58,7 @@ def readable_head(event: Event) -> Text:
 
 
 def iso_time(time_ns: int) -> str:
-    """Unix nanoseconds as ISO 8601 in UTC, cut to microseconds.
+    """Format Unix nanoseconds as ISO 8601 in UTC, truncated to microseconds.
 
     >>> iso_time(1_700_000_000_123_456_789)
     '2023-11-14T22:13:20.123456+00:00'
@@ -67,7 +67,7 @@ def iso_time(time_ns: int) -> str:
 
 
 def _utc(time_ns: int) -> datetime:
-    """Without going through a float, which has too few digits."""
+    """Convert nanoseconds without a float, which has too few digits."""
     seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
 
@@ -83,7 +83,7 @@ def _shown(payload: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with whatever could control a terminal, or reorder its letters, written out.
+    """Escape the characters that could control a terminal or reorder its letters.
 
     >>> printable("a\\x1b[2J")
     'a\\\\x1b[2J'

@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, prose and progress to stderr. A reader that goes away ends a command quietly."""
+"""Output: data to stdout, messages and progress to stderr. A command exits with 0 if the reader of stdout closes it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 STDOUT = 1
-PIPED_COLUMNS = 1000  # rows of a table are not to be folded for a program
+PIPED_COLUMNS = 1000  # wide enough that rich does not wrap the rows of a table
 
 _encode = msgspec.json.Encoder().encode
 _writing = False
 
 
 def is_terminal() -> bool:
-    """Whether a person reads stdout."""
+    """Return whether stdout is a terminal."""
     return os.isatty(STDOUT)
 
 
 def write(data: bytes) -> None:
-    """All of `data` to stdout, now. Past Python's buffer, which would try again at exit what failed here."""
+    """Write `data` to stdout immediately, without Python's buffer, which would retry a failed write at exit."""
     global _writing
     rest = memoryview(data)
     try:
@@ -41,18 +41,18 @@ def write(data: bytes) -> None:
 
 
 def is_writing() -> bool:
-    """Whether this very moment waits for whoever reads stdout."""
+    """Return whether a write to stdout is in progress, which blocks while the reader does not read."""
     return _writing
 
 
 def encode_json(value: Any) -> bytes:
-    """One value as one line of JSON."""
+    """Return one value as a line of JSON."""
     return _encode(value) + b"\n"
 
 
 def show(thing: Any) -> None:
-    """Something of rich's, such as a table, to stdout; without colours and folding where that is no terminal."""
-    # Data may hold what rich would take for markup.
+    """Write a rich renderable, such as a table, to stdout. It has no colours and no wrapping unless on a terminal."""
+    # The data may contain text that rich would interpret as markup.
     console = Console(width=None if is_terminal() else PIPED_COLUMNS, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(thing)
@@ -60,12 +60,12 @@ def show(thing: Any) -> None:
 
 
 def note(text: str) -> None:
-    """One line of prose for people."""
+    """Write one message to stderr."""
     os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
 
 def progress(unit: str) -> Progress:
-    """A progress bar on stderr, if that is a terminal."""
+    """Return a progress bar on stderr, which is hidden if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
@@ -73,7 +73,7 @@ def progress(unit: str) -> Progress:
 
 @contextmanager
 def ends_with_its_reader() -> Iterator[None]:
-    """End the current task when whoever reads stdout is gone, also while there is nothing to write."""
+    """Exit when the reader of stdout closes it, even if there is nothing to write."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     if task is None or not stat.S_ISFIFO(os.fstat(STDOUT).st_mode):
         yield
@@ -86,7 +86,7 @@ def ends_with_its_reader() -> Iterator[None]:
         loop.remove_reader(STDOUT)
         task.cancel()
 
-    # Nothing can be read from this end of a pipe, so the loop calls `end` only when the other end is closed.
+    # The write end of a pipe becomes readable only when its read end is closed.
     loop.add_reader(STDOUT, end)
     try:
         yield

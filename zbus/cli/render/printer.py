@@ -1,4 +1,4 @@
-"""Events to stdout: JSON lines, a burst at a time, or readable lines on a terminal."""
+"""Events on stdout: JSON lines in bursts, or readable lines on a terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BURST_S = 0.1
 
 
 class EventPrinter:
-    """Gathers lines; `flush` writes them. It flushes by itself when much has gathered, or for long.
+    """Buffers lines until `flush`, or until `BURST_BYTES` or `BURST_S` are reached.
 
-    `as_json`: JSON lines or readable ones; where it is not said, readable ones on a terminal.
+    `as_json` selects JSON lines or readable lines. The default is readable lines on a terminal, JSON lines otherwise.
     """
 
     def __init__(self, as_json: bool | None = None) -> None:
@@ -33,15 +33,15 @@ class EventPrinter:
         self.printed = 0
 
     async def prepare(self) -> None:
-        """What there is to do before the next event is added: nothing, mostly."""
+        """Prepare for the next event. A subclass may override this; here it does nothing."""
 
     def add(self, event: Event) -> None:
-        """Print one event, now or with the burst that it belongs to."""
+        """Print one event, immediately or with the rest of its burst."""
         self.print(json_line(event) if self.as_json else readable_line(event))
         self.printed += 1
 
     def print(self, line: bytes | Text) -> None:
-        """Print bytes as they are, or text in colour where there is a terminal."""
+        """Print bytes unchanged, or text, in colour if stdout is a terminal."""
         if isinstance(line, bytes):
             self._burst += line
         elif self._console is not None:
@@ -52,14 +52,14 @@ class EventPrinter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has gathered."""
+        """Write the buffered lines."""
         burst, self._burst = bytes(self._burst), bytearray()
         self._flushed_at = time.monotonic()
         write(burst)
 
 
 async def print_stored(events: AsyncIterator[Event], printer: EventPrinter) -> None:
-    """Print events to the end of a replay."""
+    """Print the events of a replay."""
     try:
         async for event in events:
             printer.add(event)
@@ -68,9 +68,9 @@ async def print_stored(events: AsyncIterator[Event], printer: EventPrinter) -> N
 
 
 async def print_live(subscriber: EventSubscriber, printer: EventPrinter, count: int | None = None) -> None:
-    """Print events as they come, `count` of them at most.
+    """Print events as they arrive, at most `count`.
 
-    With a durable name each is written before it is acknowledged, and the last one is acknowledged at the end.
+    A durable subscription writes each event before it acknowledges it, and acknowledges the last one at the end.
     """
     last: Event | None = None
     durable = subscriber.durable is not None

@@ -1,4 +1,4 @@
-"""Values of options as people write them: where to start, how old, how large."""
+"""Parsers of option values: start positions, ages and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_start(text: str) -> Literal["new", "beginning"] | Position:
-    """Where a subscription starts: `new`, `beginning`, or a position.
+    """Parse the start of a subscription: `new`, `beginning`, or a position.
 
     >>> parse_start("beginning"), parse_start("42")
     ('beginning', 42)
@@ -27,7 +27,7 @@ def parse_start(text: str) -> Literal["new", "beginning"] | Position:
 
 
 def parse_position(text: str) -> Position:
-    """An offset, an ISO time, or an age such as `-10m`."""
+    """Parse an offset, an ISO time, or an age such as `-10m`."""
     try:
         return read_position(text)
     except ValueError as error:
@@ -35,7 +35,7 @@ def parse_position(text: str) -> Position:
 
 
 def parse_age(text: str) -> float:
-    """Seconds, from a number and a unit.
+    """Parse a number with a unit of time and return seconds.
 
     >>> parse_age("7d"), parse_age("1.5h")
     (604800.0, 5400.0)
@@ -47,7 +47,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, with or without a unit; units are powers of 1024.
+    """Parse a size and return bytes. Units are powers of 1024.
 
     >>> parse_size("64K"), parse_size("1.5GiB")
     (65536, 1610612736)

@@ -1,4 +1,4 @@
-"""Frames from a bus of this process: one that follows a log beside its owner, or that hears a transport."""
+"""Frames of `zbus top` from a bus in this process, which follows a log or receives from a transport."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPICS_MAX = 50
 
 
 class BusFrames:
-    """Counts what comes by, and tells of it once an interval."""
+    """Counts received events, and yields one frame per interval."""
 
     def __init__(self, bus: zbus.Bus, source: str, interval_s: float) -> None:
         self._bus, self._source, self._interval_s = bus, source, interval_s
@@ -31,7 +31,7 @@ class BusFrames:
         self._began = 0
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
-        """One frame an interval, until whoever reads them has enough."""
+        """Yield one frame per interval until the caller closes the generator."""
         async with self._bus as bus, bus.subscribe("**", queue_events=QUEUE_EVENTS) as subscriber:
             counting = asyncio.create_task(self._count(subscriber))
             try:
@@ -41,7 +41,7 @@ class BusFrames:
                     begun = time.monotonic()
                     await asyncio.wait((counting,), timeout=self._interval_s)
                     if counting.done():
-                        counting.result()  # what went wrong with reading
+                        counting.result()  # raises the error of the subscription
                         return
                     yield await self._frame(time.monotonic() - begun)
             finally:
@@ -62,7 +62,7 @@ class BusFrames:
             self._taken.add(time.time_ns() - event.published_at)
 
     def _stored_since(self, head: int) -> int:
-        """How many events were stored since the start."""
+        """Return how many events were stored since `frames` started."""
         log = of(self._bus).reader.log
         return log.count(self._began, head) if log is not None else self._keys.seen
 
@@ -73,7 +73,7 @@ class BusFrames:
         stats = bus.stats()
         dropped = dropped_of(stats)
         taken, self._taken = self._taken, Histogram()
-        hears = not bus.config.read_only
+        is_live = not bus.config.read_only
         return Frame(
             at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             source=self._source,
@@ -81,8 +81,8 @@ class BusFrames:
             log_bytes=stats["log"]["bytes"] if "log" in stats else None,
             published=published,
             published_per_s=self._published.per_s(published),
-            dropped=dropped if hears else None,
-            dropped_per_s=(self._dropped.per_s(dropped) or 0.0) if hears else None,
+            dropped=dropped if is_live else None,
+            dropped_per_s=(self._dropped.per_s(dropped) or 0.0) if is_live else None,
             end_to_end_ms=_milliseconds(taken),
             topics=self._keys.top(TOPICS_MAX, elapsed_s),
             cursors=tuple(CursorLag(name, lag) for name, lag in stats.get("cursors", {}).items()),

@@ -1,4 +1,4 @@
-"""`zbus top`: rates, lag and drops, live in a terminal; lines where they are piped, JSON for programs."""
+"""`zbus top`: live rates, lag and drops, as a full screen on a terminal, as lines if piped, or as JSON."""
 
 from __future__ import annotations
 
@@ -25,37 +25,40 @@ from .keyboard import keys
 from .screen import line, screen
 from .url import UrlFrames
 
-ONCE_COLUMNS, ONCE_LINES = 120, 60  # of a single frame there is more to see than fits on a screen
+ONCE_COLUMNS, ONCE_LINES = 120, 60  # a single frame is not limited to the size of a screen
 
 
 class FrameSource(Protocol):
-    """Where frames come from."""
+    """A source of frames."""
 
     def frames(self) -> AsyncGenerator[Frame, None]:
-        """One after the other, about one a second."""
+        """Yield about one frame per second."""
 
 
 def top(
     log: Annotated[
-        Path | None, typer.Argument(metavar="LOG", help="The log to follow, beside its owner; default: ZBUS_LOG.")
+        Path | None, typer.Argument(metavar="LOG", help="Path of the log to follow. Default: ZBUS_LOG.")
     ] = None,
     transport: TransportOption = None,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="A running `zbus serve`, such as http://127.0.0.1:7480.")
+        str | None, typer.Option(metavar="URL", help="URL of a running `zbus serve`, such as http://127.0.0.1:7480.")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --url: a file whose first line is a token of the server.")
+        Path | None, typer.Option(metavar="FILE", help="File whose first line is a token of the server at --url.")
     ] = None,
     interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="How often to look; a server tells each second.")
+        float,
+        typer.Option(
+            min=0.1, max=3600, metavar="SECONDS", help="Time between frames. A server at --url sends one per second."
+        ),
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show one frame, and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object for each frame, on one line.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show one frame and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per frame.")] = False,
 ) -> None:
-    """Watch a bus: what is published, delivered and dropped, the busiest keys, who is behind, and who is there.
+    """Watch a bus: rates of published, delivered and dropped events, the busiest keys, cursor lag, and nodes.
 
-    On a terminal it fills the screen, and q ends it; piped, it prints a line for each frame. A log is only read: what
-    happens inside its owner (deliveries, drops, commits) can be seen with --url alone, and is shown as - otherwise.
+    On a terminal it uses the full screen and quits on q. If piped, it prints one line per frame. The deliveries, drops
+    and commits of the log's owner are only available with --url, and are shown as - otherwise.
     """
     source = _source(log, transport, url, token_file, interval)
     if json or once or not is_terminal():
@@ -68,9 +71,9 @@ def _source(
     log: Path | None, transport: str | None, url: str | None, token_file: Path | None, interval_s: float
 ) -> FrameSource:
     if [log, transport, url].count(None) < 2:
-        raise typer.BadParameter("follow a log, hear a transport, or ask a server: give one of them")
+        raise typer.BadParameter("give only one of LOG, --transport and --url")
     if token_file is not None and url is None:
-        raise typer.BadParameter("a token is for a server: give --url URL", param_hint="--token-file")
+        raise typer.BadParameter("--token-file needs --url URL", param_hint="--token-file")
     if url is not None:
         return UrlFrames(url, None if token_file is None else _token(token_file))
     log = log or (configured_log() if transport is None else None)
@@ -78,8 +81,8 @@ def _source(
         return BusFrames(open_to_read(log), str(log), interval_s)
     bus = open_networked(transport, node="zbus top")
     if not bus.config.networked:
-        raise ConfigInvalid("log", "there is nothing to look at: give LOG (or ZBUS_LOG), --transport URL or --url URL")
-    name = (transport or "transport").partition("://")[0]  # a URL may hold a password
+        raise ConfigInvalid("log", "there is nothing to watch: give LOG (or ZBUS_LOG), --transport URL or --url URL")
+    name = (transport or "transport").partition("://")[0]  # a URL may contain a password
     return BusFrames(bus, name, interval_s)
 
 
@@ -87,10 +90,10 @@ def _token(path: Path) -> str:
     try:
         found = (path.read_text().splitlines() or [""])[0].strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it holds no text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ConfigInvalid("token_file", f"{path}: {reason}") from None
     if not found or not found.isascii() or not found.isprintable():
-        raise ConfigInvalid("token_file", f"{path}: its first line is no token")
+        raise ConfigInvalid("token_file", f"{path}: its first line must be a token of printable ASCII characters")
     return found
 
 
@@ -104,14 +107,14 @@ async def _print(source: FrameSource, print_one: Callable[[Frame], None], once: 
 
 
 async def _watch(source: FrameSource) -> None:
-    """The screen, until q or Ctrl-C."""
+    """Show the screen until q or Ctrl-C."""
     console = Console(markup=False, emoji=False, highlight=False)
     ended = asyncio.Event()
     last: Frame | None = None
 
     with keys(lambda key: ended.set() if key in "qQ" else None) as has_keyboard:
         hint = "q quits" if has_keyboard else "Ctrl-C quits"
-        with Live("waiting for the first figures …", console=console, screen=True, auto_refresh=False) as live:
+        with Live("waiting for the first metrics …", console=console, screen=True, auto_refresh=False) as live:
 
             def draw() -> None:
                 if last is not None:
@@ -140,7 +143,7 @@ async def _watch(source: FrameSource) -> None:
 
 @contextmanager
 def _resized(draw: Callable[[], None]) -> Iterator[None]:
-    """Draw anew when the terminal has another size."""
+    """Redraw when the terminal is resized."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGWINCH, draw)
     try:

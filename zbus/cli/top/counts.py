@@ -1,4 +1,4 @@
-"""Counts that become rates: of keys, of which there may be any number, and of anything that only grows."""
+"""Rates from counters: per key, with a limit on the number of keys, and for any single counter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import Counter
 from .frame import KeyRate
 
 KEYS_MAX = 10_000
-OTHERS = "(others)"  # no key holds a bracket and blank space, but people see what is meant
-SMOOTHING = 0.5  # how much the newest interval weighs: busy keys stay in place for a moment
+OTHERS = "(others)"  # events on a key with this name are counted with the others
+SMOOTHING = 0.5  # weight of the newest interval; without it, keys would change places in every frame
 
 
 class KeyCounts:
-    """How many events each key had. Of what is beyond `KEYS_MAX` keys only the sum is kept."""
+    """Event counts per key. Events of further keys than `KEYS_MAX` are counted as one sum."""
 
     def __init__(self) -> None:
         self._events: Counter[str] = Counter()
@@ -22,12 +22,12 @@ class KeyCounts:
         self.seen = 0
 
     def add(self, key: str) -> None:
-        """One more event."""
+        """Count one event."""
         self.seen += 1
         self._events[key if key in self._events or len(self._events) < KEYS_MAX else OTHERS] += 1
 
     def top(self, number: int, elapsed_s: float) -> tuple[KeyRate, ...]:
-        """The busiest keys of the time since this was asked last, with their rates; then those with most events."""
+        """Return the `number` busiest keys since the previous call, then those with most events, with their rates."""
         for key, events in self._events.items():
             now = (events - self._before.get(key, 0)) / elapsed_s
             before = self._rates.get(key, now)
@@ -38,7 +38,7 @@ class KeyCounts:
 
 
 class Rate:
-    """A counter, seen now and then, as a number a second. The first look tells nothing yet.
+    """The rate of a counter per second. The first reading has no rate.
 
     >>> rate = Rate()
     >>> rate.per_s(10, 5.0), rate.per_s(30, 7.0), rate.per_s(3, 8.0)
@@ -49,7 +49,7 @@ class Rate:
         self._last: tuple[int, float] | None = None
 
     def per_s(self, value: int, now_s: float | None = None) -> float | None:
-        """How fast it grew since it was seen last; a counter that began anew did not grow."""
+        """Return the growth per second since the previous reading. A counter that was reset has not grown."""
         now_s = time.monotonic() if now_s is None else now_s
         last, self._last = self._last, (value, now_s)
         if last is None or now_s <= last[1]:

@@ -1,4 +1,4 @@
-"""What `zbus top` shows at one moment, wherever it was learnt: from a log, on a transport, or from a server."""
+"""The data of one frame of `zbus top`, from a log, a transport or a server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """A latency in milliseconds: half of the events took no longer, and 99 of 100."""
+    """Median and 99th percentile of a latency in milliseconds."""
 
     p50: float
     p99: float
 
 
 class KeyRate(msgspec.Struct, frozen=True):
-    """One key: how many events were seen since this began to look, and how many a second lately."""
+    """One key, its number of events since the start, and its current rate."""
 
     key: str
     events: int
@@ -23,7 +23,7 @@ class KeyRate(msgspec.Struct, frozen=True):
 
 
 class CursorLag(msgspec.Struct, frozen=True):
-    """One durable name, and how many events it has before it."""
+    """One durable subscription, and the number of events that it has not acknowledged."""
 
     name: str
     lag: int
@@ -39,7 +39,7 @@ class NodeSeen(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One moment. What cannot be known from where this looks is None: a reader of a log sees no deliveries."""
+    """One frame. A field is None if its source does not know it: a log does not contain deliveries."""
 
     at: str  # ISO time
     source: str
@@ -57,11 +57,11 @@ class Frame(msgspec.Struct, frozen=True):
     topics: tuple[KeyRate, ...] = ()
     cursors: tuple[CursorLag, ...] = ()
     nodes: tuple[NodeSeen, ...] = ()
-    trouble: str = ""  # why figures are old, or missing
+    trouble: str = ""  # why values are old or missing
 
 
 def dropped_of(stats: dict[str, Any]) -> int:
-    """All that was dropped, whatever the reason.
+    """Return the number of dropped events, for any reason.
 
     >>> dropped_of({"dropped_queue_full": 2, "dropped_records": 1, "published": 9})
     3

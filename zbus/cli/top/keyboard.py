@@ -1,4 +1,4 @@
-"""Single keys from the terminal, while a screen is shown. However it ends, the terminal is left as it was."""
+"""Single key presses from the terminal while a screen is shown. The terminal mode is always restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STDIN = 0
 
 @contextmanager
 def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
-    """Call `pressed` with each key, on the loop; whether there is a keyboard at all. Ctrl-C stays a signal."""
+    """Call `pressed` on the loop with each key. Yields whether stdin is a terminal. Ctrl-C still sends SIGINT."""
     if not os.isatty(STDIN):
         yield False
         return

@@ -1,4 +1,4 @@
-"""A frame for people: a whole screen of a terminal, or one plain line."""
+"""A frame as a full terminal screen, or as one plain line."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from zbus.cli.render.eventline import printable
 
 from .frame import Frame, Quantiles
 
-FIGURE_COLUMNS = 26  # of the terminal, for each figure
+METRIC_COLUMNS = 26  # width of one metric, in terminal columns
 SIDE_LINES_MAX = 8
 LINE_TOPICS = 3
 UNKNOWN = "-"
 
 
 def screen(frame: Frame, width: int, height: int, keys: str, *, wide: bool = True) -> RenderableType:
-    """As much of a frame as fits; `keys` tells which keys do something.
+    """Return as much of a frame as fits the screen. `keys` is the hint about the keyboard.
 
-    `wide`: as wide as the terminal, so that columns stay where they are from one frame to the next.
+    With `wide`, the tables fill the terminal, so that columns keep their place from one frame to the next.
     """
-    figures = _figures(frame, max(1, width // FIGURE_COLUMNS))
+    metrics = _metrics(frame, max(1, width // METRIC_COLUMNS))
     side = min(SIDE_LINES_MAX, max(len(frame.cursors), len(frame.nodes)) + 1) if frame.cursors or frame.nodes else 0
-    used = 1 + figures.row_count + 2 + (side + 1 if side else 0)  # title, figures, blank, heading, and what is below
+    used = 1 + metrics.row_count + 2 + (side + 1 if side else 0)  # title, metrics, blank line, heading, side tables
     rows = max(1, height - used - 1)
-    parts: list[RenderableType] = [_title(frame, keys), figures, Text(), _topics(frame, rows, wide)]
+    parts: list[RenderableType] = [_title(frame, keys), metrics, Text(), _topics(frame, rows, wide)]
     if side:
         parts += [Text(), _side(frame, side - 1, wide)]
     return Group(*parts)
 
 
 def line(frame: Frame) -> str:
-    """A frame in one line, for a file or another program's eyes."""
-    told = [
+    """Return a frame as one line, for a file or a pipe."""
+    parts = [
         f"{frame.at} {printable(frame.source)}",
         f"head {_count(frame.head)}",
         f"published {_rate(frame.published_per_s)}/s",
@@ -45,25 +45,25 @@ def line(frame: Frame) -> str:
     ]
     if frame.cursors:
         most = max(frame.cursors, key=lambda each: each.lag)
-        told.append(f"lag {most.lag:,} ({printable(most.name)})")
+        parts.append(f"lag {most.lag:,} ({printable(most.name)})")
     busy = [f"{printable(each.key)} {each.events_per_s:,.1f}/s" for each in frame.topics[:LINE_TOPICS]]
-    told += [f"keys {', '.join(busy)}"] if busy else []
-    told += [printable(frame.trouble)] if frame.trouble else []
-    return "; ".join(told)
+    parts += [f"keys {', '.join(busy)}"] if busy else []
+    parts += [printable(frame.trouble)] if frame.trouble else []
+    return "; ".join(parts)
 
 
 def _title(frame: Frame, keys: str) -> Text:
-    """The source last: it may be long, and is what is cut off then."""
+    """Return the title line. The source is last, because it may be long and is then truncated."""
     title = Text("zbus top", "bold", no_wrap=True, overflow="ellipsis").append(f"  {_clock(frame.at)}  {keys}", "dim")
     if frame.trouble:
         title.append(f"  {printable(frame.trouble)}", "bold red")
     return title.append(f"  {printable(frame.source)}", "bold green")
 
 
-def _figures(frame: Frame, columns: int) -> Table:
-    """Those that are known from here; the first three are always shown, as what people look for."""
+def _metrics(frame: Frame, columns: int) -> Table:
+    """Return a table of the metrics that are known. The first three are always shown."""
     size = UNKNOWN if frame.log_bytes is None else _size(frame.log_bytes)
-    told = [
+    shown = [
         ("published/s", _rate(frame.published_per_s), "bold cyan"),
         ("delivered/s", _rate(frame.delivered_per_s), "bold cyan"),
         ("dropped/s", _rate(frame.dropped_per_s), "bold red" if frame.dropped_per_s else "bold"),
@@ -71,14 +71,14 @@ def _figures(frame: Frame, columns: int) -> Table:
     more = [
         ("log head", _count(frame.head)),
         ("log size", size),
-        ("readers", _count(frame.subscribers)),
+        ("subscriptions", _count(frame.subscribers)),
         ("dropped", _count(frame.dropped)),
         ("commit", _latency(frame.commit_ms)),
         ("end to end", _latency(frame.end_to_end_ms)),
     ]
-    told += [(name, value, "bold") for name, value in more if value != UNKNOWN]
+    shown += [(name, value, "bold") for name, value in more if value != UNKNOWN]
     table = Table.grid(padding=(0, 2, 0, 0))
-    cells = [Text(f"{name} ", "dim", no_wrap=True).append(value, style) for name, value, style in told]
+    cells = [Text(f"{name} ", "dim", no_wrap=True).append(value, style) for name, value, style in shown]
     for at in range(0, len(cells), columns):
         table.add_row(*cells[at : at + columns])
     return table
@@ -100,12 +100,12 @@ def _topics(frame: Frame, rows: int, wide: bool) -> Table:
 
 
 def _side(frame: Frame, rows: int, wide: bool) -> Table:
-    """Durable names and nodes, beside each other."""
+    """Return the durable subscriptions and the nodes, side by side."""
     both = Table.grid(expand=wide, padding=(0, 2))
     both.add_column(ratio=1)
     both.add_column(ratio=1)
     cursors = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
-    cursors.add_column("durable name", ratio=1, no_wrap=True, overflow="ellipsis")
+    cursors.add_column("durable subscription", ratio=1, no_wrap=True, overflow="ellipsis")
     cursors.add_column("behind", justify="right", no_wrap=True)
     for cursor in sorted(frame.cursors, key=lambda each: (-each.lag, each.name))[:rows]:
         cursors.add_row(Text(printable(cursor.name)), Text(f"{cursor.lag:,}", "bold yellow" if cursor.lag else ""))

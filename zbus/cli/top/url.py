@@ -1,4 +1,4 @@
-"""Frames from a server: what `/api/live` of a running `zbus serve` tells once a second."""
+"""Frames of `zbus top` from the event stream `/api/live` of a running `zbus serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = dict[str, Any] | str | Exception
 
 
 class UrlFrames:
-    """The figures are the server's; only the rate of drops is worked out here."""
+    """Frames with the metrics of a server. Only the rate of drops is calculated here."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url, self._token = url, token
@@ -29,13 +29,13 @@ class UrlFrames:
         self._first = True
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
-        """One frame a second, until whoever reads them has enough."""
+        """Yield one frame per second until the caller closes the generator."""
         waiting = asyncio.Queue[Found](WAITING_MAX)
 
         def take(frames: list[Found]) -> None:
             for found in frames:
                 if waiting.full():
-                    waiting.get_nowait()  # a terminal that is stopped: only the newest frames matter
+                    waiting.get_nowait()  # the terminal is stopped: keep only the newest frames
                 waiting.put_nowait(found)
 
         mailbox = Mailbox[Found](asyncio.get_running_loop(), take)
@@ -47,22 +47,22 @@ class UrlFrames:
                 if isinstance(found, Exception):
                     raise found
                 if isinstance(found, str):
-                    self._first = True  # what was counted meanwhile is not known
+                    self._first = True  # counts of the outage are unknown, so that the next rates would be wrong
                     yield msgspec.structs.replace(last, trouble=found)
                     continue
                 last = self._frame(found)
-                if self._first:  # the first one has no rates yet
+                if self._first:  # the first frame has no rates yet
                     self._first = False
                     continue
                 yield last
         finally:
             feed.close()
 
-    def _frame(self, told: dict[str, Any]) -> Frame:
-        """A server may be older or newer than this: what it does not tell stays unknown."""
-        stats, rates, latency = _dict(told, "stats"), _dict(told, "rates"), _dict(told, "latency")
+    def _frame(self, sent: dict[str, Any]) -> Frame:
+        """Build a frame from an object of any version of the server: missing fields stay unknown."""
+        stats, rates, latency = _dict(sent, "stats"), _dict(sent, "rates"), _dict(sent, "latency")
         log, dropped = _dict(stats, "log"), dropped_of(stats)
-        at = told.get("at")
+        at = sent.get("at")
         return Frame(
             at=str(at),
             source=self._url,
@@ -79,10 +79,10 @@ class UrlFrames:
             end_to_end_ms=_quantiles(latency.get("end_to_end_ms")),
             topics=tuple(
                 KeyRate(str(each.get("key")), int(each.get("events") or 0), float(each.get("events_per_s") or 0))
-                for each in _dicts(told, "topics")
+                for each in _dicts(sent, "topics")
             ),
             cursors=tuple(
-                CursorLag(str(each.get("name")), int(each.get("lag") or 0)) for each in _dicts(told, "cursors")
+                CursorLag(str(each.get("name")), int(each.get("lag") or 0)) for each in _dicts(sent, "cursors")
             ),
             nodes=tuple(
                 NodeSeen(
@@ -91,7 +91,7 @@ class UrlFrames:
                     bool(each.get("has_log")),
                     str(each.get("transport") or ""),
                 )
-                for each in _dicts(told, "nodes")
+                for each in _dicts(sent, "nodes")
                 if not each.get("is_self")
             ),
         )

@@ -1,14 +1,14 @@
-// One feed of the server that stays open: it reconnects by itself, exactly after the last id that it saw.
+// A stream of server-sent events that stays open. It reconnects after the last id that it received.
 
-import { access, open, Refused } from "./http.js";
+import { access, HttpError, open } from "./http.js";
 import { SseParser } from "./sse.js";
 import { firstOf, once, sleep } from "./waiting.js";
 
-const WAIT_MS = [250, 500, 1000, 2000, 4000]; // between attempts; the last one again and again
-const SILENT_MS = 60_000; // several keep-alives long: the connection is dead and nobody said so
+const WAIT_MS = [250, 500, 1000, 2000, 4000]; // Between attempts; the last value repeats.
+const SILENT_MS = 60_000; // Several keep-alives are missing: the connection is dead.
 
-export class Feed {
-  /** `onEvents(list)` is called once for each chunk, `onState(state, detail)` when the connection changes. */
+export class EventStream {
+  /** Calls `onEvents(list)` once for each chunk, and `onState(state, detail)` when the connection changes. */
   constructor(path, { onEvents, onState = () => {} }) {
     this.path = path;
     this.onEvents = onEvents;
@@ -17,7 +17,7 @@ export class Feed {
     this.running = null;
   }
 
-  /** Begin anew. `prepare(signal)` is asked for the id to begin after where `lastId` is null. */
+  /** Start again. If `lastId` is null, `prepare(signal)` returns the id to start after. */
   start(query = {}, { lastId = null, prepare = null } = {}) {
     this.stop();
     this.lastId = lastId;
@@ -42,8 +42,8 @@ export class Feed {
         await this.#read(signal, () => (failures = 0));
       } catch (error) {
         if (signal.aborted) return;
-        if (error instanceof Refused && !error.passing) {
-          this.onState(error.status === 401 ? "token" : "refused", error);
+        if (error instanceof HttpError && !error.transient) {
+          this.onState(error.status === 401 ? "token" : "rejected", error);
           if (error.status !== 401) return;
           await once(access, "given", signal);
           continue;
@@ -63,8 +63,8 @@ export class Feed {
     const attempt = new AbortController();
     const end = () => attempt.abort();
     signal.addEventListener("abort", end);
-    let heard = performance.now();
-    const watch = setInterval(() => performance.now() - heard > SILENT_MS && end(), 5000);
+    let lastChunkAt = performance.now();
+    const watch = setInterval(() => performance.now() - lastChunkAt > SILENT_MS && end(), 5000);
     try {
       const response = await open(this.path, this.query, { headers, signal: attempt.signal });
       onOpen();
@@ -75,8 +75,8 @@ export class Feed {
       for (;;) {
         const { done, value } = await reader.read();
         if (done || signal.aborted) return;
-        heard = performance.now();
-        this.#take(parser.push(decoder.decode(value, { stream: true })));
+        lastChunkAt = performance.now();
+        this.#receive(parser.push(decoder.decode(value, { stream: true })));
       }
     } finally {
       clearInterval(watch);
@@ -85,9 +85,9 @@ export class Feed {
     }
   }
 
-  #take(events) {
+  #receive(events) {
     for (const event of events) if (event.id !== null) this.lastId = event.id;
-    const told = events.filter((event) => event.data !== null);
-    if (told.length) this.onEvents(told);
+    const withData = events.filter((event) => event.data !== null);
+    if (withData.length) this.onEvents(withData);
   }
 }

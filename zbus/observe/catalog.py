@@ -1,0 +1,329 @@
+"""Catalog of log records, codes and counters: every name with one line that explains it.
+
+`docs/reference/records.md` is generated from these tables. Tests compare the tables with the names that the code uses.
+A code is stable: programs may match on it. Many codes are also counters of the same name, so that
+`bus.diagnostics()` and the log records of a transport agree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class RecordInfo(NamedTuple):
+    """The level of a log record, when it is written, and its fields besides `correlation_id`."""
+
+    level: str
+    when: str
+    fields: str = ""
+
+
+_SOURCE = "transport, code, reason, source, count_total"
+
+RECORDS: dict[str, RecordInfo] = {
+    "BUS_STARTED": RecordInfo("INFO", "A bus was opened.", "the fields of `bus.diagnostics()`"),
+    "BUS_STOPPED": RecordInfo(
+        "INFO", "A bus was closed.", "the fields of `bus.diagnostics()`, counts, unfinished (tasks that did not end)"
+    ),
+    "NODE_JOINED": RecordInfo(
+        "INFO", "A node announced itself for the first time.", "node, node_name, bus, host, pid, link"
+    ),
+    "NODE_LEFT": RecordInfo(
+        "INFO", "A node closed or fell silent.", "node, node_name, bus, host, pid, link, code, reason, silent_s"
+    ),
+    "NODE_REJOINED": RecordInfo(
+        "INFO", "A node that had left announced itself again.", "node, node_name, bus, host, pid, link, code, reason"
+    ),
+    "EVENT_PUBLISHED": RecordInfo(
+        "DEBUG",
+        "A burst of events was stored or, without a log, handed on.",
+        "events, first, last, keys, key_count, correlation_ids, correlation_id_count",
+    ),
+    "EVENT_RECEIVED": RecordInfo(
+        "DEBUG",
+        "A burst of events was put into subscription queues.",
+        "events, subscriptions, keys, key_count, correlation_ids, correlation_id_count",
+    ),
+    "EVENT_DROPPED": RecordInfo(
+        "WARNING",
+        "Events were dropped.",
+        f"code, reason, events, keys, policy, dropped_total, after, until; in transports: {_SOURCE}, detail",
+    ),
+    "EVENT_CHANGED": RecordInfo("WARNING", "An event was sent without its headers.", f"{_SOURCE}, detail"),
+    "EVENT_RETRY": RecordInfo(
+        "WARNING, ERROR",
+        "Sending, repairing or handling failed and is tried again; `again_in_s` is None if it is not.",
+        "code, reason, again_in_s, origin; of a handler: key, offset, tried",
+    ),
+    "EVENT_RETRY_LIMIT_EXCEEDED": RecordInfo(
+        "ERROR", "A handler failed as often as `retries` allows.", "key, offset, tried, retries"
+    ),
+    "EVENT_GAP": RecordInfo(
+        "WARNING",
+        "Events of another node are missing.",
+        "code, reason, origin, publisher_id, first, last, key, after, until",
+    ),
+    "EVENT_INVALID": RecordInfo(
+        "WARNING",
+        "A frame, a request or a payload is malformed; at most one record per minute and link.",
+        f"code, reason, link; of a request: {_SOURCE}, key, detail",
+    ),
+    "EVENT_INVALID_SCHEMA": RecordInfo(
+        "WARNING",
+        "A payload violates its schema; at most one record per minute and key.",
+        "code, reason, key, topic, payload, payload_bytes, expected_hash, expression, mode, offset",
+    ),
+    "EVENT_BACKPRESSURE": RecordInfo(
+        "INFO", "Publishers began to wait; at most one record per second.", "code, reason, blocked_total"
+    ),
+    "EVENT_SUBSCRIBER_SLOW": RecordInfo(
+        "DEBUG, WARNING",
+        "A subscription's queue is full and it continues from the log (DEBUG), or it missed events (WARNING).",
+        "code, reason, keys, queue_events, missed, after, until",
+    ),
+    "EVENT_REPLAY_REQUESTED": RecordInfo("DEBUG", "A replay or a repair began.", "keys, span, origin, after"),
+    "EVENT_REPLAY_DELIVERED": RecordInfo("DEBUG", "A replay or a repair is complete.", "keys, origin, events"),
+    "EVENT_REPLAY_FAILED": RecordInfo(
+        "INFO, WARNING",
+        "A replay failed (INFO), or a repair was given up for now (WARNING).",
+        "code, reason, keys, origin, events",
+    ),
+    "HANDLER_FAILED": RecordInfo("ERROR", "A handler of `bus.serve` raised an exception.", "key"),
+    "REPLY_FAILED": RecordInfo(
+        "WARNING, ERROR", "A reply could not be made or sent.", f"code, reason, key; in zmq: {_SOURCE}, detail"
+    ),
+    "REQUEST_FAILED": RecordInfo("WARNING", "A request could not be sent to a node.", f"{_SOURCE}, detail"),
+    "RECEIVE_FAILED": RecordInfo("WARNING", "A received frame caused an unexpected error.", "link"),
+    "POSITIONS_NOT_STORED": RecordInfo("WARNING", "The log did not store the positions of links.", "code, reason"),
+    "TRANSPORT_OPEN": RecordInfo("DEBUG", "A ZMQ transport was opened.", "transport, node, publish, bound"),
+    "TRANSPORT_CONNECTING": RecordInfo("DEBUG", "A ZMQ socket connects to a peer.", "endpoint"),
+    "TRANSPORT_DISCONNECTING": RecordInfo("DEBUG", "libzmq had already disconnected from a peer.", "endpoint, error"),
+    "TRANSPORT_CONNECTED": RecordInfo("INFO", "The first connection to a server was made.", "transport, server"),
+    "TRANSPORT_CONNECT_FAILED": RecordInfo("WARNING", "A connection failed.", f"{_SOURCE}, detail, error"),
+    "TRANSPORT_DISCONNECTED": RecordInfo(
+        "WARNING", "The connection to the server was lost.", f"transport, server, error, unsent_bytes; or {_SOURCE}"
+    ),
+    "TRANSPORT_RECONNECTED": RecordInfo("WARNING", "The connection was restored.", "transport, server, outage_s"),
+    "TRANSPORT_PERMISSION_DENIED": RecordInfo("WARNING", "The server denied a subject.", _SOURCE),
+    "TRANSPORT_DISCOVERY_FAILED": RecordInfo("WARNING", "A discovery registry failed.", f"{_SOURCE}, detail"),
+    "TRANSPORT_INPUT_REJECTED": RecordInfo("WARNING", "Input was rejected.", f"{_SOURCE}, detail, error"),
+    "TRANSPORT_PUBLISHER_RETIRED": RecordInfo(
+        "WARNING", "The Dynamo transport unregistered an idle publisher.", f"{_SOURCE}, detail"
+    ),
+    "TRANSPORT_ERROR": RecordInfo(
+        "WARNING, ERROR",
+        "Subscribing, closing or a step of the I/O thread failed.",
+        f"transport, doing, code, reason; of the I/O thread: {_SOURCE}, detail",
+    ),
+    "CURVE_FAILED": RecordInfo("WARNING", "The folder of CURVE keys cannot be read.", f"{_SOURCE}, detail"),
+    "JETSTREAM_CONSUMER_READY": RecordInfo("INFO", "A JetStream consumer is set up.", "stream, durable, recreated"),
+    "JETSTREAM_CONSUMER_LOST": RecordInfo(
+        "WARNING", "A JetStream consumer must be set up again.", "stream, durable, code, reason"
+    ),
+    "BRIDGE_STARTED": RecordInfo("INFO, WARNING", "A bridge was opened.", "bridge, durable, promise"),
+    "BRIDGE_CONNECTED": RecordInfo("INFO", "A side of a bridge was connected later.", "transport"),
+    "BRIDGE_DISCONNECTED": RecordInfo(
+        "WARNING", "A side of a bridge could not be connected.", "transport, code, reason, again_in_s"
+    ),
+    "LEASE_LOST": RecordInfo("WARNING", "Another subscriber claimed a durable subscription.", "durable, code, reason"),
+    "LOG_TRUNCATED": RecordInfo(
+        "WARNING", "The end of a log is missing; it continues in a new epoch.", "path, head, code, reason"
+    ),
+    "LOG_WRITER_FAILED": RecordInfo("CRITICAL", "The writer of a log stopped; the log must be reopened.", "path"),
+    "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
+    "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
+    "LOG_COLD_LEFT_BEHIND": RecordInfo(
+        "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
+    ),
+    "LOG_PROXIED_WRITES_OFF": RecordInfo(
+        "WARNING", "The owner of a log cannot accept proxied writes.", "log, code, reason"
+    ),
+    "LOG_OLD_WRITES_LEFT": RecordInfo(
+        "WARNING", "An older zbus left write requests beside the log; they are not executed.", "log, code, reason"
+    ),
+    "LOG_PROXIED_WRITE_FAILED": RecordInfo("WARNING", "A proxied write raised an exception.", "log"),
+    "TRACING_FAILED": RecordInfo("ERROR", "OpenTelemetry raised an exception; the event continues.", "span"),
+}
+
+CODES: dict[str, str] = {
+    # Publishing and delivery.
+    "backlog_full": "A subscription is not read, and the backlog beside its queue is full.",
+    "commits_pending": "Too many bytes await commit.",
+    "invalid_schema": "A payload violates its schema.",
+    "lagged": "A subscription did not keep up with its events and missed some.",
+    "payload_invalid": "A payload cannot be decoded into the type of the handler.",
+    "queue_full": "A subscription's queue is full.",
+    "replay_failed": "The log could not be read.",
+    "spilled": "A subscription's queue is full; it continues from the log.",
+    # Between nodes.
+    "close_failed": "A transport raised an error while it was closed.",
+    "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
+    "gap_trimmed": "Retention removed the missing events at the publisher.",
+    "gap_unrepaired": "Events are missing and could not be repaired.",
+    "inbox_full": "The inbox is full; events that their publisher's log has are requested again.",
+    "invalid_beacon": "A beacon is malformed.",
+    "invalid_cancel": "A cancellation of a request is malformed.",
+    "invalid_envelope": "An envelope is malformed.",
+    "invalid_key": "A key is not valid.",
+    "invalid_node": "An announcement of a node is malformed.",
+    "invalid_request": "A request is malformed.",
+    "invalid_too_large": "A received payload is larger than `payload_bytes_max`.",
+    "invalid_version": "A frame has an unknown version or kind.",
+    "link_failed": "A side of a bridge cannot be connected.",
+    "node_closed": "The node was closed.",
+    "node_restarted": "The node was restarted.",
+    "node_seen_again": "The node announces itself again.",
+    "node_silent": "The node did not announce itself within its time to live.",
+    "positions_not_stored": "The log did not store the positions of links; they are stored with the next attempt.",
+    "repair_failed": "A repair raised an error and is tried again.",
+    "repair_timeout": "A repair took too long.",
+    "reply_failed": "A reply could not be sent.",
+    "retention": "Retention removed events before they were sent.",
+    "send_failed": "A transport did not accept events; they are sent again.",
+    "send_queue_full": "A transport is too slow or disconnected, and no log has the events.",
+    "store_failed": "The log did not store events of other nodes.",
+    # The log.
+    "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
+    "lease_lost": "Another subscriber claimed the durable subscription.",
+    "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
+    "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
+    "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
+    "proxied_writes_off": "The folder for proxied writes cannot be opened.",
+    # Transports.
+    "acknowledgement_malformed": "An acknowledgement is malformed.",
+    "client_gone": "The client disconnected before it received all replies.",
+    "close_timeout": "The I/O thread did not stop in time.",
+    "closed_before_sent": "The transport was closed before the messages were sent.",
+    "connect_failed": "The connection failed.",
+    "connection_failed": "The task that keeps the connection raised an error.",
+    "consumer_lost": "The JetStream consumer does not deliver as expected and is set up again.",
+    "consumer_setup_failed": "The JetStream consumer could not be set up; it is tried again.",
+    "curve_folder_unreadable": "The folder of CURVE keys cannot be read.",
+    "curve_rejected": "The CURVE key of a client is not permitted.",
+    "dropped_no_socket": "No socket could be opened for the publisher.",
+    "end_unsent": "The end of the replies could not be sent.",
+    "frame_incomplete": "A part of a frame did not arrive.",
+    "frame_not_events": "The frame is not a frame of events, and this wire carries only events.",
+    "frame_rejected": "A frame is not a valid frame of events.",
+    "frame_too_large": "A frame is larger than the transport permits.",
+    "handshake_rejected": "The peer rejected the handshake.",
+    "header_rejected": "A header has a name or a value that is not permitted, or the headers are too large.",
+    "headers_dropped": "The wire has no headers, so the event was sent without them.",
+    "identity_malformed": "The identity in the headers is malformed.",
+    "identity_mismatch": "The frames and the envelope name different events.",
+    "invalid_frame_count": "A message has the wrong number of frames.",
+    "invalid_header": "A message is too short for its header.",
+    "invalid_id_length": "An id is not 8 bytes long.",
+    "invalid_length": "The announced length differs from the length of the message.",
+    "invalid_mark": "A mark on the acknowledgement socket is malformed.",
+    "invalid_message": "The message is malformed.",
+    "invalid_number": "A number in the envelope is out of range.",
+    "invalid_stamp": "The stamp of a message is malformed.",
+    "invalid_subject": "The subject is not that of a Dynamo topic.",
+    "invalid_topic": "The topic of a message is malformed.",
+    "io_failed": "A step of the I/O thread raised an error.",
+    "key_rejected": "The key cannot be expressed on this wire.",
+    "key_without_topic": "The key has no topic on this wire.",
+    "liveliness_failed": "Zenoh's liveliness cannot be used for discovery.",
+    "liveliness_token_invalid": "A liveliness token is malformed.",
+    "no_subscribers": "No subscriber is connected.",
+    "part_malformed": "A part of a frame is malformed.",
+    "part_rejected": "A part of a frame exceeds the limits.",
+    "payload_too_large": "A payload is larger than `payload_bytes_max`.",
+    "peer_key_rejected": "The CURVE key of a peer is missing, malformed or not permitted.",
+    "peer_needs_curve": "The peer requires CURVE, and this node has no keys.",
+    "permission_denied": "The server denied publishing or subscribing.",
+    "publisher_unknown": "Several scopes have the topic, and the publisher has no discovery record.",
+    "publishers_retired": "The process has too many publishers; the one that was idle longest was unregistered.",
+    "receiver_failed": "The receiver of a message raised an error.",
+    "record_invalid": "A discovery record is malformed.",
+    "record_written_again": "Another process removed a discovery record; it was written again.",
+    "records_over_limit": "The registry has too many discovery records; only the first ones are read.",
+    "registry_failed": "The folder of the registry cannot be read or written.",
+    "registry_record_invalid": "A lease in the registry is malformed.",
+    "replies_missing": "Fewer replies arrived than the responder sent.",
+    "reply_invalid": "A reply is malformed.",
+    "reply_out_of_order": "A reply is out of order.",
+    "request_failed": "The request could not be sent to the node.",
+    "request_in_parts": "A request arrived in parts without being announced.",
+    "request_incomplete": "An announced request did not arrive in time.",
+    "request_invalid": "A request is malformed.",
+    "request_malformed": "The subject of a request is not a key.",
+    "request_too_large": "A request is larger than permitted, or too many are being received.",
+    "request_without_inbox": "A request has no valid inbox for replies.",
+    "subject_malformed": "The subject is not a key.",
+    "subscribe_unconfirmed": "The server did not confirm a change of subscriptions; the next connection repeats it.",
+    "subscriber_stuck": "A subscriber does not read; messages are sent without it.",
+    "subscription_invalid": "A subscription is malformed.",
+    "too_large": "The event is larger than the server permits.",
+    "too_many_requests": "Too many requests are pending.",
+    "topic_mismatch": "The envelope and the subject name different topics.",
+    "upload_rejected": "The inbox for a large request is not valid.",
+    "upload_unsent": "The inbox for a large request could not be announced.",
+}
+
+# Counters and gauges of `bus.stats()`. A counter appears once it is not 0.
+COUNTERS: dict[str, str] = {
+    "published": "Events published here and stored; without a log, handed on.",
+    "delivered": "Events put into subscription queues, once per subscription.",
+    "backpressure": "Times that backpressure began to block publishers.",
+    "subscribers": "Open subscriptions.",
+    "readers_behind": "Open subscriptions that read from the log, not live.",
+    "nodes": "Nodes that are alive, including this one.",
+    "backlogged": "Events that waited in a backlog beside a full queue.",
+    "corrupt_skipped": "Corrupt events that were skipped.",
+    "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",
+    "dropped_backlog_full": "Events dropped because the backlog beside a queue was full.",
+    "dropped_by_retention": "Events that retention removed before they were sent.",
+    "dropped_inbox_full": "Received events dropped because the inbox was full.",
+    "dropped_queue_full": "Events dropped because a subscription's queue was full.",
+    "dropped_records": "Log records that were not published on the bus because too many waited.",
+    "dropped_send_queue_full": "Events dropped because a transport was behind and no log has them.",
+    "duplicates_received": "Events received again and recognized by their identity.",
+    "events_repaired": "Events fetched from the logs of other nodes.",
+    "gaps": "Gaps found in the events of other nodes.",
+    "gaps_open": "Gaps still being requested after the first attempts failed.",
+    "gaps_repaired": "Gaps repaired from a log.",
+    "gaps_unrepaired": "Gaps that could not be repaired.",
+    "handler_errors": "Exceptions raised by handlers of `bus.on` and `bus.serve`.",
+    "invalid_beacon": "Malformed beacons.",
+    "invalid_cancel": "Malformed cancellations of requests.",
+    "invalid_envelope": "Malformed envelopes.",
+    "invalid_key": "Received events whose key is not valid.",
+    "invalid_node": "Malformed announcements of nodes.",
+    "invalid_payloads": "Events whose payload could not be decoded for a handler.",
+    "invalid_received": "Malformed frames and requests of all kinds.",
+    "invalid_request": "Malformed requests.",
+    "invalid_schema": "Payloads that violate their schema.",
+    "invalid_too_large": "Received events whose payload is larger than `payload_bytes_max`.",
+    "invalid_version": "Frames of an unknown version or kind.",
+    "loops_prevented": "Events of a bridge that came back to it.",
+    "nodes_evicted": "Nodes removed from the registry because it was full.",
+    "outcome_unknown": "Events of which the log did not say whether they were stored.",
+    "receive_errors": "Received frames that caused an unexpected error.",
+    "redelivered": "Events handed to a handler again after it failed.",
+    "retry_limit_exceeded": "Events given up after `retries` attempts.",
+    "spilled": "Times that a subscription with a full queue continued from the log.",
+    "store_failed": "Events of other nodes that the log did not store.",
+}
+
+# Counters in the diagnostics of transports, besides those that are named like a code.
+TRANSPORT_COUNTERS: dict[str, str] = {
+    "acknowledgement_dropped": "Acknowledgements not sent because the socket's queue was full.",
+    "acknowledgement_unsent": "JetStream acknowledgements not sent; the message is delivered again.",
+    "cancel_dropped": "Cancellations of requests not sent because the socket's queue was full.",
+    "delivered_out_of_order": "JetStream messages that arrived out of order.",
+    "disconnected": "Disconnections of ZMQ peers.",
+    "dropped_slow_subscriber": "Messages sent while a stuck subscriber was left out.",
+    "duplicate": "Messages received twice, through a broker and directly.",
+    "echo_suppressed": "Own events that were not sent back to where they came from.",
+    "filtered": "Messages of a stream that no subscription matches.",
+    "header_reserved": "Headers with a reserved name, which were not sent.",
+    "leases_expired": "Expired leases that were removed from the registry.",
+    "no_interest": "Events that no connected subscriber subscribed to.",
+    "rejection_dropped": "Rejections of requests that could not be sent.",
+    "reply_late": "Replies that arrived after their request had ended.",
+    "request_rejected": "Requests rejected because no handler serves the key or too many are open.",
+    "subject_unmapped": "Messages on subjects that are not keys, such as inboxes.",
+    "unsent_at_disconnect": "Disconnections at which data was still unsent.",
+}
