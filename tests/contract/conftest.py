@@ -34,7 +34,7 @@ def mesh(
 
 @pytest.fixture
 def transport(mesh: Mesh) -> Iterator[Mesh]:
-    """A transport with another node at its far end; nodes end with the test."""
+    """A transport with a second node. The nodes are stopped after the test."""
     yield mesh
     mesh.clear()
 
@@ -47,7 +47,7 @@ def any_transport(transport: Mesh) -> Mesh:
 
 @pytest.fixture
 def middle_transport(transport: Mesh) -> Mesh:
-    """Those with a server in the middle, which can be killed while both nodes live on."""
+    """A transport with a server in the middle, which can be killed while both nodes keep running."""
     return transport
 
 

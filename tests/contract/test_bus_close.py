@@ -125,7 +125,7 @@ async def test_requests_are_answered_again_after_an_outage(middle_transport: Mes
         await served(here, "echo/x")
         middle_transport.cut(far)
         try:
-            # Where questions do not go through the middle, they are answered all the time.
+            # If requests do not pass through the server, they get replies all the time.
             assert (await asyncio.wait_for(here.request("echo/x", b"x", timeout=1.0), 15)).payload == b"x"
         except zbus.ZbusError:
             pass

@@ -1,4 +1,4 @@
-"""What a subscriber gets through a bus: exactly what it asked for, once, in order, with the envelope as it was."""
+"""Delivery through a bus: a subscriber receives exactly its keys, once, in order, with an unchanged envelope."""
 
 from __future__ import annotations
 

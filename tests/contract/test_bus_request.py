@@ -221,4 +221,4 @@ async def test_requests_and_events_go_side_by_side(any_transport: Mesh) -> None:
 
         assert [reply.payload for reply in replies] == [b"%d" % n for n in range(50)]
         assert [event.payload for event in await take(subscription, 500)] == [b"%d" % n for n in range(500)]
-        assert subscription.queued == 0  # a question is not an event
+        assert subscription.queued == 0  # a request is not an event

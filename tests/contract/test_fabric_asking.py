@@ -1,4 +1,4 @@
-"""Questions: one of those who answer replies, in order and completely, and the end always comes."""
+"""Requests: one responder replies, in order and completely, and the end of the replies always arrives."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEAVE_S = 2.0
 
 
 def ask_until_answered(node: AnyNode, key: str, payload: bytes = b"") -> list[bytes]:
-    """Until the answerer is known here: that somebody answers takes a moment to travel."""
+    """Wait until the responder is known here, which takes a moment."""
     deadline = time.monotonic() + WAIT_S
     while not (told := node.ask(key, payload))["replies"]:
-        assert time.monotonic() < deadline, f"nobody answered for {key!r}"
+        assert time.monotonic() < deadline, f"no responders for {key!r}"
         assert told["ends"] == 1
         time.sleep(0.02)
     assert told["ends"] == 1

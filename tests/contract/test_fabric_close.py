@@ -1,4 +1,4 @@
-"""Close: always in bounded time, whatever goes on, and nothing of the fabric is left behind."""
+"""Close: always in bounded time, whatever is in progress, and nothing of the fabric is left behind."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def test_a_question_under_way_ends_when_its_asker_closes(transport: Mesh) -> Non
     told = near.ask_later("ask/held", timeout_s=30.0)
 
     assert near.close() < CLOSE_S
-    assert told.wait(lambda: told.ends > 0, CLOSE_S), "whoever waits for the end waits for ever"
+    assert told.wait(lambda: told.ends > 0, CLOSE_S), "the requester would wait forever"
     assert told.ends == 1

@@ -1,4 +1,4 @@
-"""What arrives between two processes: exactly what the expressions ask for, once, as it was sent."""
+"""Delivery between two processes: exactly the messages that match the expressions, once, unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_expression_brings_exactly_the_keys_that_it_matches(transport: Mesh
     strange = []
     for at, frame in enumerate(found):
         number, _, key = frame.partition("|")
-        # What was still under way when the next expression came into force may be heard by that one.
+        # A message in flight when the next expression became active may be received by that one.
         first = int(number)
         in_force = EXPRESSIONS[first:] if at >= heard_before_next[first] else [EXPRESSIONS[first]]
         if not any(matches(each, key) for each in in_force):

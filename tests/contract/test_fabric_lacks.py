@@ -1,4 +1,4 @@
-"""What a transport cannot do: refused by an error that names it, before anything is sent."""
+"""Unsupported features of a transport: rejected with an error that names them, before anything is sent."""
 
 from __future__ import annotations
 

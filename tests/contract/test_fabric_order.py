@@ -1,4 +1,4 @@
-"""Senders and listeners in time: order per sender and key, several of them merged, and those who come late."""
+"""Senders and listeners in time: order per sender and key, several of them merged, and late ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contract_node import WAIT_S
 from contract_support import Mesh
 
 FRAMES = 3_000
-FOUND_S_MAX = 3.0  # a new sender is to be found within 1 s; this machine may be busy
+FOUND_S_MAX = 3.0  # a new sender should be found within 1 s, but the machine may be busy
 
 
 def test_frames_of_one_sender_and_key_keep_their_order(transport: Mesh) -> None:
@@ -58,7 +58,7 @@ def test_every_listener_hears_every_sender(transport: Mesh) -> None:
     for node in nodes:
         node.wanted(["all/x"])
 
-    # `ready` says that some node listens, not that all do: each sends until the others have heard it.
+    # `ready` says that some node listens, not that all do: each sends until the others have received it.
     for number, node in enumerate(nodes):
         frame, deadline = b"from %d" % number, time.monotonic() + WAIT_S
         others = [each for each in nodes if each is not node]
@@ -80,7 +80,7 @@ def test_a_late_sender_is_found_by_a_listener_that_runs(transport: Mesh) -> None
         sender = transport.open()
         sender.wanted([f"late/{number}"])
         sender.send([(f"late/{number}", b"%d" % number)])
-        assert listener.heard_frame(b"%d" % number), f"sender {number} was not heard"
+        assert listener.heard_frame(b"%d" % number), f"sender {number} was not received"
         took_s.append(time.monotonic() - began)
         sender.close()
 

@@ -1,4 +1,4 @@
-"""Outages: the middle (or the far process) is killed and comes back, and nobody has to be restarted for it."""
+"""Outages: the server (or the remote process) is killed and restarted, and no node has to be restarted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_question_asked_while_cut_off_ends_in_bounded_time(transport: Mesh) ->
     took_s = time.monotonic() - began
     transport.mend(far)
 
-    assert told in ([], None, [b"far"])  # the last where questions do not go through the middle
+    assert told in ([], None, [b"far"])  # the last if requests do not pass through the server
     assert took_s < 10.0
 
 
@@ -141,7 +141,7 @@ def test_close_during_an_outage_ends_in_bounded_time(transport: Mesh) -> None:
 def answered(node: AnyNode, key: str, reply: bytes) -> None:
     deadline = time.monotonic() + WAIT_S
     while asked_or_refused(node, key, timeout_s=2.0) != [reply]:
-        assert time.monotonic() < deadline, f"nobody answers for {key!r}"
+        assert time.monotonic() < deadline, f"no responders for {key!r}"
         time.sleep(0.05)
 
 

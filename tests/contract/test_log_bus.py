@@ -331,7 +331,7 @@ async def test_a_subscription_of_one_node_spills_and_catches_up_with_the_events_
     assert payloads(found) == list(range(500))
 
 
-# What the log promises.
+# The guarantees of the log.
 
 
 async def test_the_stats_have_the_promise_of_the_log(url: str) -> None:

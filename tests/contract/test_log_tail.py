@@ -13,7 +13,7 @@ from zbus.ports.log import AppendResult, Committed, Log, Row
 
 
 class Tail:
-    """What came of a tail."""
+    """The events that a tail received."""
 
     def __init__(self, log: Log) -> None:
         self.rows: list[Row] = []

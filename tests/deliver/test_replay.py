@@ -88,7 +88,7 @@ async def test_replay_ends_at_the_head_of_the_moment_it_began(log_path: Path) ->
 
 
 async def test_replay_to_live_under_full_load_misses_none_and_repeats_none(log_path: Path) -> None:
-    """Publishers never stop; subscriptions start in the past at random moments and go over to live."""
+    """Publishers never stop; subscriptions start in the past at random moments and switch to live events."""
     total, publishers = 60_000, 64
     async with zbus.open(log_path) as bus:
         published = 0

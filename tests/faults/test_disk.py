@@ -41,20 +41,20 @@ FULL = """
                 except zbus.LogFull as error:
                     refused = error
                 assert refused is not None and "not stored" in str(refused), refused
-                for _ in range(3):  # it stays refused, with the same words, and the loop goes on
+                for _ in range(3):  # the error stays the same, and the loop keeps running
                     try:
                         await publisher.publish(os.urandom(100_000))
                         raise SystemExit("a publish without space was acknowledged")
                     except zbus.LogFull:
                         pass
-                # Readers go on, and nothing is half-written.
+                # Readers keep working, and no event is partly written.
                 head = await bus.head()
                 stored = [event.offset async for event in bus.replay()]
                 assert stored == list(range(1, head + 1)), (len(stored), head)
                 assert set(acknowledged) == set(stored), (len(acknowledged), len(stored))
                 for _ in acknowledged:
                     await anext(subscription)
-                # And it recovers by itself when there is space.
+                # The log recovers once there is space.
                 ballast.unlink()
                 offset = await publisher.publish(b"again")
                 assert offset == head + 1

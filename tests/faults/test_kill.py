@@ -1,7 +1,7 @@
 """kill -9 at random moments: nothing acknowledged is lost, nothing is stored twice, order is kept.
 
-A publishing process is killed again and again, and so is a durable reader in another process. What each
-of them knew is in a file; at the end the log is compared with it, identity by identity.
+A publishing process is killed again and again, and so is a durable reader in another process. Each
+writes its progress to a file; at the end the log is compared with these files, identity by identity.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def size(path: Path) -> int:
 def kill(child: subprocess.Popen[bytes], out: Path) -> None:
     child.send_signal(signal.SIGKILL)
     _, stderr = child.communicate(timeout=10)
-    assert child.returncode == -signal.SIGKILL, f"the child ended by itself: {stderr.decode()}"
-    # A write that crosses a page can be cut there, and the next child would go on within that line.
+    assert child.returncode == -signal.SIGKILL, f"the child ended without being killed: {stderr.decode()}"
+    # A write that crosses a page can be cut there, and the next child would continue within that line.
     os.truncate(out, out.read_bytes().rfind(b"\n") + 1)
 
 
 def wait_for_growth(path: Path, than: int, child: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 30
     while size(path) <= than:
-        assert child.poll() is None, f"the child ended by itself: {child.communicate()[1].decode()}"
+        assert child.poll() is None, f"the child ended without being killed: {child.communicate()[1].decode()}"
         assert time.monotonic() < deadline, f"{path.name} does not grow"
         time.sleep(0.001)
 

@@ -34,7 +34,7 @@ def start(log: Path, stage: str, times: int) -> subprocess.Popen[bytes]:
 
 
 async def check(log: Path, before: list[object]) -> None:
-    """What a killed offload left changes nothing for readers, and the next one makes it whole."""
+    """The remains of a killed offload change nothing for readers, and the next offload completes it."""
     cold = Path(f"{log}-cold")
     assert await replayed(log) == before
     offload(spark(), log, segment_events=SEGMENT_EVENTS)

@@ -35,7 +35,7 @@ def test_a_query_killed_at_any_point_goes_on_and_every_row_is_in_the_log_once(tm
     assert held["staging"] == held["intent"] == LINES
     assert LINES + (HELD_CHUNKS - 1) * 1000 <= held["put"] < 2 * LINES
     assert held["mark"] == held["done"] == 2 * LINES
-    twice = {"put": held["put"] - LINES, "mark": LINES, "done": LINES}  # where nobody remembers
+    twice = {"put": held["put"] - LINES, "mark": LINES, "done": LINES}  # rows that a source without memory stores twice
     for point in twice:
         shutil.copytree(tmp_path / point, tmp_path / f"{point}-control", ignore=shutil.ignore_patterns("wake"))
 
@@ -55,7 +55,7 @@ def test_a_commit_that_outlives_its_jvm_and_the_one_that_takes_over_publish_ever
     going_on = [query(spark(), tmp_path / point) for point in points]
     for point in points:
         (tmp_path / point / "go-on").touch()
-    for each in going_on:  # whoever commits first, the other waits for it
+    for each in going_on:  # the second to commit waits for the first
         with spark_errors():
             each.awaitTermination()
 

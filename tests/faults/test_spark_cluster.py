@@ -88,7 +88,7 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -
     write_log(log, [(f"shop/orders/p{number % 7}", b"x" * 100) for number in range(EVENTS)])
     if tier:
         offload(log, EVENTS // 4, EVENTS // 2)
-        Path(f"{log}-cold").rename(cold)  # where the node does not look: what is trimmed is there alone
+        Path(f"{log}-cold").rename(cold)  # a folder that the node does not read: only it has the trimmed events
         prune(log, Rules(upto=EVENTS // 3))
     with ExitStack() as stack:
         place = "--host", "127.0.0.1", "--webui-port", "0"

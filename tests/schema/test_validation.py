@@ -1,4 +1,4 @@
-"""An event that does not fit, met by a reader: from another node, or stored before the schema was there."""
+"""Validation on read: an invalid event from another node, or stored before its schema was registered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def until(condition: Any, within_s: float = 20.0) -> None:
 
 
 async def wanted(bus: zbus.Bus) -> None:
-    """Until the other node's subscription is known here."""
+    """Wait until the other node's subscription is known here."""
     assert node_of(bus).network is not None
     while not await node_of(bus).run(node_of(bus).network.links[0].fabric.ready, KEY):
         await asyncio.sleep(0.005)
@@ -40,7 +40,7 @@ def records(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 async def store_before(log_path: Path, *payloads: bytes, mode: Any = "strict") -> zbus.Schema:
-    """Events that were stored before their schema was registered."""
+    """Store events, and then register their schema."""
     async with zbus.open(log_path) as bus:
         publisher = await bus.publisher(KEY)
         for payload in payloads:
@@ -49,7 +49,7 @@ async def store_before(log_path: Path, *payloads: bytes, mode: Any = "strict") -
 
 
 async def read_all(subscription: zbus.EventSubscriber, number: int) -> list[Any]:
-    """What a reader meets: offsets, and the errors in between."""
+    """Return the offsets that a subscriber receives, with the errors in between."""
     found: list[Any] = []
     async with asyncio.timeout(20):
         while len(found) < number:
@@ -60,7 +60,7 @@ async def read_all(subscription: zbus.EventSubscriber, number: int) -> list[Any]
     return found
 
 
-async def test_a_strict_reader_is_told_of_an_event_that_does_not_fit_and_goes_on_after_it(
+async def test_a_subscriber_receives_an_error_for_an_invalid_event_and_then_the_next_event(
     log_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
@@ -83,7 +83,7 @@ async def test_a_strict_reader_is_told_of_an_event_that_does_not_fit_and_goes_on
     assert told["reason"].startswith("$.id: ")
 
 
-async def test_a_permissive_reader_is_given_the_event_and_it_is_recorded(
+async def test_a_permissive_schema_delivers_an_invalid_event_and_logs_it(
     log_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
@@ -96,7 +96,7 @@ async def test_a_permissive_reader_is_given_the_event_and_it_is_recorded(
 
 
 @pytest.mark.parametrize("options", [{}, {"overflow": "block"}, {"schema": dict}, {"overflow": "spill"}], ids=str)
-async def test_live_events_of_another_node_are_held_to_the_schemas_of_this_one(
+async def test_live_events_of_another_node_are_validated_against_the_schemas_of_this_one(
     log_path: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/zenoh.sock"
@@ -119,7 +119,7 @@ async def test_live_events_of_another_node_are_held_to_the_schemas_of_this_one(
                 assert (await anext(subscription)).payload == BAD
 
 
-async def test_a_handler_never_sees_what_does_not_fit_and_its_durable_name_passes_over_it(log_path: Path) -> None:
+async def test_a_handler_never_receives_an_invalid_event_and_its_cursor_moves_past_it(log_path: Path) -> None:
     await store_before(log_path, GOOD, BAD, BAD, GOOD)
     seen: list[int] = []
     async with zbus.open(log_path) as bus:
@@ -137,7 +137,7 @@ async def test_a_handler_never_sees_what_does_not_fit_and_its_durable_name_passe
         assert (cursor.name, cursor.offset) == ("billing", 4)
 
 
-async def test_a_durable_reader_acknowledges_what_does_not_fit_by_asking_for_the_next(log_path: Path) -> None:
+async def test_a_durable_subscriber_acknowledges_an_invalid_event_by_requesting_the_next(log_path: Path) -> None:
     await store_before(log_path, BAD, GOOD)
     async with zbus.open(log_path) as bus:
         async with bus.subscribe("**", durable="audit", start="beginning") as subscription:
@@ -148,7 +148,7 @@ async def test_a_durable_reader_acknowledges_what_does_not_fit_by_asking_for_the
             assert (await anext(subscription)).offset == 2  # it was handed over, and not acknowledged yet
 
 
-async def test_a_bus_that_only_reads_holds_its_readers_to_the_schemas(log_path: Path) -> None:
+async def test_a_read_only_bus_validates_events(log_path: Path) -> None:
     await store_before(log_path, GOOD, BAD, GOOD)
     async with zbus.open(log_path, read_only=True) as bus:
         async with bus.subscribe("**", start="beginning") as subscription:
@@ -157,7 +157,7 @@ async def test_a_bus_that_only_reads_holds_its_readers_to_the_schemas(log_path: 
     assert isinstance(second, zbus.SchemaInvalid)
 
 
-async def test_replay_gives_what_is_stored_whatever_it_looks_like(log_path: Path) -> None:
+async def test_replay_returns_invalid_events_too(log_path: Path) -> None:
     await store_before(log_path, GOOD, BAD)
     async with zbus.open(log_path) as bus:
         assert [event.payload async for event in bus.replay("**")] == [GOOD, BAD]
@@ -172,7 +172,7 @@ async def test_with_validate_schemas_off_nothing_is_validated(log_path: Path) ->
             assert await read_all(subscription, 3) == [1, 2, 3]
 
 
-async def test_reading_takes_the_short_way_while_no_schema_is_in_force(log_path: Path) -> None:
+async def test_reading_takes_the_fast_path_while_no_schema_is_active(log_path: Path) -> None:
     async with zbus.open(log_path, tracing="off") as bus, bus.subscribe("**") as subscription:
         assert subscription._plain
         await bus.schemas.register(EXPRESSION, Order)
@@ -183,7 +183,7 @@ async def test_reading_takes_the_short_way_while_no_schema_is_in_force(log_path:
         assert subscription._plain
 
 
-def test_a_reader_without_an_event_loop_meets_the_error_in_its_place(log_path: Path) -> None:
+def test_a_blocking_subscriber_receives_the_error_in_order(log_path: Path) -> None:
     asyncio.run(store_before(log_path, GOOD, BAD, GOOD))
     with zbus.blocking.open(log_path) as bus, bus.subscribe("**", start="beginning") as subscription:
         assert next(subscription).offset == 1

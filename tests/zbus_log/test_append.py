@@ -1,4 +1,4 @@
-"""Appending: offsets, group commit, identity, and what is really on disk when `done` is called."""
+"""Appending: offsets, group commit, identity, and the state of the disk when `done` is called."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_a_forgotten_publisher_beside_a_new_one_is_looked_up_again(
     assert append(log, [row(1, 7), row(100, 0)]) == [8, 2 * BLOCK + 3]
 
 
-# What is stored
+# Stored rows
 
 
 @pytest.mark.parametrize("headers", [None, msgspec.msgpack.encode({"a": "b"})])
@@ -437,7 +437,7 @@ def test_the_writer_syncs_as_much_as_the_durability_promises(path: str, durabili
     log._owner.run(look)
     before = found.get(timeout=20)
     append(log, [row(1, n) for n in range(2 * BLOCK)])
-    wait_until(lambda: sealed_blocks(path) >= 2)  # sealing syncs less, for itself alone
+    wait_until(lambda: sealed_blocks(path) >= 2)  # only sealing itself syncs less
     log._owner.run(look)
     after = found.get(timeout=20)
     log.close(5.0)

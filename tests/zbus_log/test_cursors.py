@@ -201,7 +201,7 @@ def test_the_name_of_a_killed_process_can_be_claimed_at_once(log: SqliteLog, hol
 def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
     log: SqliteLog, holder: subprocess.Popen[str]
 ) -> None:
-    os.kill(holder.pid, signal.SIGKILL)  # a zombie from here on, until somebody waits for it
+    os.kill(holder.pid, signal.SIGKILL)  # a zombie from here on, until its parent waits for it
     status = Path(f"/proc/{holder.pid}/stat")
     wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
 
@@ -322,7 +322,7 @@ def test_a_late_acknowledgement_with_an_old_token_is_refused_stores_nothing_and_
 
     with recorded() as records, pytest.raises(CursorError, match="lease") as caught:
         advance(log, "worker", old, 9)
-    log.cursors.advance("worker", old, 10)  # nobody waits for this one
+    log.cursors.advance("worker", old, 10)  # no caller waits for this one
     log.cursors.release("worker", old)
 
     assert (caught.value.name, positions(log)) == ("worker", {"worker": 6})
@@ -404,7 +404,7 @@ def test_a_release_waits_for_a_position_that_is_being_stored(path: Path, log: Sq
     blocker.execute("BEGIN IMMEDIATE")  # another process is storing a position of its own
     log.cursors.advance("worker", token, 5)
     wait_until(lambda: not log.cursors._pending)  # the cursors' thread has taken it, and waits
-    time.sleep(0.4)  # SQLite asks less and less often: whoever comes later is served earlier
+    time.sleep(0.4)  # SQLite polls the lock less and less often, so a later caller may get it earlier
     released: SimpleQueue[int] = SimpleQueue()
 
     def release() -> None:
@@ -429,7 +429,7 @@ def test_releasing_a_name_that_another_process_uses_changes_nothing(
     assert log.cursors.list()[0].owner == f"process {holder.pid}"
 
 
-# What the command line does
+# The command line
 
 
 def test_cursors_are_listed_by_name(log: SqliteLog) -> None:
@@ -519,7 +519,7 @@ def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions
 
 
 def test_a_name_that_a_process_of_the_first_version_holds_is_refused(path: Path, log: SqliteLog) -> None:
-    """It has no token, but it runs: whoever reads with it is not disturbed."""
+    """A running process without a token keeps its lease."""
     claim(log, "worker", 3)
     connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
     connection.execute("ALTER TABLE cursors DROP COLUMN token")

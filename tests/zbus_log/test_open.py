@@ -381,7 +381,7 @@ def test_how_far_the_send_queue_was_is_known_after_a_restart(path: Path) -> None
         assert log.positions.load() == {"sent/zenoh": 7, "from/3": 1}
 
 
-# What is not a log
+# Files that are not logs
 
 
 def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:

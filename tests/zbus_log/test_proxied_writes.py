@@ -259,7 +259,7 @@ async def test_an_event_that_could_not_be_published_is_refused_with_its_chunk(
     assert (7, 1000) not in stored
     assert stored[-1] == (8, 0)
     assert after.events == 1
-    stored_by_the_call = len(stored) - 1  # the chunk that follows may have been under way already
+    stored_by_the_call = len(stored) - 1  # the next chunk may have been in flight already
     assert f"{stored_by_the_call} events of this call are stored;" in caught.value.__notes__[0]
 
 

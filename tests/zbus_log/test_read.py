@@ -45,7 +45,7 @@ def follow(log: SqliteLog, keys: KeySet, span: Span = WHOLE, limit: int = 1000) 
         events, error, skipped = page.events()
         assert (error, skipped) == (None, 0)
         assert len(events) <= limit
-        assert page.covered > span.after, "a page that covers nothing new would be asked for again for ever"
+        assert page.covered > span.after, "a page without progress would be read again forever"
         found += events
         span = span._replace(after=page.covered)
     return found
@@ -72,7 +72,7 @@ def log(path: str) -> Iterator[SqliteLog]:
     opened.close(5.0)
 
 
-# A large log for many questions: sealed blocks and an unsealed end, keys of every shape, clocks that jump.
+# A large log for many queries: sealed blocks and an unsealed end, keys of every shape, clocks that jump.
 
 
 class Stored(NamedTuple):
@@ -213,7 +213,7 @@ def test_names_are_known_when_a_log_has_more_keys_than_are_remembered(
     assert [event.key for event in found] == ["k/0", "k/3", "k/1"]
 
 
-# What a read costs
+# The cost of a read
 
 
 def bytes_read() -> int:

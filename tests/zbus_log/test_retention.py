@@ -1,4 +1,4 @@
-"""Retention: the oldest events go, never past a durable cursor unless told to, while commits go on."""
+"""Retention: it removes the oldest events, stops at cursors unless they are ignored, and commits continue."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_retention_stops_at_a_durable_cursor_and_says_which(log: SqliteLog) -> N
     append(log, [row(n) for n in range(100)])
     positions = (("fast", 90), ("slow", 30), ("middle", 60))
     leases = {name: log.cursors.claim(name, ["**"], position) for name, position in positions}
-    log.cursors.release("slow", leases["slow"].token)  # nobody reads with it now, and it will be back
+    log.cursors.release("slow", leases["slow"].token)  # it has no subscriber now, but will have one again
 
     trimmed = log.retain(Rules(events=10))
 
@@ -239,7 +239,7 @@ def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
 
     assert trimmed == (90, 90, None)
     assert log.cursors.list()[0].offset == 30
-    with pytest.raises(LogTrimmed):  # the reader is told, rather than going on after a hole
+    with pytest.raises(LogTrimmed):  # an error, rather than resuming after a gap
         log.read(EVERYTHING, Span(30), 10)
 
 
@@ -355,7 +355,7 @@ def test_events_go_in_steps_and_a_progress_that_raises_stops_nothing_else(log: S
     append(log, [row(n) for n in range(10_000)])
     steps: list[int] = []
     log.retain(Rules(events=5000), steps.append)
-    assert sorted(set(steps)) == [4096, 5000]  # in steps, so that commits can go on in between
+    assert sorted(set(steps)) == [4096, 5000]  # in steps, so that commits continue in between
 
     def fail(_: int) -> None:
         raise BrokenPipeError("nobody looks")

@@ -52,7 +52,7 @@ def test_a_version_is_never_replaced(log_path: Path) -> None:
         with pytest.raises(Exception, match="UNIQUE"):
             log.schemas.store(ONE._replace(hash="cd34"))
         assert log.schemas.load() == [ONE]
-        assert append(log, [Row(1, 0, 1, "a", b"", None)])[0] == 1  # and the writer goes on
+        assert append(log, [Row(1, 0, 1, "a", b"", None)])[0] == 1  # the writer keeps running
     finally:
         log.close(5)
 

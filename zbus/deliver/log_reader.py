@@ -1,4 +1,4 @@
-"""Reading the node's log from the event loop: the log, and the threads that blocking calls run on."""
+"""Access to the node's log from the event loop: the log, and the threads that run blocking calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zbus.ports.log import Log
 
 T = TypeVar("T")
 
-STALE_S = 0.005  # the pause before a log whose reads do not show yet what was delivered is read again
+STALE_S = 0.005  # the pause before a stale log is read again
 
 
 class LogReader(NamedTuple):
@@ -27,7 +27,7 @@ class LogReader(NamedTuple):
         return self.log is not None and self.log.read_only
 
     def required(self, doing: str) -> Log:
-        """Return the log. Raises `LogRequired` if this bus has none; `doing` says what it was needed for."""
+        """Return the log. Raises `LogRequired` if this bus has no log; `doing` names the call that needs it."""
         if self.log is None:
             raise LogRequired(doing)
         return self.log

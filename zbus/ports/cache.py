@@ -1,4 +1,4 @@
-"""What the core knows of a cache: its shape. `store/zbus_cache` has the one there is."""
+"""The cache port: the protocol between the core and a cache. `store/zbus_cache` implements it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Limits = tuple[int, float | None, float | None]  # capacity, ttl, tti
-# A function, what makes a key of its arguments, and which events make its entries fall.
+# A function, the key of its arguments, and the key expressions of the events that invalidate its entries.
 Wrapped = tuple[Callable[..., Any], "str | Callable[..., Hashable] | None", "str | Iterable[str]"]
 
 
@@ -35,7 +35,7 @@ class Target(Protocol):
 
 
 class CacheHost(Protocol):
-    """What a cache needs from the bus that it belongs to."""
+    """The parts of its bus that a cache uses."""
 
     @property
     def read_only(self) -> bool:
@@ -58,57 +58,57 @@ class CacheHost(Protocol):
         """`unroute(target, *more_exprs)`: undo `route`."""
 
     def forget_cache(self, name: str) -> None:
-        """The cache of this name was closed: the name is free."""
+        """Release the name of a cache that was closed."""
 
 
 class Cache(Protocol):
-    """Entries that fall when events say so. Belongs to the event loop of its bus."""
+    """Entries that events invalidate. Belongs to the event loop of its bus."""
 
     name: str
 
     @property
     def get(self) -> Callable[..., Any]:
-        """`get(key, default=None)`: the value, or `default`. Never waits."""
+        """`get(key, default=None)`: return the value, or `default`. Does not block."""
 
     async def load(self, key: Hashable, loader: Callable[..., Any], *args: Any) -> Any:
-        """The value; on a miss what `loader(*args)` returns, loaded once for all who ask meanwhile."""
+        """Return the value. On a miss, `loader(*args)` loads it once for all concurrent callers."""
 
     def set(self, key: Hashable, value: Any) -> None:
-        """Keep a value. What was read before an event and is set after it is stale: `load` is not."""
+        """Store a value. It may be stale if an event arrived since the value was read; `load` prevents this."""
 
     def remove(self, key: Hashable) -> None:
-        """Let one entry fall."""
+        """Invalidate one entry."""
 
     def clear(self) -> None:
-        """Let all entries fall."""
+        """Invalidate all entries."""
 
     def invalidate_on(self, expression: str, entry: str | Callable[[Event], Hashable] | None = None) -> Cache:
-        """Let entries fall when a matching event is delivered: all, or the one that `entry` names."""
+        """Invalidate all entries, or the one that `entry` names, when a matching event is delivered."""
 
     async def ready(self) -> Cache:
         """Wait until the transports have subscribed to the events of all rules."""
 
     def stats(self) -> dict[str, int]:
-        """What was counted so far."""
+        """Return the counters of this cache."""
 
     async def aclose(self) -> None:
-        """Let everything go."""
+        """Close the cache. Pending loads raise `BusClosed`."""
 
     def begin(self) -> None:
-        """The bus is open."""
+        """Start to receive events, because the bus is open."""
 
 
 class Cached(Protocol[P, T_co]):
-    """A function whose results are kept."""
+    """A function whose results are cached."""
 
     cache: Cache
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
-        """The kept result, or that of a call."""
+        """Return the cached result, or call the function."""
 
 
 class Caching(Protocol):
-    """What `@bus.cached(…)` is: it takes async functions and plain ones."""
+    """The decorator that `bus.cached(…)` returns, for async and plain functions."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Cached[P, T]: ...

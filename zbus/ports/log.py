@@ -1,6 +1,6 @@
-"""The log port: what the core needs from a log. `zbus.plugins` finds the implementation by name.
+"""The log port: the protocol between the core and a log. `zbus.plugins` finds the implementation by name.
 
-A log keeps events in order and makes them durable. It knows nothing of transports.
+A log stores events durably and in order. It does not depend on transports.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from zbus.keys import KeySet
 
 
 class Promise(NamedTuple):
-    """What a log guarantees, as data: `bus.stats()` and `zbus doctor` show it."""
+    """The guarantees of a log, as data. `bus.stats()` and `zbus doctor` show them."""
 
-    durability: str  # what an acknowledged event survives: "power loss", "a crash of the process", "nothing"
+    durability: str  # an acknowledged event survives: "power loss", "a crash of the process", "nothing"
     writers: str  # "one" process at a time, or "many"
-    dense: bool  # offsets follow each other without gaps
-    identities: str  # how long an identity is known: "as long as its event", or for a time such as "2 minutes"
-    atomic_events: int | None  # how many events of one append are stored together or not at all; None: all of them
+    dense: bool  # offsets are consecutive, without gaps
+    identities: str  # how long an identity is remembered: "as long as its event", or a time such as "2 minutes"
+    atomic_events: int | None  # how many events of one append are stored atomically; None: all of them
 
 
 class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One encoded event on its way into the log, without an offset yet."""
+    """One encoded event before it is stored, and so without an offset."""
 
     publisher_id: int
     sequence: int
@@ -35,10 +35,10 @@ class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str
     payload: bytes
     headers: bytes | None = None
-    provenance: Provenance | None = None  # None if it was published on this node; in a log, by this writer
+    provenance: Provenance | None = None  # None if this node (in a log: this writer) published it
 
     def event(self, offset: int = 0) -> Event:
-        """Return the event at an offset."""
+        """Return the row as the event at an offset."""
         headers = self.headers
         return Event(
             self.publisher_id,
@@ -66,20 +66,20 @@ def row_of(event: Event) -> Row:
 
 
 class Stored(NamedTuple):
-    """An append that is durable."""
+    """Outcome of an append that is durable."""
 
     offsets: Sequence[int]  # one for each row, in order
-    repeated: Collection[int] = ()  # the indexes of rows that were stored before, and not again
+    repeated: Collection[int] = ()  # the indexes of rows that were already stored
 
 
 class Refused(NamedTuple):
-    """An append of which nothing was stored."""
+    """Outcome of an append that stored nothing."""
 
     error: LogError
 
 
 class Unknown(NamedTuple):
-    """An append that may or may not have been stored. Appending the same rows again is safe."""
+    """Outcome of an append that may or may not have been stored. Appending the same rows again is safe."""
 
     error: LogError
 
@@ -88,28 +88,28 @@ Outcome = Stored | Refused | Unknown
 
 
 class AppendResult(NamedTuple):
-    """The outcome of an append, with what its caller passed as `about`."""
+    """The outcome of an append, with the `about` of its caller."""
 
     about: Any
     outcome: Outcome
 
 
-# Called once, by the log's own thread, when the outcome of an append is known.
+# The log's thread calls it once, when the outcome of an append is known.
 Appended = Callable[[AppendResult], None]
 
-# Called once, by any thread, with the offsets of rows that another process wanted stored, or why they were not.
+# Called once, by any thread, with the offsets of the rows of a proxied write, or with the error that rejected them.
 WriteDone = Callable[[Sequence[int] | ZbusError], None]
 
 
 class Committed(NamedTuple):
-    """Newly stored events, in the order of their offsets: a part of the log's tail."""
+    """Newly stored events in the order of their offsets: a part of the log's tail."""
 
     rows: Sequence[Row]
     offsets: Sequence[int]
 
 
 class Span(NamedTuple):
-    """What to read: offsets over `after` up to `until`, and times from `from_ns` up to `to_ns`, both included."""
+    """A range to read: offsets after `after` up to `until`, and times from `from_ns` to `to_ns`, both included."""
 
     after: int = 0
     until: int | None = None
@@ -118,13 +118,13 @@ class Span(NamedTuple):
 
 
 class Page(Protocol):
-    """A run of events as the log has them; decoding waits until somebody wants them."""
+    """A range of events as stored in the log. `events` decodes them."""
 
-    covered: int  # every event asked for, up to this offset, is in this page or an earlier one; never before the span
+    covered: int  # all matching events up to this offset are in this page or an earlier one; never before the span
     low_water: int  # everything up to this offset was removed by retention
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
-        """The events in order; the error that ends them early, if any; how many bad ones were skipped."""
+        """Return the events in order, the error that ends them early (or None), and the number of events skipped."""
 
 
 class Cursor(NamedTuple):
@@ -134,18 +134,18 @@ class Cursor(NamedTuple):
     offset: int
     keys: tuple[str, ...]
     updated_at_ns: int
-    owner: str | None  # who holds the lease, such as "process 4711"; None if nobody does
+    owner: str | None  # the holder of the lease, such as "process 4711"; None if it is free
 
 
 class Lease(NamedTuple):
-    """The right to acknowledge under a durable name, until it is released or its holder is gone."""
+    """The right to acknowledge for a durable subscription, until it is released or its holder ends."""
 
     token: str
     offset: int  # the stored position
 
 
 class Cursors(Protocol):
-    """Durable positions by name. They survive the process, and one reader at a time uses each."""
+    """The cursors of durable subscriptions, by name. They survive the process; each has one subscriber at a time."""
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
         """Take the lease of `name`; a new name starts at `start`. Raises `CursorError` if another holder has it."""
@@ -153,53 +153,53 @@ class Cursors(Protocol):
     def advance(
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None
     ) -> None:
-        """Store a position, never backwards, without waiting; `done` is called when it is on disk, or failed.
+        """Queue a position, never backwards. Does not block. `done` is called when it is on disk or failed.
 
         It fails with `CursorError` if the lease of this token is no longer held.
         """
 
     def release(self, name: str, token: str) -> None:
-        """Store what is pending for `name` and let others claim it."""
+        """Store the pending positions of `name` and release its lease."""
 
     def list(self) -> Sequence[Cursor]:
-        """Every cursor, by name."""
+        """Return every cursor, by name."""
 
     def reset(self, name: str, offset: int) -> None:
-        """Move a cursor that nobody uses."""
+        """Move a cursor. Raises `CursorError` if a subscriber uses it."""
 
     def delete(self, name: str) -> None:
-        """Forget a cursor that nobody uses."""
+        """Delete a cursor. Raises `CursorError` if a subscriber uses it."""
 
 
 class Positions(Protocol):
-    """Numbers by name that survive the process. Losing the newest costs time, never events."""
+    """Named positions that survive the process. If the newest are lost, work is repeated, but no event is lost."""
 
     def load(self) -> dict[str, int]:
-        """All of them."""
+        """Return all positions by name."""
 
     def store(self, changed: Mapping[str, int]) -> None:
-        """Store some."""
+        """Store the given positions; others stay as they are."""
 
 
 class Schema(NamedTuple):
-    """One version of what the payloads of some keys must look like."""
+    """One version of the schema for the payloads of some keys."""
 
     expression: str
     version: int  # from 1, for each expression
-    mode: str  # "strict", "permissive", or "removed": from this version on there is none
+    mode: str  # "strict", "permissive", or "removed": this version removed the schema
     hash: str  # of the canonical JSON Schema: the same on every node
     schema: dict[str, Any]  # the JSON Schema
     registered_at_ns: int
 
 
 class SchemaStore(Protocol):
-    """Schemas that survive the process, every version of them. Both methods may block."""
+    """Durable storage for every version of every schema. Both methods may block."""
 
     def load(self) -> Sequence[Schema]:
-        """All of them, by expression and version."""
+        """Return all versions, by expression and version."""
 
     def store(self, schema: Schema) -> None:
-        """Keep one more version; returns once it is on disk. Raises a `LogError` if it is not kept."""
+        """Store one more version. Returns once it is on disk. Raises a `LogError` if it is not stored."""
 
 
 class Log(Protocol):
@@ -208,32 +208,32 @@ class Log(Protocol):
     `append` and `accept_proxied_writes` never block. Methods that may block must not be called on the event loop.
     """
 
-    path: str  # where it is, for messages: a path or a URL
+    path: str  # a path or URL, for messages
     read_only: bool
 
     @property
     def promise(self) -> Promise:
-        """What this log guarantees."""
+        """The guarantees of this log."""
 
     @property
     def cursors(self) -> Cursors:
-        """The durable positions kept with this log."""
+        """The cursors of durable subscriptions, stored with this log."""
 
     @property
     def positions(self) -> Positions:
-        """How far this node is with others, kept with this log."""
+        """This node's positions in the logs of other nodes, stored with this log."""
 
     @property
     def schemas(self) -> SchemaStore:
-        """What is registered for the payloads of this log."""
+        """The schemas registered for the payloads of this log."""
 
     @property
     def log_id(self) -> int:
-        """What tells this history from all others: odd, and 62 bits at most. After a loss it is another one."""
+        """The identity of this history: an odd number of at most 62 bits. It changes after a loss."""
 
     @property
     def writer_id(self) -> int:
-        """What tells this node's writes in the history from those of others; the same as `log_id` with one writer."""
+        """The identity of this node as a writer of the history; the same as `log_id` if the log has one writer."""
 
     @property
     def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:
@@ -245,25 +245,25 @@ class Log(Protocol):
     def tail(self, committed: Callable[[Committed], None]) -> int:
         """Call `committed`, from the log's thread, with every event after the returned offset. Does not block.
 
-        Each comes once and in the order of offsets, those of other writers included, and before the append that stored
-        it is answered. Delivery is fed from this, and from nothing else.
+        Each event, including those of other writers, is passed once, in the order of offsets, and before the append
+        that stored it is reported as done. This is the only source of delivery.
         """
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
-        """The next events of a span, at most `limit`; fewer, or none, do not mean that there are no more.
+        """Return the next events of a span, at most `limit`. A short or empty page does not mean the end of the log.
 
-        A read may be stale: it does not show what was stored a moment ago, and `covered` then says so. Raises
-        `LogTrimmed` if retention removed events after `span.after`, unless that is 0: the beginning of what is left.
+        A read may be stale and lack the newest events; `covered` then ends before them. Raises `LogTrimmed` if
+        retention removed events after `span.after`. If that is 0, reading starts at the oldest event that is left.
         """
 
     def head(self) -> int:
-        """The last committed offset that a read shows; 0 for an empty log. It may be stale, and never goes back."""
+        """Return the last committed offset that a read shows; 0 for an empty log. May be stale but never decreases."""
 
     def low_water(self) -> int:
-        """Everything up to this offset was removed by retention."""
+        """Return the offset up to which retention removed every event."""
 
     def size_bytes(self) -> int:
-        """Return the size of the log on disk. Any thread; it does not wait for the log."""
+        """Return the size of the log on disk. May be called from any thread; does not wait for the log."""
 
     def before(self, offset: int) -> int:
         """Return the position to read after, so that the next event is the one at `offset`. Does not block."""
@@ -271,29 +271,29 @@ class Log(Protocol):
     def count(self, after: int, until: int) -> int:
         """Return how many events were stored after offset `after` up to and including `until`, removed ones too.
 
-        0 if `until` is not after `after`. Does not block; the most that it can be if the log cannot tell without
-        reading.
+        Returns 0 if `until` is not after `after`. Does not block; returns the upper bound if the exact number would
+        require reading.
         """
 
     def narrow(self, span: Span) -> Span:
-        """The same span with its times turned into offsets as far as they go, and an end: the head of now.
+        """Return the span with its times turned into offsets as far as possible, ending at the current head if open.
 
-        Nothing after `span.after` up to the new `after` was published at or after `from_ns`, and the event that follows
-        was; if none was, the new `after` is the last offset. A start by time depends on it, so this is never stale.
+        No event after `span.after` up to the new `after` was published at or after `from_ns`, and the next event was.
+        If no event was, the new `after` is the last offset. A start by time depends on this, so it is never stale.
         """
 
     def watch(self, moved: Callable[[int], None]) -> None:
-        """Tell `moved` of the head whenever another process appended (a log that is read here only)."""
+        """Call `moved` with the head whenever another process appended. For read-only logs."""
 
-    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
-        """From now on let other processes have rows stored here, through `take`; returns at once.
+    def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
+        """Accept proxied writes from other processes from now on and pass the rows to `write`. Returns immediately.
 
-        `take` is called on a thread of the log: it only appends and wakes. Rows that are not answered when the log
-        is closed are put again by those who wait for them.
+        `write` is called on a thread of the log and must not block. If the log is closed before a write is done, the
+        process that waits for it writes the rows again.
         """
 
     def diagnostics(self) -> dict[str, Any]:
-        """What this log is."""
+        """Return the state of this log, for log records and the command line."""
 
     def close(self, timeout_s: float) -> None:
-        """Store what was appended and let go of the file, in bounded time."""
+        """Store what was appended and release the log, within `timeout_s` seconds."""

@@ -20,7 +20,7 @@ class Validators(Protocol):
 
     @property
     def validate(self) -> Callable[[str, bytes], None]:
-        """`hold(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
+        """`validate(key, body)`: raise `SchemaInvalid` if a strict schema rejects the payload."""
 
 
 class Host(Protocol):

@@ -1,7 +1,7 @@
-"""An AsyncAPI 3.0 document of a whole bus: its keys as channels, and its schemas as what their messages hold.
+"""AsyncAPI 3.0 document of a bus: its keys as channels, and its schemas as the payloads of their messages.
 
-Each key that has events is a channel, and so is each key expression that has a schema: its wildcards become
-parameters of the address. Who reads the document may publish to every channel and subscribe to it.
+Each key with events is a channel, and so is each key expression with a schema: its wildcards become parameters of the
+address. Every channel has an operation to send and one to receive.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from zbus.ports.log import Schema
 VERSION = "3.0.0"
 
 _WILD = re.compile(r"\*\*|\$\*|\*")
-_MEANS = {"*": "any one segment", "**": "any number of segments, also none", "$*": "any text inside a segment"}
+_MEANS = {"*": "any one segment", "**": "any number of segments, including none", "$*": "any text inside a segment"}
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict[str, Any]:
-    """The document, ready to be written as JSON. `schemas` are those in force.
+    """Return the document as a JSON-compatible dict. `schemas` are the active ones.
 
     >>> found = asyncapi("shop", ["shop/orders/created"], [])
     >>> found["channels"]["shop_orders_created"]["address"]
@@ -35,7 +35,7 @@ def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict
     messages: dict[str, Any] = {}
     for address in addresses:
         name = names.of(address)
-        # An expression is held to its own schema; those of others may match a part of its keys only.
+        # An expression uses only its own schema, because others may match only a part of its keys.
         own = [each for each in schemas if each.expression == address or matches(each.expression, address)]
         own = own if "*" not in address else [each for each in own if each.expression == address]
         channels[name] = _channel(address, name)
@@ -51,7 +51,7 @@ def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict
         "info": {
             "title": title,
             "version": "1.0.0",
-            "description": "The keys of a zbus event bus, with the schemas that are registered for them.",
+            "description": "The keys of a zbus event bus and the schemas registered for them.",
         },
         "defaultContentType": "application/json",
         "channels": channels,
@@ -64,7 +64,7 @@ def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict
 
 
 class _Names:
-    """A short name for each address, of characters that AsyncAPI allows, and no two the same."""
+    """A short, unique name for each address, in characters that AsyncAPI allows."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _channel(address: str, name: str) -> dict[str, Any]:
         parameters[number] = {"description": f"{_MEANS[found.group()]} ({found.group()} in the key expression)"}
         return "{" + number + "}"
 
-    # Braces of a key itself would be taken for parameters.
+    # Braces in a key would be read as parameters.
     literal = address.replace("{", "%7B").replace("}", "%7D")
     channel: dict[str, Any] = {
         "address": _WILD.sub(parameter, literal),
@@ -108,16 +108,16 @@ def _message(address: str, schemas: Sequence[Schema], named: dict[str, str]) -> 
     if not schemas:
         return message | {"summary": "No schema is registered for these payloads."}
     references = [{"$ref": f"#/components/schemas/{named[each.expression]}"} for each in schemas]
-    held = ", ".join(f"{each.expression} version {each.version}, {each.mode}" for each in schemas)
+    schemas_shown = ", ".join(f"{each.expression} version {each.version}, {each.mode}" for each in schemas)
     return message | {
-        "summary": f"Held to: {held}.",
+        "summary": f"Validated against: {schemas_shown}.",
         "contentType": "application/json",
         "payload": references[0] if len(references) == 1 else {"allOf": references},
     }
 
 
 def _embedded(schema: Schema, name: str) -> dict[str, Any]:
-    """The schema as a part of another document: what it refers to inside itself has moved with it."""
+    """Return the schema as a part of another document, with its internal references adjusted."""
     prefix = f"#/components/schemas/{name}"
 
     def moved(value: Any) -> Any:

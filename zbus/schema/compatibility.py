@@ -1,12 +1,12 @@
-"""Whether a new JSON Schema accepts all that an old one accepts: a comparison of their structure.
+"""Compatibility check: whether a new JSON Schema accepts every instance that an old one accepts, by structure.
 
-It is conservative: what it cannot prove it reports, and only JSON Schema 2020-12 (which pydantic writes) is compared
-at all. So an empty answer is a promise, with one exception that every evolution of events needs: a property that
-the old schema does not name, and that the new one makes optional, counts as one that nobody sent. Where the old
-schema says `additionalProperties` in so many words, also `true`, there is no such exception.
+The check is conservative: it reports everything that it cannot prove, and compares only JSON Schema 2020-12, which
+pydantic writes. An empty result is therefore a guarantee, with one exception that every evolution of events needs: a
+property that the old schema does not name, and that is optional in the new one, is assumed never to have been sent.
+The exception does not apply if the old schema has `additionalProperties`, even if that is `true`.
 
-How it goes: what is known of an instance is a list of old schemas that it satisfies all (`$ref` and `allOf` only
-lengthen that list, an `anyOf` is looked at branch by branch). Each keyword of the new schema must follow from them.
+Method: the facts known of an instance are a list of old schemas, all of which it satisfies. `$ref` and `allOf` extend
+that list; an `anyOf` is checked branch by branch. Each keyword of the new schema must follow from these facts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEPTH_MAX = 60
 REASONS_MAX = 20
 
 _RESOLVED = frozenset(("$ref", "allOf"))
-# What a keyword is about: it refuses nothing of another type.
+# The types to which a keyword applies. It accepts every instance of another type.
 _ABOUT = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "integer fraction"),
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
@@ -47,7 +47,7 @@ _ABOUT = {
     **dict.fromkeys(("required", "properties", "additionalProperties", "patternProperties"), "object"),
     **dict.fromkeys(("minProperties", "maxProperties", "propertyNames"), "object"),
 }
-# Keywords that mean something only together.
+# Keywords that have a meaning only together.
 _GROUPS = {
     "contains": ("contains", "minContains", "maxContains"),
     "if": ("if", "then", "else"),
@@ -60,7 +60,7 @@ _UNRESOLVED = ("$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnch
 
 
 def differences(old: Node, new: Node) -> list[str]:
-    """Why the new schema may refuse what the old one accepts: a place and a reason each; none if it never does.
+    """Return why the new schema may reject instances that the old one accepts: a path and a reason each.
 
     >>> old = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
     >>> differences(old, {**old, "properties": {**old["properties"], "note": {"type": "string"}}})
@@ -74,11 +74,11 @@ def differences(old: Node, new: Node) -> list[str]:
     except GivenUp as error:
         return [str(error)]
     except RecursionError:
-        return ["$: nested too deep to be compared"]
+        return ["$: nested too deeply to be compared"]
 
 
 class _Comparison:
-    """One comparison, with a bound on how long it takes."""
+    """One comparison, with a limit on its steps."""
 
     def __init__(self, old: Node, new: Node) -> None:
         self._old, self._new = old, new
@@ -96,19 +96,19 @@ class _Comparison:
                     raise GivenUp(f"$: schemas with {keyword} are not compared")
         return self._compare((old,), new, "$", frozenset(), 0)
 
-    # What is known of an instance: a conjunction of old schemas.
+    # The facts known of an instance are a conjunction of old schemas.
 
     def _compare(self, olds: tuple[Node, ...], new: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
-        """Why an instance that satisfies all of `olds` may not satisfy `new`."""
+        """Return why an instance that satisfies all of `olds` may not satisfy `new`."""
         self._steps += 1
         if self._steps > STEPS_MAX or depth > DEPTH_MAX:
-            raise GivenUp(f"{path}: too deep, or too much, to be compared")
+            raise GivenUp(f"{path}: too deep or too large to be compared")
         if any(self._same(old, new, set()) for old in olds):
             return []
         known = [part for old in olds for part in self._parts(old, self._old)]
         if any(is_nothing(part) for part in known) or not types_of(known):
-            return []  # there is no such instance
-        # Alternatives are looked at one by one, unless the new schema asks for exactly the same ones.
+            return []  # no such instance exists
+        # Check the alternatives one by one, unless the new schema has exactly the same ones.
         wanted = self._parts(new, self._new)
         split = next((at for at, part in enumerate(known) if "anyOf" in part or "oneOf" in part), None)
         if split is not None:
@@ -127,9 +127,9 @@ class _Comparison:
         return [reason for part in wanted for reason in self._part(known, part, path, assumed, depth)]
 
     def _part(self, known: list[Node], part: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
-        """The same for one new schema without `$ref` and `allOf`, keyword by keyword."""
+        """Return the reasons for one new schema without `$ref` and `allOf`, keyword by keyword."""
         if is_nothing(part):
-            return [f"{path}: nothing is accepted any more"]
+            return [f"{path}: no instance is accepted any more"]
         types = types_of(known)
         found: list[str] = []
         for keyword in part:
@@ -147,7 +147,7 @@ class _Comparison:
         return found
 
     def _is_kept(self, known: list[Node], part: Node, keyword: str) -> bool:
-        """Whether an old schema says the very same; what depends on everything around it is never the same."""
+        """Return whether an old schema has an identical keyword. Context-dependent keywords are never identical."""
         if keyword.startswith("unevaluated"):
             return False
         group = _GROUPS.get(keyword, (keyword,))
@@ -157,20 +157,20 @@ class _Comparison:
         )
 
     def _child(self, olds: tuple[Node, ...], new: Any, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
-        """One step down in the instance: what was assumed above may be used here, so that recursion ends."""
+        """Compare one level deeper in the instance. A comparison in progress is assumed to hold, to end recursion."""
         new = as_node(new)
         key = (frozenset(map(id, olds)), id(new))
         if key in assumed:
             return []
         return self._compare(olds or (ANY,), new, path, assumed | {key}, depth + 1)
 
-    # Keywords that hold other schemas.
+    # Keywords that contain other schemas.
 
     def _any_of(self, known: list[Node], part: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
         tried = [self._compare(tuple(known), as_node(each), path, assumed, depth + 1) for each in part["anyOf"]]
         if any(not reasons for reasons in tried):
             return []
-        return [f"{path}: none of the alternatives accepts all that was accepted ({min(tried, key=len)[0]})"]
+        return [f"{path}: no alternative accepts every instance that was accepted ({min(tried, key=len)[0]})"]
 
     def _one_of(self, known: list[Node], part: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
         branches = [as_node(each) for each in part["oneOf"]]
@@ -180,13 +180,13 @@ class _Comparison:
                 reasons = self._compare(tuple(known), branch, path, assumed, depth + 1)
                 if not reasons:
                     return []
-        return [f"{path}: not exactly one of the alternatives surely accepts what was accepted"]
+        return [f"{path}: cannot prove that exactly one alternative accepts every instance that was accepted"]
 
     def _properties(self, known: list[Node], part: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
         found: list[str] = []
         for name, schema in part["properties"].items():
             facts = facts_about(known, name)
-            if facts is not None:  # else the old schema does not name it: nobody sent it
+            if facts is not None:  # otherwise the old schema does not name it, and it was never sent
                 found += self._child(facts, schema, f"{path}.{name}", assumed, depth)
         return found
 
@@ -204,16 +204,16 @@ class _Comparison:
         )
         reasons = self._child(rest, schema, f"{path}.*", assumed, depth)
         if reasons:
-            found.append(f"{path}: additionalProperties were accepted that no longer are")
+            found.append(f"{path}: some additionalProperties are no longer accepted")
         return found
 
     def _items(self, known: list[Node], part: Node, path: str, assumed: frozenset[Any], depth: int) -> list[str]:
-        """`items` and `prefixItems` of the new schema, once for both."""
+        """Compare `items` and `prefixItems` of the new schema together."""
         here = part.get("prefixItems", [])
         most = min([old["maxItems"] for old in known if "maxItems" in old], default=None)
         named = max([len(old.get("prefixItems", [])) for old in known] + [len(here)])
         found: list[str] = []
-        for at in range(named + 1):  # the last stands for all that follow
+        for at in range(named + 1):  # the last index stands for all later items
             wanted = here[at] if at < len(here) else part.get("items", True)
             if most is not None and at >= most:
                 break
@@ -225,7 +225,7 @@ class _Comparison:
         return [] if "items" in part else self._items(known, part, path, assumed, depth)
 
     def _disjoint(self, known: list[Node], other: Node) -> bool:
-        """Whether no instance that is known of satisfies `other`: by its type, or by a tag that it must have."""
+        """Return whether no known instance satisfies `other`, by its type or by a required tag."""
         parts = self._parts(other, self._new)
         if any(is_nothing(part) for part in parts) or types_of(known).isdisjoint(types_of(parts)):
             return True
@@ -244,14 +244,14 @@ class _Comparison:
     # References.
 
     def _parts(self, node: Node, document: Node) -> list[Node]:
-        """A schema as a list of schemas without `$ref` and `allOf`, all of which must be satisfied."""
+        """Return a schema as a conjunction of schemas without `$ref` and `allOf`."""
         found: list[Node] = []
         waiting, seen = [node], 0
         while waiting:
             each = waiting.pop()
             seen += 1
             if seen > STEPS_MAX // 100:
-                raise GivenUp("$: a schema that refers to itself without end")
+                raise GivenUp("$: the schema refers to itself without end")
             if "$ref" in each:
                 waiting.append(resolve(each["$ref"], document))
             waiting += [as_node(part) for part in each.get("allOf", ())]
@@ -261,10 +261,10 @@ class _Comparison:
         return found
 
     def _same(self, old: Any, new: Any, seen: set[tuple[str, str]]) -> bool:
-        """Whether two pieces say the same, and what they refer to as well. Titles and the like do not count."""
+        """Return whether two schemas and their references are identical, apart from annotations such as titles."""
         self._looked += 1
         if self._looked > LOOKED_MAX:
-            raise GivenUp("$: too much to be compared")
+            raise GivenUp("$: too large to be compared")
         if isinstance(old, dict) and isinstance(new, dict):
             mine, theirs = without_annotations(old), without_annotations(new)
             if mine.keys() != theirs.keys():
@@ -284,7 +284,7 @@ class _Comparison:
 
     def _same_target(self, old: str, new: str, seen: set[tuple[str, str]]) -> bool:
         if (old, new) in seen:
-            return True  # it is being compared already, or was
+            return True  # already compared, or being compared
         seen.add((old, new))
         return self._same(resolve(old, self._old), resolve(new, self._new), seen)
 

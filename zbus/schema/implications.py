@@ -1,7 +1,7 @@
-"""What a list of JSON Schemas says together: their types, values, bounds, and what they know of a property or item.
+"""Facts that follow from a list of JSON Schemas together: types, values, bounds, and facts about a property or item.
 
-The small truths on which the comparison in `compatible` stands. Each list is a conjunction: an instance that is spoken
-of satisfies all of its schemas, which hold no `$ref` and no `allOf` any more.
+`compatibility` builds on these functions. Each list is a conjunction: the instance satisfies all of its schemas, which
+contain no `$ref` and no `allOf`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 Node = dict[str, Any]
 
-# Keywords that refuse nothing.
+# Keywords that accept every instance.
 ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -35,10 +35,10 @@ NOTHING: dict[str, Any] = {"not": {}}
 
 
 class GivenUp(Exception):
-    """The schemas cannot be compared; the reason is the argument."""
+    """Raised when the schemas cannot be compared; the argument is the reason."""
 
 
-# Keywords that hold values: whether what is known implies them.
+# Keywords with values: whether the known facts imply them.
 
 
 def _implies_type(known: list[Node], value: Any) -> bool:
@@ -51,7 +51,7 @@ def _implies_enum(known: list[Node], values: Any) -> bool:
 
 
 def _lowest(known: list[Node]) -> tuple[Fraction, bool] | None:
-    """The strongest lower bound, and whether the bound itself is excluded."""
+    """Return the strongest lower bound, and whether the bound itself is excluded."""
     bounds = [(_number(old["minimum"]), False) for old in known if "minimum" in old]
     bounds += [(_number(old["exclusiveMinimum"]), True) for old in known if "exclusiveMinimum" in old]
     return max(bounds, default=None)
@@ -107,7 +107,7 @@ IMPLIES: dict[str, Any] = {
 
 
 def describe_change(known: list[Node], keyword: str, value: Any) -> str:
-    """What a keyword was, and what it is now."""
+    """Return the old and the new value of a keyword, as text."""
     if keyword == "required":
         required = {name for old in known for name in old.get("required", ())}
         return f"now required: {', '.join(name for name in value if name not in required)}"
@@ -122,27 +122,27 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-# Small truths about schemas.
+# Facts about schemas.
 
 
 def as_node(schema: Any) -> Node:
-    """A schema as an object; there is one for `true` and one for `false`."""
+    """Return a schema as an object, also for `true` and `false`."""
     if schema is True:
         return ANY
     if schema is False:
         return NOTHING
     if not isinstance(schema, dict):
-        raise GivenUp("$: a schema that is neither an object nor true or false")
+        raise GivenUp("$: a schema must be an object, true or false")
     return schema
 
 
 def is_nothing(part: Node) -> bool:
-    """Whether a schema surely accepts nothing."""
+    """Return whether a schema provably accepts nothing."""
     return part.get("not") in ({}, True) and isinstance(part.get("not"), (dict, bool))
 
 
 def types_of(known: list[Node]) -> frozenset[str]:
-    """Which types are possible where all of these are satisfied."""
+    """Return the types of instances that can satisfy all of these schemas."""
     left = _ALL_TYPES
     for part in known:
         if "type" in part:
@@ -170,14 +170,14 @@ def _type_of(value: Any) -> str:
 
 
 def values_of(known: list[Node]) -> set[str] | None:
-    """The only values that are possible, where enum or const say so."""
+    """Return the only possible values if enum or const restrict them, else None."""
     sets = [{value_key(each) for each in part["enum"]} for part in known if "enum" in part]
     sets += [{value_key(part["const"])} for part in known if "const" in part]
     return set.intersection(*sets) if sets else None
 
 
 def value_key(value: Any) -> str:
-    """The same text for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """Return the same text for values that are equal in JSON Schema: 1 and 1.0 are equal, 1 and true are not."""
 
     def plain(each: Any) -> Any:
         if isinstance(each, float) and each.is_integer():
@@ -194,14 +194,14 @@ def _number(value: Any) -> Fraction:
 
 
 def facts_about(known: list[Node], name: str) -> tuple[Node, ...] | None:
-    """What is known of a property; None where the old schema does not name it, and says nothing of others either."""
+    """Return the facts about a property, or None if the old schema neither names it nor restricts other properties."""
     found: list[Node] = []
     named = False
     for old in known:
         if name in old.get("properties", {}):
             found.append(as_node(old["properties"][name]))
         elif "patternProperties" in old:
-            named = True  # one of them may be about it: nothing is known
+            named = True  # a pattern may match it, so nothing is known
         elif "additionalProperties" in old:
             found.append(as_node(old["additionalProperties"]))
         named = named or name in old.get("required", ())
@@ -209,7 +209,7 @@ def facts_about(known: list[Node], name: str) -> tuple[Node, ...] | None:
 
 
 def facts_at(known: list[Node], at: int) -> tuple[Node, ...]:
-    """What is known of one item of an array."""
+    """Return the facts about one item of an array."""
     found: list[Node] = []
     for old in known:
         prefix = old.get("prefixItems", [])
@@ -221,22 +221,22 @@ def facts_at(known: list[Node], at: int) -> tuple[Node, ...]:
 
 
 def without_annotations(schema: Node) -> Node:
-    """Without annotations. One whose value is an object may be a property of that name, and stays."""
+    """Return a schema without annotations. One with an object as value may be a property of that name, and stays."""
     return {key: value for key, value in schema.items() if key not in ANNOTATIONS or isinstance(value, dict)}
 
 
 def mentions(value: Any, keyword: str, at_root: bool) -> bool:
-    """Whether a keyword is anywhere in a schema; as a property's name it counts too, which does no harm."""
+    """Return whether a keyword is anywhere in a schema. The name of a property also counts, which is harmless."""
     if isinstance(value, dict):
         return (at_root and keyword in value) or any(mentions(each, keyword, True) for each in value.values())
     return isinstance(value, list) and any(mentions(each, keyword, True) for each in value)
 
 
 def resolve(reference: str, document: Node) -> Node:
-    """What a local reference points at."""
+    """Return the target of a local reference. Raises `GivenUp` if it is not in the document."""
     target: Any = document
     if reference != "#" and not reference.startswith("#/"):
-        raise GivenUp(f"$: {reference} is no place in the schema itself")
+        raise GivenUp(f"$: {reference} does not point into the schema itself")
     for step in unquote(reference).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         try:

@@ -1,8 +1,8 @@
-"""JSON Schema: what users hand in as one canonical text with a hash, and as a function that checks bytes.
+"""JSON Schema: conversion of the user's schema to a canonical text with a hash, and to a validation function.
 
-The schema is the contract, and every process must be able to check it, also one that has no model class. So what is
-registered is always a JSON Schema that compiles here; a pydantic model is first turned into its own. jsonschema-rs is
-imported here and nowhere else, and never fetches what a schema refers to: no network, no files.
+Every process must be able to validate a schema, even without the model class. So the registered schema is always a JSON
+Schema that compiles here; a pydantic model is first converted to its JSON Schema. Only this module imports
+jsonschema-rs, which never fetches references from the network or from files.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ HASH_DIGITS = 32
 SCHEMA_BYTES_MAX = 1024 * 1024
 REASON_CHARACTERS_MAX = 500
 
-# Takes a payload; raises whatever it likes where that does not fit.
+# Takes a payload and raises any exception if the payload is invalid.
 Validate = Callable[[bytes], object]
 
 
 def to_json_schema(expression: str, given: Any) -> tuple[dict[str, Any], Any]:
-    """The JSON Schema of a pydantic model, a dict or JSON text; and the model, if it is one."""
+    """Return the JSON Schema of a pydantic model, a dict or JSON text, and the model or None. Raises `SchemaError`."""
     model = given if isinstance(given, type) and hasattr(given, "__pydantic_validator__") else None
     if model is not None and hasattr(model, "model_json_schema"):
         try:
             found = model.model_json_schema()
-        except Exception as error:  # pydantic's own, and whatever a hook of the model raises
+        except Exception as error:  # pydantic's errors, and any error of the model's hooks
             raise SchemaError(expression, f"{model.__name__} has no JSON Schema: {_short(error)}") from error
     elif isinstance(given, (str, bytes, bytearray)):
         try:
@@ -41,15 +41,15 @@ def to_json_schema(expression: str, given: Any) -> tuple[dict[str, Any], Any]:
         found = given
     else:
         name = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise SchemaError(expression, f"{name} is no pydantic model, no dict and no JSON text")
+        raise SchemaError(expression, f"{name} must be a pydantic model, a dict or JSON text")
     if not isinstance(found, dict):
-        raise SchemaError(expression, f"a JSON Schema is an object here, not {type(found).__name__}")
-    # Once through text: the caller's dict may change later, and what is stored is what is checked.
+        raise SchemaError(expression, f"a JSON Schema must be an object, not {type(found).__name__}")
+    # Encode and decode once, because the caller's dict may change later.
     return json.loads(canonical(expression, found)), model
 
 
 def canonical(expression: str, schema: dict[str, Any]) -> str:
-    """The one text of a schema: sorted, without spaces."""
+    """Return the canonical text of a schema: sorted keys, no spaces. Raises `SchemaError` if that fails."""
     try:
         text = json.dumps(schema, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
@@ -61,14 +61,14 @@ def canonical(expression: str, schema: dict[str, Any]) -> str:
 
 
 def hash_of(text: str) -> str:
-    """The hash of a canonical text: the same in every process and on every machine."""
+    """Return the hash of a canonical text. It is the same in every process and on every machine."""
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
 
 def compile_schema(expression: str, schema: dict[str, Any]) -> Validate:
-    """A function that checks payloads; `SchemaError` where this is no valid JSON Schema."""
+    """Return a function that validates payloads. Raises `SchemaError` if the schema is not a valid JSON Schema."""
     try:
         import jsonschema_rs
     except ImportError as error:
@@ -79,7 +79,7 @@ def compile_schema(expression: str, schema: dict[str, Any]) -> Validate:
         validate = jsonschema_rs.validator_for(schema, retriever=_refuse_to_fetch).validate
     except Exception as error:
         wrong = getattr(error, "message", None) or error
-        raise SchemaError(expression, f"this is no valid JSON Schema: {_short(wrong)}") from error
+        raise SchemaError(expression, f"not a valid JSON Schema: {_short(wrong)}") from error
     decode = msgspec.json.decode
 
     def check(body: bytes) -> None:
@@ -89,17 +89,17 @@ def compile_schema(expression: str, schema: dict[str, Any]) -> Validate:
 
 
 def compile_model(model: Any) -> Validate:
-    """The same through pydantic. Strictly, because its JSON Schema does not turn "1" into 1 either."""
+    """Return a function that validates payloads with pydantic: strictly, because JSON Schema rejects "1" for 1."""
     return partial(model.__pydantic_validator__.validate_json, strict=True)
 
 
 def reason_of(error: Exception) -> str:
-    """Why a payload does not fit, in one short line, from the error of whichever library found it."""
+    """Return why a payload is invalid, as one short line, from the error of the library that rejected it."""
     if isinstance(error, msgspec.MsgspecError):
         return f"it is not JSON: {_short(error)}"
-    if hasattr(error, "instance_path"):  # of jsonschema-rs
+    if hasattr(error, "instance_path"):  # from jsonschema-rs
         return f"{_place(error.instance_path)}: {_short(getattr(error, 'message', error))}"
-    if hasattr(error, "errors") and hasattr(error, "error_count"):  # of pydantic
+    if hasattr(error, "errors") and hasattr(error, "error_count"):  # from pydantic
         found = error.errors(include_url=False, include_context=False, include_input=False)
         if found[0]["type"] == "json_invalid":
             return f"it is not JSON: {_short(found[0]['msg'].removeprefix('Invalid JSON: '))}"

@@ -1,10 +1,10 @@
-"""`bus.schemas`: what the payloads of some keys must look like, registered once and held to from then on.
+"""The schema registry, `bus.schemas`: schemas for the payloads of some keys, validated from registration on.
 
     await bus.schemas.register("shop/*/created", Order)
 
-What is registered is kept in the log, every version of it, and is in force again when the log is opened: by the model
-where the program registers it again, by its JSON Schema in a process that has no such class. A change that would
-refuse what was accepted before is itself refused, unless it is forced.
+The log stores every version of a schema, and it is active again when the log is opened: as the model if the program
+registers it again, as a JSON Schema in a process without that class. A change that would reject payloads that were
+valid before is rejected, unless it is forced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ready = dict[tuple[str, str], Validate]  # by expression and hash
 
 
 class _Given(NamedTuple):
-    """A schema that somebody wants registered."""
+    """A schema to register."""
 
     schema: dict[str, Any]
     hash: str
@@ -38,7 +38,7 @@ class _Given(NamedTuple):
 
 
 class Host(Protocol):
-    """What the registry needs from the node."""
+    """The parts of the node that the registry uses."""
 
     @property
     def log(self) -> Log | None:
@@ -65,7 +65,7 @@ class Host(Protocol):
 
 
 class Schemas:
-    """The schemas of one bus. Where several expressions match a key, a payload must fit all of them."""
+    """The schemas of one bus. If several expressions match a key, a payload is validated against all of them."""
 
     def __init__(self, host: Host, runtime: Runtime) -> None:
         self._host, self._time_ns = host, runtime.time_ns
@@ -76,47 +76,48 @@ class Schemas:
         self._changing = asyncio.Lock()
 
     def list(self) -> Sequence[Schema]:
-        """The schemas in force, by expression."""
+        """Return the active schemas, by expression."""
         return [self._active[expression] for expression in sorted(self._active)]
 
     def get(self, expression: str) -> Schema | None:
-        """The schema in force for exactly this expression; None where there is none."""
+        """Return the active schema registered for exactly this expression, or None."""
         return self._active.get(check_expression(expression))
 
     def versions(self, expression: str) -> Sequence[Schema]:
-        """Every version that was registered for this expression, oldest first, also where it was removed."""
+        """Return every version registered for this expression, oldest first, even if the schema was removed."""
         return tuple(self._versions.get(check_expression(expression), ()))
 
     async def register(self, expression: str, schema: Any, *, mode: Mode = "strict", force: bool = False) -> Schema:
-        """Hold the payloads of `expression` to a pydantic model or a JSON Schema (a dict, or JSON text) from now on.
+        """Validate the payloads of `expression` against a pydantic model, a JSON Schema dict or JSON text from now on.
 
-            await bus.schemas.register("shop/*/created", Order)               # others are refused at publish
-            await bus.schemas.register("legacy/**", text, mode="permissive")  # others are stored, and recorded
+            await bus.schemas.register("shop/*/created", Order)               # invalid payloads are rejected
+            await bus.schemas.register("legacy/**", text, mode="permissive")  # invalid payloads are stored and logged
 
-        The same schema and mode again is no new version; a model is then used for the checks. Raises `SchemaConflict`
-        where it refuses what the one in force accepts, unless `force`; `SchemaError` for what is no JSON Schema. Either
-        way nothing changed. Returns once it is on disk. Cancelled, it is registered or not, and in force if it is.
+        Registering the same schema and mode again adds no version; a model then does the validation. Returns once the
+        schema is on disk. Raises `SchemaConflict` if it rejects payloads that the active schema accepts, unless
+        `force`, and `SchemaError` if it is not a valid JSON Schema; nothing is changed then. If cancelled, the schema
+        may or may not have been registered; if it was, it is active.
         """
         expression = check_expression(expression)
         if mode not in (STRICT, PERMISSIVE):
-            raise ConfigInvalid("mode", f"{mode!r} is none of 'strict', 'permissive'")
+            raise ConfigInvalid("mode", f"must be 'strict' or 'permissive', not {mode!r}")
         self._check_open()
         given = await self._host.run(_prepare, expression, schema)
-        return await self._alone(lambda: self._register(expression, given, mode, force))
+        return await self._serialized(lambda: self._register(expression, given, mode, force))
 
     async def remove(self, expression: str) -> None:
-        """Hold the payloads of `expression` to nothing from now on. Its versions stay in the log.
+        """Stop validating the payloads of `expression`. Its versions stay in the log.
 
-        Raises `SchemaError` where nothing is registered. Cancelled, it is removed or not.
+        Raises `SchemaError` if no schema is registered. If cancelled, the schema may or may not have been removed.
         """
         expression = check_expression(expression)
         self._check_open()
-        await self._alone(lambda: self._remove(expression))
+        await self._serialized(lambda: self._remove(expression))
 
     async def load(self) -> None:
-        """Read what is registered in the log; opening does this, and a bus that only reads may do it again.
+        """Load the schemas from the log. Opening a bus does this; call it again on a read-only bus to see changes.
 
-        Raises `ConfigInvalid` where the library that checks is not installed. Cancelled, nothing changed.
+        Raises `ConfigInvalid` if the validation library is not installed. If cancelled, nothing is changed.
         """
         log = self._host.log
         if log is None:
@@ -130,15 +131,15 @@ class Schemas:
         self._versions = versions
         self._apply(schemas, ready)
 
-    async def _alone(self, change: Callable[[], Awaitable[T]]) -> T:
-        """One change after the other, each to its end: a caller that is cancelled leaves nothing half done."""
+    async def _serialized(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Run one change at a time, and each to its end, even if the caller is cancelled."""
 
         async def run() -> T:
             async with self._changing:
                 return await change()
 
         changing = asyncio.get_running_loop().create_task(run())
-        changing.add_done_callback(_look_at_error)
+        changing.add_done_callback(_retrieve_error)
         return await asyncio.shield(changing)
 
     async def _register(self, expression: str, given: _Given, mode: Mode, force: bool) -> Schema:
@@ -149,7 +150,7 @@ class Schemas:
                 raise SchemaConflict(expression, before.version, before.hash, reasons)
         if before is not None and before.hash == given.hash:
             made = before if before.mode == mode else None
-            if not given.is_model:  # then a model that was registered before is the better check
+            if not given.is_model:  # keep using a model that was registered before
                 validate = self._ready.get((expression, given.hash), validate)
         if made is None:
             made = Schema(expression, self._next_version(expression), mode, given.hash, given.schema, self._time_ns())
@@ -162,7 +163,7 @@ class Schemas:
     async def _remove(self, expression: str) -> None:
         before = self._active.get(expression)
         if before is None:
-            raise SchemaError(expression, "there is none")
+            raise SchemaError(expression, "no schema is registered")
         version = self._next_version(expression)
         await self._keep(before._replace(version=version, mode=REMOVED, registered_at_ns=self._time_ns()))
         schemas = {each: schema for each, schema in self._active.items() if each != expression}
@@ -180,11 +181,11 @@ class Schemas:
         self._versions.setdefault(made.expression, []).append(made)
 
     def _apply(self, schemas: dict[str, Schema], ready: Ready) -> None:
-        """Let these be in force, at once and together."""
+        """Activate these schemas, all at once."""
         self._active, self._ready = schemas, ready
         if self._host.validates:
-            checks = [Validator(each, ready[expression, each.hash]) for expression, each in schemas.items()]
-            self._host.validate_with(Validators(checks, self._host.count, self._throttle) if checks else None)
+            found = [Validator(each, ready[expression, each.hash]) for expression, each in schemas.items()]
+            self._host.validate_with(Validators(found, self._host.count, self._throttle) if found else None)
 
     def _check_open(self) -> None:
         if not self._host.is_open:
@@ -192,22 +193,22 @@ class Schemas:
 
 
 def _prepare(expression: str, schema: Any) -> _Given:
-    """On a thread: what was handed in, as it will be kept and checked."""
+    """Convert and compile a schema. Runs on a thread."""
     found, model = to_json_schema(expression, schema)
-    validate = compile_schema(expression, found)  # also where a model is there: another process will have to
+    validate = compile_schema(expression, found)  # even for a model, because other processes use its JSON Schema
     digest = hash_of(canonical(expression, found))
     return _Given(found, digest, validate if model is None else compile_model(model), model is not None)
 
 
 def _compile(schemas: dict[str, Schema], ready: Ready) -> Ready:
-    """On a thread: what checks these schemas. What was compiled before stays."""
+    """Compile the schemas that are not in `ready` yet. Runs on a thread."""
     return {
         (expression, each.hash): ready.get((expression, each.hash)) or compile_schema(expression, each.schema)
         for expression, each in schemas.items()
     }
 
 
-def _look_at_error(changing: asyncio.Task[Any]) -> None:
-    """Whoever waited for it may have been cancelled; its error is then nobody's."""
+def _retrieve_error(changing: asyncio.Task[Any]) -> None:
+    """Mark an error as retrieved, because the caller may have been cancelled."""
     if not changing.cancelled():
         changing.exception()

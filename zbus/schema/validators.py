@@ -1,8 +1,7 @@
-"""The checks in force: which schemas a key has, and whether a payload fits them.
+"""The validators of the active schemas: which schemas match a key, and whether a payload is valid against them.
 
-One object for each generation of the registry, made anew when a schema is registered or removed, so that what was
-looked up for a key once is right for as long as the object lives. A bus without schemas has none of these, which is
-all that publishing and reading look at.
+`Validators` is created again whenever a schema is registered or removed, so the schemas cached for a key are valid for
+as long as the object lives. A bus without schemas has no such object, which is all that publishing and reading check.
 """
 
 from __future__ import annotations
@@ -31,53 +30,53 @@ Count = Callable[[str, int], None]
 
 
 class Validator(NamedTuple):
-    """One schema in force, ready to check payloads."""
+    """One active schema and the function that validates payloads against it."""
 
     schema: Schema
     validate: Validate
 
 
 class Validators(Memo[str, tuple[Validator, ...]]):
-    """Looked up by key: every check that its payloads must pass, the strict ones first."""
+    """The validators of each key, strict ones first, so that a permissive one never hides a rejection."""
 
-    def __init__(self, checks: Iterable[Validator], count: Count, throttle: Throttle) -> None:
+    def __init__(self, validators: Iterable[Validator], count: Count, throttle: Throttle) -> None:
         super().__init__(KEYS_KEPT_MAX, self._match)
-        self._checks = sorted(checks, key=lambda check: check.schema.mode != STRICT)
+        self._validators = sorted(validators, key=lambda each: each.schema.mode != STRICT)
         self._count, self._throttle = count, throttle
 
     def validate(self, key: str, body: bytes) -> None:
-        """Before an event is stored: `SchemaInvalid` where a strict schema refuses it; others only note it."""
-        for check in self[key]:
+        """Validate a payload before it is stored. Raises `SchemaInvalid` if it violates a strict schema."""
+        for validator in self[key]:
             try:
-                check.validate(body)
-            except Exception as error:  # a validator of the user's may raise anything
-                self._violated(check, key, body, error, None)
-                return  # counted once, however many it does not fit
+                validator.validate(body)
+            except Exception as error:  # a user's validator may raise anything
+                self._violated(validator, key, body, error, None)
+                return  # count an event once, however many schemas it violates
 
     def validate_received(self, event: Event) -> None:
-        """Before an event is handed to a reader: `SchemaInvalid` where a strict schema refuses it."""
-        for check in self[event.key]:
+        """Validate an event before a subscriber receives it. Raises `SchemaInvalid` if it violates a strict schema."""
+        for validator in self[event.key]:
             try:
-                check.validate(event.payload)
+                validator.validate(event.payload)
             except Exception as error:
-                self._violated(check, event.key, event.payload, error, event)
+                self._violated(validator, event.key, event.payload, error, event)
                 return
 
     def first_reason(self, key: str, body: bytes) -> tuple[Schema, str] | None:
-        """The first schema, whatever its mode, that a payload does not fit, and why; nothing is counted."""
-        for check in self[key]:
+        """Return the first schema of any mode that a payload violates, and why, or None. Counts nothing."""
+        for validator in self[key]:
             try:
-                check.validate(body)
+                validator.validate(body)
             except Exception as error:
-                return check.schema, reason_of(error)
+                return validator.schema, reason_of(error)
         return None
 
     def _match(self, key: str) -> tuple[Validator, ...]:
-        return tuple(check for check in self._checks if matches(check.schema.expression, key))
+        return tuple(each for each in self._validators if matches(each.schema.expression, key))
 
-    def _violated(self, check: Validator, key: str, body: bytes, error: Exception, event: Event | None) -> None:
-        schema, reason = check.schema, reason_of(error)
-        if event is None and schema.mode == STRICT:  # whoever publishes is told, and there is no event to speak of
+    def _violated(self, validator: Validator, key: str, body: bytes, error: Exception, event: Event | None) -> None:
+        schema, reason = validator.schema, reason_of(error)
+        if event is None and schema.mode == STRICT:  # only the publisher gets the error; no event was stored
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash) from error
         self._count(COUNTED, 1)
         if self._throttle.due(key):
@@ -88,9 +87,9 @@ class Validators(Memo[str, tuple[Validator, ...]]):
 
 
 def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | None:
-    """The checks of the newest of some versions, None where none is in force: for a log without a bus.
+    """Return the validators of the active schemas, or None if there are none. For a log without a bus.
 
-    Raises `ConfigInvalid` where the library that checks is not installed.
+    Raises `ConfigInvalid` if the validation library is not installed.
     """
     checks = [
         Validator(each, compile_schema(each.expression, each.schema)) for each in active_schemas(schemas).values()
@@ -99,7 +98,7 @@ def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | Non
 
 
 def active_schemas(versions: Iterable[Schema]) -> dict[str, Schema]:
-    """Of all versions the newest of each expression, without those that were removed."""
+    """Return the newest version of each expression, without removed schemas."""
     newest = {each.expression: each for each in sorted(versions, key=lambda each: (each.expression, each.version))}
     return {expression: each for expression, each in newest.items() if each.mode != REMOVED}
 
