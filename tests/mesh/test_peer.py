@@ -1,0 +1,1110 @@
+"""A peer: events are delivered in order and once; gaps are repaired from its log, or reported.
+
+Time is virtual: the event loop jumps to the next timer instead of sleeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from mesh_fakes import Counts, FakeRuntime, envelope, recorded
+
+from zbus.errors import LogError, NoResponders, TransportError
+from zbus.mesh import peer as module
+from zbus.mesh.interest import Interest
+from zbus.mesh.log_service import LogPage
+from zbus.mesh.peer import GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
+from zbus.wire.beacon import Beacon, Newest
+from zbus.wire.envelope import Envelope
+
+LOGGED, UNLOGGED = 5, 6  # an odd origin has a log
+A, B = "shop/a", "shop/b"
+
+
+class VirtualSelector:
+    """Lets virtual time pass instead of waiting for sockets."""
+
+    def __init__(self, selector: Any, runtime: FakeRuntime) -> None:
+        self._selector, self._runtime = selector, runtime
+
+    def select(self, timeout: float | None) -> Any:
+        assert timeout is not None, "nothing is left to wait for"
+        self._runtime.now += max(0.0, timeout)
+        return self._selector.select(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._selector, name)
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[FakeRuntime]:
+    found = FakeRuntime()
+    loop: Any = asyncio.get_running_loop()
+    selector = loop._selector
+    loop._selector, loop.time = VirtualSelector(selector, found), found.monotonic
+    yield found
+    loop._selector = selector
+    del loop.time
+
+
+class Context:
+    """A node with one peer: what it accepted, the gaps that it reported, and the log of the peer."""
+
+    def __init__(self, runtime: FakeRuntime, origin: int, covered: int | None) -> None:
+        self.runtime, self.origin = runtime, origin
+        self.interest, self.counts = Interest(), Counts()
+        self.interest.add(["shop/**"], 0, store=False)
+        self.accepted: list[tuple[list[int], str, bool]] = []
+        self.delivered: list[int] = []  # offsets; a gap is its key
+        self.timeline: list[Any] = []  # offsets and gaps, in order
+        self.gaps: list[tuple[str, int, bool]] = []  # key, sequence after the gap, counted
+        self.open_gaps: list[tuple[str, int, int]] = []  # key, after, before
+        self.coverages: list[int] = []
+        self.storing: asyncio.Future[object] | None = None  # what `accept` returns for a page
+        self.capacity = asyncio.Event()
+        self.capacity.set()
+        # The log of the peer.
+        self.log: list[Envelope] = []
+        self.low_water, self.page_events = 0, 100
+        self.hidden: set[int] = set()  # corrupt events
+        self.errors: list[Exception] = []  # of the next requests
+        self.error: Exception | None = None  # of all requests
+        self.available = asyncio.Event()
+        self.available.set()
+        self.requests: list[tuple[int, int, str, tuple[str, ...] | None]] = []
+        self.requested_at: list[float] = []
+        self.peer = Peer(origin, self, covered, runtime)
+
+    # The context.
+
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[object] | None:
+        offsets = [each.offset for each in envelopes]
+        if offsets:
+            self.accepted.append((offsets, link, repaired))
+        self.delivered += offsets
+        self.timeline += offsets
+        return self.storing if repaired else None
+
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
+        assert origin == self.origin
+        self.requests.append((after, from_ns, link, None if expressions is None else tuple(expressions)))
+        self.requested_at.append(self.runtime.now)
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.error is not None:
+            raise self.error
+        head = self.log[-1].offset if self.log else 0
+        events = [
+            each for each in self.log if each.offset > max(after, self.low_water) and each.published_at >= from_ns
+        ]
+        events = events[: self.page_events]
+        covered = events[-1].offset if len(events) == self.page_events else head
+        await self.available.wait()
+        kept = [msgspec.structs.replace(each, previous=0) for each in events if each.offset not in self.hidden]
+        return LogPage(kept, covered, head, self.low_water, len(events) - len(kept))
+
+    async def wait_for_capacity(self) -> None:
+        await self.capacity.wait()
+
+    def covered(self, origin: int, offset: int) -> None:
+        assert origin == self.origin
+        self.coverages.append(offset)
+
+    def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
+        assert (origin, publisher_id) == (self.origin, 7)
+        self.gaps.append((key, sequence, counted))
+        self.timeline.append(f"gap before {sequence}")
+        return True
+
+    def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+        assert (origin, publisher_id) == (self.origin, 7)
+        self.open_gaps.append((key, after, sequence))
+        self.count("gaps_open", 1)
+        return True
+
+    def count(self, name: str, events: int) -> None:
+        self.counts.add(name, events)
+
+    # What a test does.
+
+    def publish(self, *offsets: int, key: str = A) -> list[Envelope]:
+        """Store events of one key in the log of the peer, and return them."""
+        previous = max((each.offset for each in self.log if each.key == key), default=0)
+        found = []
+        for offset in offsets:
+            found.append(envelope(offset, previous, key, origin=self.origin))
+            previous = offset
+        self.log = sorted([*self.log, *found], key=lambda each: each.offset)
+        return found
+
+    def receive(self, *envelopes: Envelope, link: str = "nats") -> None:
+        """Receive one frame."""
+        self.accept(self.peer.take(envelopes, link), link)
+
+    def beacon(self, since: int, head: int, newest: dict[str, Newest] | None = None, link: str = "nats") -> None:
+        found = {A: (head, 7, head)} if newest is None else newest
+        self.peer.beacon(Beacon(self.origin, since, head, found), link)
+
+    async def settle(self) -> None:
+        """Run everything that needs no time to pass."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+Make = Callable[..., Context]
+
+
+@pytest.fixture
+async def make(runtime: FakeRuntime) -> AsyncIterator[Make]:
+    made: list[Context] = []
+
+    def make(origin: int = LOGGED, covered: int | None = 0) -> Context:
+        made.append(Context(runtime, origin, covered))
+        return made[-1]
+
+    yield make
+    for context in made:
+        task = context.peer.close()
+        if task is not None:
+            await asyncio.wait([task])
+
+
+# Events in order.
+
+
+@pytest.mark.parametrize("origin", [LOGGED, UNLOGGED])
+async def test_events_in_order_are_delivered_at_once_and_nothing_is_requested(make: Make, origin: int) -> None:
+    context = make(origin)
+    one, two, three = context.publish(1, 2, 3)
+
+    context.receive(one, two)
+    context.receive(three)
+    assert context.delivered == [1, 2, 3]
+    await asyncio.sleep(60)
+
+    assert (context.requests, context.gaps, context.counts) == ([], [], {})
+
+
+async def test_each_key_has_its_own_order(make: Make) -> None:
+    context = make()
+    one, three, five = context.publish(1, 3, 5)
+    two, four = context.publish(2, 4, key=B)
+
+    context.receive(one, three, five)
+    context.receive(two, four)
+
+    assert context.delivered == [1, 3, 5, 2, 4]
+    await context.settle()
+    assert context.requests == []
+
+
+@pytest.mark.parametrize("origin", [LOGGED, UNLOGGED])
+async def test_a_duplicate_is_counted_and_not_delivered(make: Make, origin: int) -> None:
+    context = make(origin)
+    one, two, three = context.publish(1, 2, 3)
+
+    context.receive(one, two)
+    context.receive(one, two, three, link="zmq")
+    context.receive(two)
+
+    assert context.delivered == [1, 2, 3]
+    assert context.counts == {"duplicates_received": 3}
+
+
+async def test_an_event_that_the_covered_offset_includes_is_a_duplicate(make: Make) -> None:
+    context = make(covered=2)
+    one, two, three = context.publish(1, 2, 3)
+
+    context.receive(one, two, three)
+
+    assert context.delivered == [3]
+    assert context.counts == {"duplicates_received": 2}
+
+
+async def test_a_peer_is_seen_with_each_frame_and_each_beacon(make: Make, runtime: FakeRuntime) -> None:
+    context = make()
+    await asyncio.sleep(3)
+    context.receive(*context.publish(1))
+    assert context.peer.last_seen_at == runtime.now
+    await asyncio.sleep(3)
+    context.beacon(0, 1)
+    assert context.peer.last_seen_at == runtime.now
+
+
+# Gaps that the log repairs.
+
+
+async def test_a_gap_is_repaired_from_the_log_before_later_events_are_delivered(make: Make) -> None:
+    context = make()
+    one, _, three, four = context.publish(1, 2, 3, 4)
+    context.receive(one)
+    context.receive(three)
+    context.receive(four)
+    assert context.delivered == [1]
+
+    await context.settle()
+
+    assert context.requests == [(0, 0, "nats", None)]
+    assert context.delivered == [1, 2, 3, 4]
+    assert context.accepted == [([1], "nats", False), ([2, 3, 4], "nats", True)]
+    assert context.counts == {
+        "gaps": 1,
+        "gaps_repaired": 1,
+        "events_repaired": 3,
+        "duplicates_received": 2,  # the buffered ones, which the page brought too
+    }
+    assert (context.gaps, context.coverages) == ([], [4])
+
+
+async def test_events_that_arrive_during_a_repair_follow_the_page_in_order(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()
+    four, five, six = context.publish(4, 5, 6)
+    context.receive(six, link="zmq")
+    context.receive(four, link="nats")
+    context.receive(five, link="nats")
+    await context.settle()
+    assert context.delivered == [1]
+
+    context.available.set()
+    await context.settle()
+
+    assert context.accepted[1:] == [([2, 3], "nats", True), ([4, 5], "nats", False), ([6], "zmq", False)]
+    assert context.coverages == [3]
+    context.receive(*context.publish(7))
+    assert context.delivered[-1] == 7
+
+
+async def test_events_after_a_repair_are_delivered_at_once(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.receive(one, three)
+    await context.settle()
+
+    context.receive(*context.publish(4))
+
+    assert context.delivered == [1, 2, 3, 4]
+    await context.settle()
+    assert len(context.requests) == 1
+
+
+async def test_a_gap_among_the_buffered_events_starts_another_repair(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()
+    _, five = context.publish(4, 5)
+    context.receive(five)
+
+    context.available.set()
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4, 5]
+    assert [after for after, *_ in context.requests] == [0, 3]
+    assert (context.counts["gaps"], context.counts["gaps_repaired"]) == (2, 2)
+    assert context.coverages == [5]
+
+
+async def test_a_late_frame_is_a_duplicate_of_the_repair(make: Make) -> None:
+    context = make()
+    one, two, three = context.publish(1, 2, 3)
+    context.receive(one)
+    context.receive(three)
+    context.receive(two)
+    await context.settle()
+    context.receive(two)
+
+    assert context.delivered == [1, 2, 3]
+    assert context.counts["duplicates_received"] == 3
+
+
+async def test_a_long_gap_is_requested_page_by_page_after_the_last_covered_offset(make: Make) -> None:
+    context = make()
+    events = context.publish(*range(1, 8))
+    context.page_events = 3
+    context.receive(events[0])
+    context.receive(events[-1])
+
+    await context.settle()
+
+    assert [after for after, *_ in context.requests] == [0, 3, 6]
+    assert context.delivered == [1, 2, 3, 4, 5, 6, 7]
+    assert context.counts["events_repaired"] == 6
+    assert context.counts["gaps"] == 1
+
+
+async def test_the_next_page_is_requested_once_the_last_one_is_stored(make: Make) -> None:
+    context = make()
+    events = context.publish(*range(1, 5))
+    context.page_events = 2
+    context.storing = asyncio.get_running_loop().create_future()
+    context.receive(events[0])
+    context.receive(events[-1])
+
+    await context.settle()
+    assert (len(context.requests), context.delivered) == (1, [1, 2])
+    context.storing.set_result(None)
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4]
+    assert [after for after, *_ in context.requests] == [0, 2]
+
+
+async def test_a_page_that_could_not_be_stored_is_requested_again(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    failed = context.storing = asyncio.get_running_loop().create_future()
+    context.receive(one, three)
+    await context.settle()
+
+    context.storing = None
+    failed.set_exception(LogError("the disk is full"))
+    with recorded(logging.WARNING) as records:
+        await asyncio.sleep(1)
+
+    assert [after for after, *_ in context.requests] == [0, 0]
+    assert context.delivered == [1, 2, 3, 2, 3]  # known by their identity
+    assert [(each["record"], each["reason"]) for each in records] == [("EVENT_RETRY", "the disk is full")]
+
+
+async def test_a_page_waits_for_capacity(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.capacity.clear()
+    context.receive(one, three)
+    await asyncio.sleep(5)
+    assert (len(context.requests), context.delivered) == (1, [1])
+
+    context.capacity.set()
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3]
+
+
+async def test_an_empty_page_that_covers_a_range_is_followed_by_the_next_one(make: Make) -> None:
+    """The range had only events that this node does not want."""
+    context = make()
+    one, *_, six = context.publish(1, 2, 3, 4, 5, 6)
+    context.page_events, context.hidden = 2, {3, 4}
+    context.receive(one)
+    context.receive(six)
+
+    await context.settle()
+
+    assert [after for after, *_ in context.requests] == [0, 2, 4]
+    assert context.delivered == [1, 2, 5, 6]
+
+
+async def test_an_empty_log_ends_the_repair_and_the_buffered_events_are_requested_again(make: Make) -> None:
+    """The log lags behind its own send queue: its first page shows nothing yet."""
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    log, context.log = context.log, []
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()
+    context.log = log
+
+    context.available.set()
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3]
+    assert [after for after, *_ in context.requests] == [0, 0]
+
+
+async def test_the_page_request_names_the_link_where_the_peer_was_last_seen(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.receive(one, link="nats")
+    context.receive(three, link="zmq")
+    await context.settle()
+
+    assert context.requests == [(0, 0, "zmq", None)]
+    assert context.accepted[-1] == ([2, 3], "zmq", True)
+
+
+# Requests that fail.
+
+
+async def test_a_malformed_page_is_logged_and_requested_again_after_a_pause(make: Make, runtime: FakeRuntime) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.errors = [TransportError("log 5 sent a malformed reply"), TransportError("log 5 sent a malformed reply")]
+    began = runtime.now
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2, 3]
+    first_s = RETRY_S[0]
+    assert [at - began for at in context.requested_at] == pytest.approx([0.0, first_s, 3 * first_s])
+    assert [(each["record"], each["reason"], each["again_in_s"]) for each in records] == [
+        ("EVENT_RETRY", "log 5 sent a malformed reply", first_s),
+        ("EVENT_RETRY", "log 5 sent a malformed reply", 2 * first_s),
+    ]
+
+
+async def test_a_page_that_arrived_resets_the_pause(make: Make, runtime: FakeRuntime) -> None:
+    context = make()
+    events = context.publish(*range(1, 5))
+    context.page_events = 2
+    fails = TransportError("incomplete")
+    context.errors = [fails, fails]
+    context.receive(events[0])
+    context.receive(events[-1])
+    await asyncio.sleep(2.5 * RETRY_S[0])  # after two errors, and before the next request
+    context.available.clear()
+    await asyncio.sleep(1)
+    context.errors = [fails]  # of the second page
+    context.available.set()
+    await asyncio.sleep(1)
+
+    assert round(context.requested_at[-1] - context.requested_at[-2], 3) == RETRY_S[0]
+    assert context.delivered == [1, 2, 3, 4]
+
+
+async def test_a_bug_in_the_node_does_not_end_the_repair(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.errors = [ZeroDivisionError("a bug")]
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2, 3]
+    assert [each["record"] for each in records] == ["EVENT_RETRY"]
+
+
+async def test_a_peer_that_does_not_reply_is_asked_again_without_a_warning(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.errors = [NoResponders("@zbus/log/5")]
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2, 3]
+    assert records == []
+
+
+@pytest.mark.parametrize("sign", ["event", "beacon"])
+async def test_a_peer_that_is_seen_again_is_asked_at_once(make: Make, runtime: FakeRuntime, sign: str) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    await asyncio.sleep(5)  # the pauses are long by now
+    before, context.error = len(context.requests), None
+    if sign == "event":
+        context.receive(*context.publish(4))
+    else:
+        context.beacon(3, 4)
+    now = runtime.now
+    await context.settle()
+
+    assert runtime.now == now
+    assert len(context.requests) == before + 1
+    assert context.delivered[:3] == [1, 2, 3]
+
+
+# Gaps that cannot be repaired.
+
+
+async def test_a_gap_is_reported_when_the_log_does_not_reply_and_delivery_resumes(make: Make) -> None:
+    context = make()
+    one, _, three, four = context.publish(1, 2, 3, 4)
+    context.error = NoResponders("@zbus/log/5")
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        context.receive(four)
+        await asyncio.sleep(GIVE_UP_S - 1)
+        assert (context.delivered, context.gaps) == ([1], [])
+        await asyncio.sleep(2 * RETRY_S[1] + 1)
+
+    assert context.timeline == [1, "gap before 3", 3, 4]
+    assert context.gaps == [(A, 3, False)]
+    assert [each["record"] for each in records] == ["EVENT_REPLAY_FAILED"]
+    requests = len(context.requests)
+    context.receive(*context.publish(5))
+    assert context.delivered[-1] == 5
+    context.beacon(0, 5)
+    await asyncio.sleep(60)
+    assert len(context.requests) == requests  # the lost event is not requested again
+
+
+async def test_only_keys_with_a_gap_are_reported(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    four, five = context.publish(4, 5, key=B)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    context.receive(four, five)
+    context.receive(four)
+    await asyncio.sleep(GIVE_UP_S + 3)
+
+    assert context.timeline == [1, "gap before 3", 3, 4, 5]
+    assert context.counts["duplicates_received"] == 1
+
+
+async def test_a_gap_of_a_stored_key_stays_open_until_the_peer_is_back(make: Make) -> None:
+    context = make()
+    context.interest.add(["shop/a"], 0, store=True)
+    one, _, three = context.publish(1, 2, 3)
+    four, _, six = context.publish(4, 5, 6, key=B)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    context.receive(four, six)
+    await asyncio.sleep(3 * GIVE_UP_S + 7)
+
+    assert context.timeline == [1, 4, "gap before 6", 6]  # only this node's log needs the stored key
+    assert context.open_gaps == [(A, -1, 3)]  # once
+    assert context.counts["gaps_open"] == 1
+
+    seven, eight = context.publish(7, key=B)[0], context.publish(8)[0]
+    context.receive(seven, eight)
+    assert context.delivered[-1] == 7  # a key without a gap is not delayed
+    context.receive(seven)
+    assert context.delivered.count(7) == 1
+
+    context.error = None
+    await asyncio.sleep(2 * RETRY_S[1])
+
+    assert context.delivered[-3:] == [2, 3, 8]
+    assert context.counts["gaps_open"] == 0
+    assert context.counts["gaps_repaired"] == 1
+    context.receive(*context.publish(9))
+    assert context.delivered[-1] == 9
+
+
+async def test_a_peer_without_a_log_has_its_gaps_reported_after_a_moment(make: Make) -> None:
+    context = make(UNLOGGED)
+    one, _, three, four = context.publish(1, 2, 3, 4)
+    context.receive(one)
+    context.receive(three)
+    context.receive(four)
+    assert context.delivered == [1]
+    await asyncio.sleep(TAIL_S - 0.01)
+    assert context.gaps == []
+    await asyncio.sleep(0.02)
+
+    assert context.timeline == [1, "gap before 3", 3, 4]
+    assert (context.requests, context.counts) == ([], {})
+    context.receive(*context.publish(5))
+    assert context.delivered[-1] == 5
+
+
+async def test_events_over_two_links_are_put_in_order_without_a_gap(make: Make) -> None:
+    context = make(UNLOGGED)
+    one, two, three = context.publish(1, 2, 3)
+    context.receive(one, link="nats")
+    context.receive(three, link="zmq")
+    context.receive(two, link="nats")
+    await asyncio.sleep(1)
+
+    assert context.accepted == [([1], "nats", False), ([2], "nats", False), ([3], "zmq", False)]
+    assert context.gaps == []
+
+
+async def test_the_first_event_of_a_key_of_a_new_peer_without_a_log_shows_no_gap(make: Make) -> None:
+    context = make(UNLOGGED, covered=None)
+    *_, five, six = context.publish(1, 2, 3, 4, 5, 6)
+    context.receive(five)
+    *_, eight = context.publish(7, 8, key=B)
+    context.receive(eight)
+    context.receive(six)
+    assert context.delivered == [5, 8, 6]
+
+    context.beacon(0, 8, {})
+    context.beacon(8, 9, {})
+    *_, twelve = context.publish(11, 12, key="shop/c")
+    context.receive(twelve)
+    assert context.delivered == [5, 8, 6]  # two beacons later, a new key has a predecessor that is missing
+    await asyncio.sleep(1)
+
+    assert context.gaps == [("shop/c", 12, False)]
+
+
+async def test_after_a_change_of_interest_the_first_event_of_a_key_shows_no_gap(make: Make) -> None:
+    context = make(UNLOGGED)
+    context.receive(*context.publish(1))
+    context.peer.interest_changed()
+    _, three, _, five = context.publish(2, 3, 4, 5, key=B)
+    context.receive(three)
+    assert context.delivered == [1, 3]
+
+    context.receive(five)  # but the second one does
+    assert context.delivered == [1, 3]
+    await asyncio.sleep(1)
+    assert context.timeline == [1, 3, "gap before 5", 5]
+
+
+# Retention and damage at the peer.
+
+
+async def test_a_trimmed_range_is_reported_before_the_first_event_after_it(make: Make) -> None:
+    context = make()
+    one, *_, five = context.publish(1, 2, 3, 4, 5)
+    context.low_water = 3
+    context.receive(one)
+    context.receive(five)
+    await context.settle()
+
+    assert context.timeline == [1, "gap before 4", 4, 5]
+    assert context.gaps == [(A, 4, False)]
+    context.receive(*context.publish(6))
+    assert len(context.gaps) == 1
+
+
+async def test_a_range_that_was_trimmed_up_to_the_head_is_counted_and_then_reported(make: Make) -> None:
+    context = make()
+    context.publish(1, 2, 3)
+    context.low_water = 3
+    with recorded(logging.WARNING) as records:
+        context.beacon(2, 3)
+        await context.settle()
+
+    assert [(each["record"], each["after"], each["until"]) for each in records] == [("EVENT_GAP", 0, 3)]
+    assert context.counts == {"gaps": 1, "gaps_unrepaired": 1}
+    assert context.gaps == []
+
+    context.receive(*context.publish(4))
+    assert context.gaps == [(A, 4, True)]  # the counters have it already
+
+
+async def test_a_new_peer_does_not_miss_what_was_trimmed_before(make: Make) -> None:
+    context = make(covered=None)
+    context.publish(1, 2, 3, 4)
+    context.low_water = 2
+    context.beacon(3, 4)
+    await context.settle()
+
+    assert context.timeline == [3, 4]
+    assert (context.gaps, context.counts) == ([], {"events_repaired": 2})
+
+
+async def test_a_corrupt_event_in_the_log_does_not_stop_the_repair(make: Make) -> None:
+    context = make()
+    one, *_, four = context.publish(1, 2, 3, 4)
+    context.hidden = {2}
+    context.receive(one)
+    context.receive(four)
+    await context.settle()
+
+    assert context.delivered == [1, 3, 4]
+    assert len(context.requests) == 1
+
+
+# Beacons.
+
+
+async def test_a_beacon_of_events_that_arrived_advances_the_covered_offset(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2, 3))
+    context.beacon(0, 3)
+    await asyncio.sleep(10)
+
+    assert (context.coverages, context.requests) == ([3], [])
+    context.beacon(0, 3)
+    assert context.coverages == [3]
+
+
+async def test_events_named_by_a_beacon_may_be_in_flight_for_a_moment(make: Make) -> None:
+    context = make()
+    one, two = context.publish(1, 2)
+    context.receive(one)
+    context.beacon(0, 2)
+    await asyncio.sleep(TAIL_S / 2)
+    context.receive(two)
+    await asyncio.sleep(TAIL_S)
+
+    assert (context.delivered, context.requests, context.coverages) == ([1, 2], [], [2])
+
+
+async def test_lost_last_events_are_requested_after_a_beacon(make: Make) -> None:
+    context = make()
+    one, *_ = context.publish(1, 2, 3)
+    context.receive(one)
+    context.beacon(0, 3)
+    await asyncio.sleep(TAIL_S - 0.01)
+    assert context.requests == []
+    await asyncio.sleep(0.02)
+
+    assert context.delivered == [1, 2, 3]
+    assert context.coverages == [3]
+
+
+async def test_while_events_keep_arriving_the_request_waits_but_not_forever(make: Make) -> None:
+    context = make()
+    context.publish(1, 2)  # lost
+    context.beacon(0, 2)
+    others = iter(range(3, 1000))
+    for _ in range(TAIL_TURNS_MAX):
+        context.receive(*context.publish(next(others), key=B))
+        await asyncio.sleep(TAIL_S)
+    assert context.requests == []
+
+    context.receive(*context.publish(next(others), key=B))
+    await asyncio.sleep(TAIL_S + 0.01)
+
+    assert len(context.requests) == 1
+    assert context.delivered[-2:] == [1, 2]
+
+
+async def test_beacons_that_follow_each_other_are_one(make: Make) -> None:
+    context = make()
+    one, two = context.publish(1, 2)
+    context.publish(3, key=B)
+    context.receive(one)
+    context.beacon(0, 2, {A: (2, 7, 2)})
+    context.beacon(2, 3, {B: (3, 7, 3)})
+    context.receive(two)
+    await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2, 3]
+    assert [after for after, *_ in context.requests] == [0]
+
+
+async def test_a_missing_beacon_starts_a_repair_at_once(make: Make, runtime: FakeRuntime) -> None:
+    context = make()
+    context.receive(*context.publish(1))
+    context.publish(2, 3, 4)
+    now = runtime.now
+    context.beacon(3, 4)
+    await context.settle()
+
+    assert runtime.now == now
+    assert context.delivered == [1, 2, 3, 4]
+
+
+async def test_a_beacon_of_keys_that_this_node_does_not_want_requests_nothing(make: Make) -> None:
+    context = make()
+    context.beacon(0, 5, {"audit/x": (5, 7, 5)})
+    await asyncio.sleep(10)
+
+    assert (context.requests, context.coverages) == ([], [5])
+
+
+async def test_lost_last_events_of_a_peer_without_a_log_are_reported(make: Make) -> None:
+    context = make(UNLOGGED)
+    one, *_ = context.publish(1, 2, 3)
+    context.receive(one)
+    context.beacon(0, 3)
+    await asyncio.sleep(TAIL_S - 0.01)
+    assert context.gaps == []
+    await asyncio.sleep(0.02)
+
+    assert context.gaps == [(A, 4, False)]
+    context.receive(*context.publish(4))
+    assert context.delivered == [1, 4]
+    context.beacon(0, 4)
+    await asyncio.sleep(1)
+    assert len(context.gaps) == 1
+
+
+async def test_a_new_peer_without_a_log_misses_nothing_that_its_first_beacon_names(make: Make) -> None:
+    context = make(UNLOGGED, covered=None)
+    context.beacon(2, 5)
+    await asyncio.sleep(1)
+
+    assert (context.gaps, context.coverages) == ([], [5])
+
+
+async def test_lost_last_events_are_reported_when_the_log_does_not_reply(make: Make) -> None:
+    context = make()
+    one, _, _ = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one)
+    context.beacon(0, 3)
+    await asyncio.sleep(TAIL_S + GIVE_UP_S + 3)
+
+    assert context.gaps == [(A, 4, False)]
+    requests = len(context.requests)
+    context.beacon(0, 3)
+    await asyncio.sleep(10)
+    assert (len(context.gaps), len(context.requests)) == (1, requests)
+
+
+async def test_events_that_a_recent_beacon_names_are_not_given_up_with_the_others(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    while not context.gaps:
+        context.beacon(3, 4)  # so its event is always in flight
+        await asyncio.sleep(TAIL_S / 2)
+    assert context.gaps == [(A, 3, False)]
+    context.receive(*context.publish(4))
+    await asyncio.sleep(5)
+
+    assert context.timeline == [1, "gap before 3", 3, 4]
+    assert context.coverages == [4]
+
+
+# New peers, and peers that were known before a restart.
+
+
+async def test_after_a_restart_the_repair_begins_after_the_stored_position(make: Make) -> None:
+    context = make(covered=7)
+    *_, ten = context.publish(*range(1, 11))
+    context.receive(ten)
+    await context.settle()
+
+    assert context.requests == [(7, 0, "nats", None)]
+    assert context.delivered == [8, 9, 10]
+
+
+async def test_after_a_restart_a_beacon_shows_what_was_missed(make: Make) -> None:
+    context = make(covered=7)
+    context.publish(*range(1, 11))
+    context.beacon(9, 10)
+    await context.settle()
+
+    assert context.delivered == [8, 9, 10]
+    assert context.coverages == [10]
+
+
+async def test_a_new_peer_is_asked_for_the_events_since_this_node_wants_them(make: Make) -> None:
+    context = make(covered=None)
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add([A], 1003, store=False)
+    context.interest.add([B], 1005, store=False)
+    context.publish(1, 3, 5)
+    context.publish(2, 4, 6, key=B)
+    context.beacon(5, 6)
+    await context.settle()
+
+    assert context.requests == [(0, 1003, "nats", None)]
+    assert context.delivered == [3, 5, 6]
+    assert "gaps" not in context.counts
+
+
+async def test_a_new_peer_whose_clock_is_behind_is_asked_by_its_own_clock(make: Make) -> None:
+    context = make(covered=None)
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add(["shop/**"], 5000, store=False)
+    context.receive(envelope(1, 0, A))  # published at 1001, by its clock
+    _, three = context.publish(2, 3)
+    context.receive(msgspec.structs.replace(three, previous=2))
+    await context.settle()
+
+    assert context.requests == [(0, 1001, "nats", None)]
+    assert context.delivered == [1, 2, 3]
+
+
+async def test_a_known_peer_is_not_asked_by_time(make: Make) -> None:
+    context = make(covered=1)
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add(["shop/**"], 5000, store=False)
+    *_, four = context.publish(1, 2, 3, 4)
+    context.receive(four)
+    await context.settle()
+
+    assert context.requests == [(1, 0, "nats", None)]
+    assert context.delivered == [2, 3, 4]
+
+
+async def test_of_an_expression_that_is_new_only_later_events_are_delivered(make: Make, runtime: FakeRuntime) -> None:
+    context = make(covered=0)
+    one, _, three = context.publish(1, 2, 3)
+    context.publish(4, key="audit/x")
+    await asyncio.sleep(1)
+    context.interest.add(["audit/**"], runtime.time_ns(), store=False)
+    context.receive(one, three)
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3]
+
+
+# Events that could not be stored, and events of the past.
+
+
+async def test_events_that_could_not_be_stored_are_requested_again(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2, 3, 4))
+    context.beacon(0, 4)
+    context.peer.rewind(3)
+    context.peer.rewind(1)
+    await context.settle()
+
+    assert [after for after, *_ in context.requests] == [1]
+    assert context.delivered == [1, 2, 3, 4, 2, 3, 4]
+    assert context.coverages == [4, 4]
+
+
+async def test_a_rewind_during_a_repair_extends_it(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2))
+    context.beacon(0, 2)
+    _, four = context.publish(3, 4)
+    context.available.clear()
+    context.receive(four)
+    await context.settle()
+    context.peer.rewind(1)
+    context.available.set()
+    await context.settle()
+
+    assert [after for after, *_ in context.requests] == [2, 1]
+    assert context.delivered == [1, 2, 3, 4, 2, 3, 4]
+
+
+async def test_a_peer_without_a_log_cannot_be_rewound(make: Make) -> None:
+    context = make(UNLOGGED)
+    context.receive(*context.publish(1, 2))
+    context.peer.rewind(0)
+    context.peer.fetch_past([A])
+    await asyncio.sleep(1)
+
+    assert (context.requests, context.delivered) == ([], [1, 2])
+
+
+async def test_past_events_of_a_known_peer_are_requested_page_by_page(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2, 3))
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add([A], 1002, store=False)
+    context.page_events = 2
+    context.peer.fetch_past([A])
+    await context.settle()
+
+    assert context.requests == [(0, 0, "nats", (A,)), (2, 0, "nats", (A,)), (0, 0, "nats", None), (2, 0, "nats", None)]
+    assert context.accepted[1:] == [([2], "nats", True), ([3], "nats", True)]  # and not those before the interest
+    assert "gaps" not in context.counts
+
+
+async def test_past_events_are_requested_again_after_an_error(make: Make) -> None:
+    context = make(covered=3)
+    context.publish(1, 2, 3)
+    context.errors = [NoResponders("@zbus/log/5")]
+    context.peer.fetch_past([A])
+    await asyncio.sleep(1)
+
+    assert [expressions for *_, expressions in context.requests] == [(A,), (A,), None]
+    assert context.delivered == [1, 2, 3]
+
+
+async def test_past_events_wait_for_capacity_and_until_they_are_stored(make: Make) -> None:
+    context = make(covered=3)
+    context.publish(1, 2, 3)
+    context.capacity.clear()
+    stored = context.storing = asyncio.get_running_loop().create_future()
+    context.peer.fetch_past([A])
+    await context.settle()
+    assert context.delivered == []
+    context.capacity.set()
+    await context.settle()
+    assert (context.delivered, len(context.requests)) == ([1, 2, 3], 1)
+    stored.set_result(None)
+    await context.settle()
+
+    assert len(context.requests) == 2
+
+
+async def test_a_peer_that_is_not_known_yet_has_no_past_to_request(make: Make) -> None:
+    context = make(covered=None)
+    context.publish(1, 2)
+    context.peer.fetch_past([A])
+    await asyncio.sleep(1)
+
+    assert context.requests == []
+
+
+# Bounds.
+
+
+async def test_the_buffer_is_bounded_and_evicted_events_are_requested(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUFFERED_EVENTS_MAX", 3)
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()  # the page that is being read reaches 3
+    context.receive(*context.publish(4, 5, 6, 7, 8))
+    assert len(context.peer._buffered) == 3
+
+    context.available.set()
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [after for after, *_ in context.requests] == [0, 3]
+    assert context.counts["gaps"] == 1
+
+
+async def test_positions_of_keys_are_forgotten_once_they_are_covered(make: Make) -> None:
+    context = make()
+    for number in range(1, 101):
+        context.receive(*context.publish(number, key=f"shop/{number}"))
+    context.beacon(0, 99, {"shop/99": (99, 7, 99)})
+
+    assert list(context.peer._last) == ["shop/100"]
+
+
+# The end.
+
+
+async def test_closing_cancels_a_repair_and_delivers_nothing_more(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()
+
+    task = context.peer.close()
+    context.available.set()
+    assert task is not None
+    await asyncio.wait([task], timeout=1)
+
+    assert task.cancelled()
+    assert context.delivered == [1]
+
+
+async def test_closing_while_waiting_to_retry_ends_at_once(make: Make, runtime: FakeRuntime) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    await asyncio.sleep(3)
+    now = runtime.now
+
+    task = context.peer.close()
+    assert task is not None
+    await asyncio.wait([task])
+
+    assert task.cancelled()
+    assert runtime.now == now
+
+
+async def test_closing_ends_the_wait_for_events_that_a_beacon_named(make: Make) -> None:
+    context = make()
+    context.publish(1)
+    context.beacon(0, 1)
+    assert context.peer.close() is None
+    await asyncio.sleep(5)
+
+    assert context.requests == []
+
+
+async def test_open_gaps_no_longer_count_once_the_peer_is_closed(make: Make) -> None:
+    context = make()
+    context.interest.add([A], 0, store=True)
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    await asyncio.sleep(GIVE_UP_S + 3)
+    assert context.counts["gaps_open"] == 1
+
+    context.peer.close()
+
+    assert context.counts["gaps_open"] == 0
