@@ -49,7 +49,7 @@ from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .scope import Scope
 from .session import Session
-from .util.renamed import unknown_attribute
+from .util.renamed import unknown_attribute as _unknown_attribute
 from .util.session_token import sign_session_token, verify_session_token
 from .version import __version__ as __version__
 
@@ -144,4 +144,4 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".mesh.node_registry", __name__).NodeInfo
     if name == "Cache":
         return importlib.import_module(".ports.cache", __name__).Cache
-    raise unknown_attribute("module 'zbus'", name, _RENAMED)
+    raise _unknown_attribute("module 'zbus'", name, _RENAMED)

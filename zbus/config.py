@@ -60,7 +60,8 @@ class BusConfig(BaseSettings):
     cold_dir: str | None = Field(None, description="folder of the cold tier; unset: <log>-cold, if it exists")
     read_only: bool = Field(False, description="whether to only read the log, which another process may own")
     durability: Literal["fsync", "os"] = Field(
-        "fsync", description="what a stored event survives: 'fsync' a power failure, 'os' only a crash of the process"
+        "fsync",
+        description="failures that a stored event survives: 'fsync' a power failure, 'os' only a crash of the process",
     )
     transport: str = Field(
         "zenoh", repr=False, description="name or URL of the transport, such as 'zenoh' or 'nats://127.0.0.1:4222'"
