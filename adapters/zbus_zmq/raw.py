@@ -161,7 +161,14 @@ class RawZmqFabric:
         self._in = make_socket(io.context, zmq.SUB, limits, None, server=False)
         shape = _joined if options.layout == "single" else None
         self._publishing = ZmqPublishing(
-            io, out, "", limits, self._counts, topic_of=self._topic, shape=shape, capacity=Capacity("nobody subscribes")
+            io,
+            out,
+            "",
+            limits,
+            self._counts,
+            topic_of=self._topic,
+            shape=shape,
+            capacity=Capacity("no subscriber"),
         )
         self._publishing.set_linked(not self._waits)
         self._incoming = Links(io, self._in, None, self._counts)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 from pyspark.sql.types import StructType
 
 from zbus.errors import ConfigInvalid, LogTrimmed

@@ -79,7 +79,9 @@ class BatchReader(DataSourceReader):
 
 
 def _in_worker() -> bool:
-    return getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None) == "pyspark.daemon"
+    """Whether Spark's daemon runs this, itself or imported by the module that `spark.python.daemon.module` names."""
+    main = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
+    return main == "pyspark.daemon" or "pyspark.daemon" in sys.modules
 
 
 # Spark's workers run the garbage collector after each task, and scanning the objects of all modules took a quarter of

@@ -218,7 +218,7 @@ def test_with_a_log_nothing_is_sent_while_nobody_subscribes_nor_counted_twice(le
     fabric = open_fabric(BusConfig(log="any.db"), "zmq+raw://?bind=tcp://127.0.0.1:*&separator=.")
     page = [(key, encode(Event(7, 0, 1, key, key.encode()))) for key in ("v1.2", "a")]
     try:
-        with pytest.raises(TransportError, match="nobody subscribes; nothing was sent"):
+        with pytest.raises(TransportError, match="no subscriber; nothing was sent"):
             fabric.send(page)
         fabric.send(page[:1])  # nobody could ever receive it: there is no topic for it
         legacy.sub.set(zmq.SUBSCRIBE, b"a")
@@ -230,7 +230,7 @@ def test_with_a_log_nothing_is_sent_while_nobody_subscribes_nor_counted_twice(le
 
         legacy.sub.close()
         assert until(lambda: not fabric.ready("a"))
-        with pytest.raises(TransportError, match="nobody subscribes"):
+        with pytest.raises(TransportError, match="no subscriber"):
             fabric.send(page)
     finally:
         fabric.close()

@@ -8,7 +8,7 @@ detects accidental differences; it does not protect against forged events.
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 COLUMNS = ("offset", "publisher_id", "sequence", "key", "payload")
 PUBLISHER_BUCKETS = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 COLUMNS = ("offset", "publisher_id", "sequence")
 MISSING = ("before_first", "between", "after_last")  # the findings that mean a loss

@@ -9,7 +9,7 @@ An event without the header has no latency.
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from zbus_spark.columns import HEADER, PAYLOAD_BYTES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from zbus.errors import ConfigInvalid
 
