@@ -85,7 +85,7 @@ def batches(
     assert span.until is not None
     _check_not_open(path)
     with _adbc_errors(path), _connected(path) as connection:
-        names, rows = _Names(connection), BATCH_ROWS[0]
+        names, rows = _KeyNames(connection), BATCH_ROWS[0]
         while span.after < span.until:
             page, low_water, rows = _page(connection, choice, span, columns.stored, rows)
             if low_water > span.after:
@@ -109,7 +109,7 @@ def _check_not_open(path: str) -> None:
                 raise LogError(f"{path} is open in this process: read it with Spark or in another process")
 
 
-class _Names:
+class _KeyNames:
     """The names of keys by id, looked up when they are first needed."""
 
     def __init__(self, connection: AdbcConnection) -> None:

@@ -117,8 +117,8 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
                 # Its requests and replies among its own kind go on as if there were no bridge.
                 running.say("request")
                 assert await running.lines("quoted", 1) == [{"quoted": {"price": 12}}]
-                (question,) = (await heard.only(ORDERS + 41))[-1:]
-                assert question.key == "shop/quote"
+                (request,) = (await heard.only(ORDERS + 41))[-1:]
+                assert request.key == "shop/quote"
             stats = bridge.stats()
     assert (stats["forward"]["forwarded"], stats["reverse"]["forwarded"]) == (ORDERS + 21, 20)
     assert stats["duplicates"] == stats["loops_prevented"] == 0

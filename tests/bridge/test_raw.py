@@ -85,7 +85,7 @@ async def test_requests_and_their_inboxes_are_left_to_those_who_use_them(server:
         async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
             async with zbus.Bridge((server.url, zenoh_url), ["**"], raw=True):
                 reply = await plain.request("shop.quote", b"how much?", timeout=10)
-                (event,) = await at_node.only(1)  # the question was published for all to hear; its answer was not
+                (event,) = await at_node.only(1)  # the request was published for all to hear; its answer was not
 
                 later = await plain.subscribe(inbox_of[0])
                 publisher = await node.publisher("/".join(inbox_of[0].split(".")))

@@ -44,8 +44,8 @@ async def test_a_bus_under_load_closes_in_bounded_time(any_transport: Mesh, firs
         subscription = await stack.enter_async_context(there.subscribe("load/**", queue_events=100))
 
         @there.serve("load/x")
-        async def slow(question: zbus.Event) -> bytes:
-            if question.payload != b"served?":
+        async def slow(request: zbus.Event) -> bytes:
+            if request.payload != b"served?":
                 await asyncio.sleep(60)
             return b""
 
@@ -119,8 +119,8 @@ async def test_requests_are_answered_again_after_an_outage(middle_transport: Mes
     async with two_buses(middle_transport) as (here, there):
 
         @there.serve("echo/x")
-        async def echo(question: zbus.Event) -> bytes:
-            return question.payload
+        async def echo(request: zbus.Event) -> bytes:
+            return request.payload
 
         await served(here, "echo/x")
         middle_transport.cut(far)
@@ -143,8 +143,8 @@ async def test_bad_input_is_counted_and_what_follows_arrives(transport: Mesh, tm
     async with open_bus(transport) as there, there.subscribe("hostile/**", queue_events=10_000) as subscription:
 
         @there.serve("ask/near")
-        async def echo(question: zbus.Event) -> bytes:
-            return question.payload
+        async def echo(request: zbus.Event) -> bytes:
+            return request.payload
 
         async with open_bus(transport, tmp_path / "app.db") as here:
             await wanted(here, ["hostile/key"])

@@ -217,5 +217,5 @@ async def test_a_late_publisher_is_found_and_misses_nobody_who_subscribed_before
     assert max(took_s) < 5.0, took_s
 
 
-async def _echo(question: zbus.Event) -> bytes:
-    return question.payload
+async def _echo(request: zbus.Event) -> bytes:
+    return request.payload

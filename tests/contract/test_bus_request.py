@@ -24,8 +24,8 @@ async def test_a_request_brings_one_reply(any_transport: Mesh) -> None:
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("prices/größe.x")
-        async def double(question: zbus.Event) -> bytes:
-            return question.payload * 2
+        async def double(request: zbus.Event) -> bytes:
+            return request.payload * 2
 
         await served(here, "prices/größe.x")
         for payload in (b"", b"ab", bytes(range(256)), random.Random(4).randbytes(1_500_000)):
@@ -38,13 +38,13 @@ async def test_what_is_not_bytes_crosses_as_it_would_in_an_event(any_transport: 
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("prices/quote")
-        async def quote(question: zbus.Event) -> dict[str, object]:
-            if question.payload == b"served?":
+        async def quote(request: zbus.Event) -> dict[str, object]:
+            if request.payload == b"served?":
                 return {}
-            return {"seen": question.decode(dict), "headers": dict(question.headers)["tenant"]}
+            return {"seen": request.decode(dict), "headers": dict(request.headers)["tenant"]}
 
         @there.serve("prices/nothing")
-        async def nothing(question: zbus.Event) -> None:
+        async def nothing(request: zbus.Event) -> None:
             return None
 
         await served(here, "prices/quote")
@@ -58,9 +58,9 @@ async def test_many_requests_at_once_keep_apart(any_transport: Mesh) -> None:
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("echo/x")
-        async def echo(question: zbus.Event) -> bytes:
+        async def echo(request: zbus.Event) -> bytes:
             await asyncio.sleep(random.random() * 0.05)
-            return question.payload
+            return request.payload
 
         await served(here, "echo/x")
         replies = await asyncio.gather(*[here.request("echo/x", b"%d" % n, timeout=20.0) for n in range(200)])
@@ -82,8 +82,8 @@ async def test_a_request_that_takes_too_long_says_so_and_its_handler_is_cancelle
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("slow/x")
-        async def slow(question: zbus.Event) -> bytes:
-            if question.payload == b"served?":
+        async def slow(request: zbus.Event) -> bytes:
+            if request.payload == b"served?":
                 return b""
             try:
                 await asyncio.sleep(60)
@@ -107,10 +107,10 @@ async def test_a_handler_that_raises_is_an_error_of_the_request(any_transport: M
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("bad/x")
-        async def bad(question: zbus.Event) -> bytes:
-            if question.payload == b"served?":
+        async def bad(request: zbus.Event) -> bytes:
+            if request.payload == b"served?":
                 return b""
-            raise Weather(f"rain in {question.payload.decode()} ü")
+            raise Weather(f"rain in {request.payload.decode()} ü")
 
         await served(here, "bad/x")
         with pytest.raises(HandlerFailed) as caught:
@@ -124,8 +124,8 @@ async def test_a_reply_that_is_no_payload_is_an_error_of_the_request(any_transpo
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("bad/reply")
-        async def bad(question: zbus.Event) -> object:
-            return b"" if question.payload == b"served?" else object()
+        async def bad(request: zbus.Event) -> object:
+            return b"" if request.payload == b"served?" else object()
 
         await served(here, "bad/reply")
         with pytest.raises(HandlerFailed):
@@ -137,8 +137,8 @@ async def test_the_handler_sees_that_its_caller_was_cancelled(any_transport: Mes
     async with two_buses(any_transport) as (here, there):
 
         @there.serve("slow/x")
-        async def slow(question: zbus.Event) -> bytes:
-            if question.payload == b"served?":
+        async def slow(request: zbus.Event) -> bytes:
+            if request.payload == b"served?":
                 return b""
             begun.set()
             try:
@@ -162,9 +162,9 @@ async def test_one_of_several_who_serve_a_key_replies_and_the_other_when_it_leav
     async with open_bus(transport) as asker, open_bus(transport) as stays:
         handled: list[bytes] = []
 
-        async def handle(question: zbus.Event) -> bytes:
-            handled.append(question.payload)
-            return question.payload
+        async def handle(request: zbus.Event) -> bytes:
+            handled.append(request.payload)
+            return request.payload
 
         stays.serve("work/x")(handle)
         async with open_bus(transport) as leaves:
@@ -185,8 +185,8 @@ async def test_a_key_whose_server_left_has_nobody_to_answer(transport: Mesh) -> 
         async with open_bus(transport) as leaves:
 
             @leaves.serve("gone/x")
-            async def echo(question: zbus.Event) -> bytes:
-                return question.payload
+            async def echo(request: zbus.Event) -> bytes:
+                return request.payload
 
             await served(asker, "gone/x")
         async with asyncio.timeout(20):
@@ -206,8 +206,8 @@ async def test_requests_and_events_go_side_by_side(any_transport: Mesh) -> None:
     ):
 
         @there.serve("work/x")
-        async def echo(question: zbus.Event) -> bytes:
-            return question.payload
+        async def echo(request: zbus.Event) -> bytes:
+            return request.payload
 
         await served(here, "work/x")
         await wanted(here, ["work/x"])

@@ -104,7 +104,7 @@ def test_a_closed_node_refuses_every_call_with_a_fabric_error(transport: Mesh) -
     with pytest.raises(TransportError):
         node.fabric.listen(["b/**"], lambda frame, acknowledge: None)
     with pytest.raises(TransportError):
-        node.fabric.serve(["ask/x"], lambda question: None)
+        node.fabric.serve(["ask/x"], lambda request: None)
     with pytest.raises(TransportError):
         node.fabric.request("ask/x", b"", lambda data: None, 1.0)
 

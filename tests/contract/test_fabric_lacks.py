@@ -67,7 +67,7 @@ def test_a_fabric_for_events_only_refuses_questions_by_name(fabrics: list[Fabric
     assert fabric.events_only
     refused: list[Callable[[], object]] = [
         lambda: fabric.request("ask/x", b"", lambda data: None, 1.0),
-        lambda: fabric.serve(["ask/x"], lambda question: None),
+        lambda: fabric.serve(["ask/x"], lambda request: None),
     ]
     for doing in refused:
         with pytest.raises(TransportUnsupported) as caught:
@@ -87,7 +87,7 @@ def test_events_flow_after_a_refusal(fabrics: list[Fabric]) -> None:
         arrived.set()
 
     with pytest.raises(TransportUnsupported):
-        listener.serve(["ask/x"], lambda question: None)
+        listener.serve(["ask/x"], lambda request: None)
     listener.listen(["namespace/component/topic"], receive)
     with pytest.raises(TransportUnsupported):
         sender.request("ask/x", b"", lambda data: None, 1.0)
@@ -109,7 +109,7 @@ def place(request: pytest.FixtureRequest, server: NatsServer, tmp_path: Path) ->
     return {"transport": url} | config
 
 
-async def quote(question: zbus.Event) -> bytes:
+async def quote(request: zbus.Event) -> bytes:
     return b"12"
 
 

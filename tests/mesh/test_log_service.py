@@ -175,11 +175,13 @@ async def test_pages_are_as_large_as_the_asker_takes_them_up_to_a_limit(log: Sql
     assert offsets(await asking.page(events=1_000_000)) == list(range(1, PAGE_EVENTS_MAX + 1))
 
 
-@pytest.mark.parametrize("question", [(["**"], 2, 0), (["**"], 2, 0, True)], ids=["three-fields", "four-fields"])
-def test_a_question_of_an_earlier_version_is_answered_up_to_the_head(log: SqliteLog, question: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("page_request", [(["**"], 2, 0), (["**"], 2, 0, True)], ids=["three-fields", "four-fields"])
+def test_a_request_of_an_earlier_version_is_answered_up_to_the_head(
+    log: SqliteLog, page_request: tuple[Any, ...]
+) -> None:
     append(log, [row(0), recorded(1), row(2), row(3)])
 
-    *frames, last = LogService(log, log.log_id).page(encode(question))
+    *frames, last = LogService(log, log.log_id).page(encode(page_request))
 
     assert len(frames) == 1
     assert decode(last[1:])[:3] == [4, 4, 0]

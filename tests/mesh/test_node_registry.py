@@ -77,7 +77,7 @@ async def test_nodes_know_of_each_other_on_every_transport(
             await here.publisher("shop/orders/created")
 
             @here.serve("prices/quote")
-            async def quote(question: zbus.Event) -> bytes:
+            async def quote(request: zbus.Event) -> bytes:
                 return b""
 
             async with here.subscribe("audit/**"):

@@ -278,7 +278,7 @@ async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPu
     """The next four are published, one of them is lost, and its node goes away before its log can be asked."""
     assert node_of(a).network is not None
     await node_of(a).run(
-        node_of(a).network.links[0].fabric.serve, [], lambda question: None
+        node_of(a).network.links[0].fabric.serve, [], lambda request: None
     )  # alive, but its log cannot be asked
     losses.of_events = lambda sequences: sequence in sequences
     await publish_one_by_one(publisher, 4, losses)
@@ -399,7 +399,7 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         assert (len(await take(kept, 3)), len(await take(read, 3))) == (3, 3)
         assert node_of(a).network is not None
         link = node_of(a).network.links[0]
-        await node_of(a).run(link.fabric.serve, [], lambda question: None)
+        await node_of(a).run(link.fabric.serve, [], lambda request: None)
         losses.of_events = lambda sequences: 3 in sequences
         unbroken = await a.publisher("shop/whole")
         await publish_one_by_one(keeper, 3, losses)

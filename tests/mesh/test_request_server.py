@@ -1,4 +1,4 @@
-"""Answering: what becomes of a question that is none, and of one that arrives while a node closes."""
+"""Answering: what becomes of a request that is none, and of one that arrives while a node closes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zbus.wire.envelope import encode
 
 
 class Asker:
-    """A question as a fabric hands it over."""
+    """A request as a fabric hands it over."""
 
     key = "prices/quote"
 
@@ -41,8 +41,8 @@ class Asker:
 async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler() -> None:
     started: list[bytes] = []
 
-    async def answer(question: bytes) -> bytes:
-        started.append(question)
+    async def answer(request: bytes) -> bytes:
+        started.append(request)
         await asyncio.sleep(60)
         return b""
 
@@ -70,8 +70,8 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
 async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler() -> None:
     started: list[bytes] = []
 
-    async def answer(question: bytes) -> bytes:
-        started.append(question)
+    async def answer(request: bytes) -> bytes:
+        started.append(request)
         return b""
 
     server = RequestServer(lambda name, number: None, REAL)
@@ -96,8 +96,8 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
     async with zbus.open() as bus:
 
         @bus.serve(Asker.key)
-        async def answer(question: zbus.Event) -> bytes:
-            handled.append(question.payload)
+        async def answer(request: zbus.Event) -> bytes:
+            handled.append(request.payload)
             return b""
 
         assert node_of(bus).network is not None
@@ -123,7 +123,7 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
             assert _read_failure(_read_reply(each.replies[0])[2])[0] == "EventInvalid"
 
 
-@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_request(RequestFrame(1, body))], ids=["question", "body"])
+@pytest.mark.parametrize("wrap", [bytes, lambda body: encode_request(RequestFrame(1, body))], ids=["request", "body"])
 async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
     caplog: pytest.LogCaptureFixture, wrap: Callable[[bytes], bytes]
 ) -> None:

@@ -420,8 +420,8 @@ async def test_a_request_and_its_handler_are_one_trace(spans: Spans) -> None:
     async with zbus.open() as bus:
 
         @bus.serve("prices/quote")
-        async def quote(question: zbus.Event) -> bytes:
-            if question.payload == b"bad":
+        async def quote(request: zbus.Event) -> bytes:
+            if request.payload == b"bad":
                 raise KeyError("sku")
             return b"12"
 

@@ -1,4 +1,4 @@
-"""A node of a mesh as the contract suite drives it: a fabric, what it received, and scripts that answer questions.
+"""A node of a mesh as the contract suite drives it: a fabric, what it received, and scripts that answer requests.
 
 The same object serves in the test's process and, driven over pipes, in another one (`far_process.py`), so that a
 promise is written once and does not care at which end a node is.
@@ -20,7 +20,7 @@ POLL_S = 0.005
 
 
 class Replies:
-    """What a question brought: the replies, when the end came, and whatever came after the end (which must not)."""
+    """What a request brought: the replies, when the end came, and whatever came after the end (which must not)."""
 
     def __init__(self) -> None:
         self.replies: list[bytes] = []
@@ -54,7 +54,7 @@ class Node:
         self._questions: queue.SimpleQueue[tuple[IncomingRequest, dict[str, Any]] | None] = queue.SimpleQueue()
         self._held: list[IncomingRequest] = []
         self._asked: list[bytes] = []
-        self.strange_keys: list[str] = []  # of questions for which nobody said to answer
+        self.strange_keys: list[str] = []  # of requests for which nobody said to answer
         self._worker: threading.Thread | None = None
         self._flood: tuple[threading.Thread, threading.Event, dict[str, Any]] | None = None
 
@@ -164,7 +164,7 @@ class Node:
         thread.join(timeout_s)
         return told | {"ended": not thread.is_alive()}
 
-    # --- questions
+    # --- requests
 
     def answer(self, scripts: dict[str, dict[str, Any]]) -> None:
         """Answer each key as its script says.
@@ -176,45 +176,45 @@ class Node:
             self._worker = threading.Thread(target=self._answering, name="contract-answers", daemon=True)
             self._worker.start()
 
-        def asked(question: IncomingRequest) -> None:
-            if question.key not in scripts:
-                self.strange_keys.append(question.key)
-            self._questions.put((question, scripts.get(question.key, {"silent": True})))
+        def asked(request: IncomingRequest) -> None:
+            if request.key not in scripts:
+                self.strange_keys.append(request.key)
+            self._questions.put((request, scripts.get(request.key, {"silent": True})))
 
         self.fabric.serve(list(scripts), asked)
 
     def asked(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
-        """The payloads of all questions so far, once there are `count`."""
+        """The payloads of all requests so far, once there are `count`."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._asked) >= count, timeout_s)
             return list(self._asked)
 
     def release(self) -> None:
         held, self._held = self._held, []
-        for question in held:
-            question.close()
+        for request in held:
+            request.close()
 
     def _answering(self) -> None:
         while (task := self._questions.get()) is not None:
-            question, script = task
+            request, script = task
             with self._changed:
-                self._asked.append(question.payload)
+                self._asked.append(request.payload)
                 self._changed.notify_all()
             if "hold" in script:
-                self._held.append(question)
+                self._held.append(request)
                 continue
             try:
                 if "echo" in script:
-                    question.reply(question.payload)
+                    request.reply(request.payload)
                 if "text" in script:
-                    question.reply(script["text"].encode())
+                    request.reply(script["text"].encode())
                 for number in range(script.get("count", 0)):
-                    question.reply(b"%d" % number)
+                    request.reply(b"%d" % number)
             except TransportError:
                 pass  # whoever asked is gone, or this fabric is closing
             finally:
-                question.close()
-                question.close()  # safe to call twice
+                request.close()
+                request.close()  # safe to call twice
 
     def ask(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> dict[str, Any]:
         """Ask and wait for the end: {"replies", "ends", "after_end", "took_s"}."""

@@ -40,11 +40,11 @@ def raw(path: str | Path) -> Any:
     return pysqlite3.connect(str(path), isolation_level=None)
 
 
-def ask(path: str | Path, question: str) -> Any:
+def ask(path: str | Path, request: str) -> Any:
     """The first value that a query returns."""
     connection = raw(path)
     try:
-        return connection.execute(question).fetchone()[0]
+        return connection.execute(request).fetchone()[0]
     finally:
         connection.close()
 

@@ -194,10 +194,10 @@ class Program:
 
     async def serve(self, key: str, behaviour: str) -> None:
         @self.bus.serve(key)
-        async def answer(question: Any) -> Any:
-            note(f"asked {question.payload.decode()}")
+        async def answer(request: Any) -> Any:
+            note(f"asked {request.payload.decode()}")
             if behaviour == "echo":
-                return question.payload
+                return request.payload
             if behaviour == "fail":
                 raise KeyError("no such thing")
             try:

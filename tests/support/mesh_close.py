@@ -75,7 +75,7 @@ def handler_hangs(mesh: Mesh, behaviour: str) -> None:
     server.call("serve", "calc/echo", "echo")
     until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
     asking = asker.begin("request", "calc/hang", "x", 20.0)
-    until(lambda: ["x"] in server.facts.of("asked"), 5, "the question's arrival")
+    until(lambda: ["x"] in server.facts.of("asked"), 5, "the request's arrival")
 
     closes_in_time(server)
 
@@ -92,5 +92,5 @@ def question_under_way(mesh: Mesh) -> None:
     asked = len(asker.facts.of("asking"))
     for _ in range(6):
         asker.begin("request", "calc/echo", "x", 60.0)
-    until(lambda: len(asker.facts.of("asking")) == asked + 6, 10, "the questions")
+    until(lambda: len(asker.facts.of("asking")) == asked + 6, 10, "the requests")
     closes_in_time(asker)

@@ -28,7 +28,7 @@ def questions_and_their_ends(mesh: Mesh) -> None:
     assert asker.call("request_and_cancel", "calc/hang", "left alone", 0.5) is True
     until(lambda: len(server.facts.of("cancelled")) == 2, 5, "the handler's cancellation")
     asked = [line[0] for line in server.facts.of("asked")]
-    assert asked.count("once") == 1, "a question was handled more than once"
+    assert asked.count("once") == 1, "a request was handled more than once"
     assert asker.call("request", "calc/echo", "still", 5.0)["reply"] == "still"
 
 
@@ -39,7 +39,7 @@ def server_killed_in_the_middle(mesh: Mesh) -> None:
     until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")
 
     asking = asker.begin("request", "calc/hang", "never answered", 3.0)
-    until(lambda: ["never", "answered"] in server.facts.of("asked"), 5, "the question's arrival")
+    until(lambda: ["never", "answered"] in server.facts.of("asked"), 5, "the request's arrival")
     server.kill()
     told = asker.result(asking)
 
@@ -60,7 +60,7 @@ def asker_killed_in_the_middle(mesh: Mesh) -> None:
 
     for _ in range(8):  # more than there are threads for answers
         asker.begin("request", "calc/hang", "gone", 30.0)
-    until(lambda: len(server.facts.of("asked")) >= 9, 5, "the questions' arrival")
+    until(lambda: len(server.facts.of("asked")) >= 9, 5, "the requests' arrival")
     asker.kill()
 
     until(lambda: other.call("request", "calc/echo", "me", 2.0).get("reply") == "me", 10, "an answer for the other")

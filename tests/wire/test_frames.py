@@ -1,4 +1,4 @@
-"""Whatever comes off the network: an event, a beacon, a question, a reply, or a clear refusal."""
+"""Whatever comes off the network: an event, a beacon, a request, a reply, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_anything_else_is_no_question(payload: bytes) -> None:
 
 @given(st.binary(max_size=60))
 @example(b"\x93\x91\xa1*\xff\x00")
-def test_a_log_is_asked_nonsense_and_says_so(question: bytes) -> None:
+def test_a_log_is_asked_nonsense_and_says_so(request: bytes) -> None:
     service = LogService(None, 1)  # type: ignore[arg-type]  # nonsense never reaches the log
-    found = refusal(lambda: list(service.page(question)))
+    found = refusal(lambda: list(service.page(request)))
 
     assert found.startswith("malformed page request")
 

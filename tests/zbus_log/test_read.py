@@ -345,9 +345,9 @@ def test_reading_what_retention_removed_says_so(log: SqliteLog) -> None:
     log.retain(Rules(events=40))
 
     for keys in (EVERYTHING, KeySet(["k/0"])):
-        for question in (lambda keys=keys: log.read(keys, Span(10), 10), lambda: log.narrow(Span(10))):
+        for request in (lambda keys=keys: log.read(keys, Span(10), 10), lambda: log.narrow(Span(10))):
             with pytest.raises(LogTrimmed) as caught:
-                question()
+                request()
             assert (caught.value.after, caught.value.low_water) == (10, 60)
 
 

@@ -1,4 +1,4 @@
-"""The NATS fabric over a real server: delivery, large frames, questions, hostile input."""
+"""The NATS fabric over a real server: delivery, large frames, requests, hostile input."""
 
 from __future__ import annotations
 
@@ -237,14 +237,14 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
     here, there = opened(), opened()
     large = bytes(3_000_000)
 
-    def answer(question: IncomingRequest) -> None:
+    def answer(request: IncomingRequest) -> None:
         def work() -> None:
-            question.reply(question.key.encode() + b" " + question.payload)
-            question.reply(large)
+            request.reply(request.key.encode() + b" " + request.payload)
+            request.reply(large)
             for number in range(500):
-                question.reply(b"%d" % number)
-            question.close()
-            question.close()
+                request.reply(b"%d" % number)
+            request.close()
+            request.close()
 
         threading.Thread(target=work).start()
 
@@ -256,9 +256,9 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
     assert here.diagnostics()["asking"] == 0
 
 
-def _say_ok(question: IncomingRequest) -> None:
-    question.reply(b"ok")
-    question.close()
+def _say_ok(request: IncomingRequest) -> None:
+    request.reply(b"ok")
+    request.close()
 
 
 def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: Open) -> None:
@@ -266,9 +266,9 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
     others = [opened() for _ in range(3)]
     asked = Collected()
 
-    def answer(question: IncomingRequest) -> None:
-        asked(question.payload)
-        threading.Thread(target=_say_ok, args=(question,)).start()
+    def answer(request: IncomingRequest) -> None:
+        asked(request.payload)
+        threading.Thread(target=_say_ok, args=(request,)).start()
 
     for other in others:
         other.serve(["ask"], answer)
@@ -283,29 +283,29 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
 
 def test_no_end_within_the_time_ends_it(opened: Open) -> None:
     here, there = opened(), opened()
-    questions: list[IncomingRequest] = []
-    there.serve(["silent"], questions.append)
+    requests: list[IncomingRequest] = []
+    there.serve(["silent"], requests.append)
     heard = Collected()
 
     here.request("silent", b"?", heard, 0.3)
 
     assert heard.wait(1) == [None]
-    questions[0].reply(b"too late")
+    requests[0].reply(b"too late")
     wait_for(lambda: here.diagnostics()["counts"].get("reply_late") == 1)
     assert heard.items == [None]
 
 
 def test_one_who_asks_no_longer_hears_no_more(opened: Open) -> None:
     here, there = opened(), opened()
-    questions: list[IncomingRequest] = []
-    there.serve(["held"], questions.append)
+    requests: list[IncomingRequest] = []
+    there.serve(["held"], requests.append)
     heard = Collected()
     asking = here.request("held", b"?", heard, 30.0)
-    wait_for(lambda: questions)
+    wait_for(lambda: requests)
 
     asking.close()
     asking.close()
-    questions[0].reply(b"no")
+    requests[0].reply(b"no")
     wait_for(lambda: here.diagnostics()["counts"].get("reply_late") == 1)
 
     assert heard.items == []
@@ -313,8 +313,8 @@ def test_one_who_asks_no_longer_hears_no_more(opened: Open) -> None:
 
 def test_who_answers_no_longer_is_not_asked(opened: Open) -> None:
     here, there = opened(), opened()
-    there.serve(["a", "b"], lambda question: question.close())
-    there.serve(["b"], lambda question: question.close())
+    there.serve(["a", "b"], lambda request: request.close())
+    there.serve(["b"], lambda request: request.close())
     heard = Collected()
 
     start = time.monotonic()
@@ -328,7 +328,7 @@ def test_who_answers_no_longer_is_not_asked(opened: Open) -> None:
 def test_a_question_cannot_make_the_answer_go_to_a_subject_of_choice(server: NatsServer, opened: Open) -> None:
     there = opened()
     asked = Collected()
-    there.serve(["a"], lambda question: asked(question.payload))
+    there.serve(["a"], lambda request: asked(request.payload))
 
     plain(server, b"PUB @ask.a shop.orders 1\r\nx\r\nPUB @ask.a 1\r\nx\r\n")
     wait_for(lambda: there.diagnostics()["counts"].get("request_without_inbox") == 2)
@@ -391,7 +391,7 @@ def test_after_close_every_call_says_so_and_close_again_is_fine(opened: Open) ->
     for call in (
         lambda: fabric.send([("a", b"x")]),
         lambda: fabric.listen(["a"], lambda frame, done: None),
-        lambda: fabric.serve(["a"], lambda question: None),
+        lambda: fabric.serve(["a"], lambda request: None),
         lambda: fabric.request("a", b"x", lambda reply: None, 1.0),
     ):
         with pytest.raises(TransportError):

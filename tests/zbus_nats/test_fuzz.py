@@ -47,12 +47,12 @@ def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     asks.serve(["a/b"], asked.append)
-    question = wire.sinks["@ask.a.b"]
+    request = wire.sinks["@ask.a.b"]
 
     wire.away = away
-    question(subject, reply, data, headers)
+    request(subject, reply, data, headers)
     wire.away = False
-    question(b"@ask.a.b", b"_INBOX.me.1", b"after", None)
+    request(b"@ask.a.b", b"_INBOX.me.1", b"after", None)
 
     assert asked[-1].payload == b"after"
     for each in asked:

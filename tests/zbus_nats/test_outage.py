@@ -47,7 +47,7 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     here, there = pair
     came, heard = Collected(), Collected()
     there.listen(["a/**"], came)
-    there.serve(["q"], lambda question: threading.Thread(target=lambda: _answer(question)).start())
+    there.serve(["q"], lambda request: threading.Thread(target=lambda: _answer(request)).start())
 
     with caplog.at_level(logging.INFO, "zbus"):
         server.kill()
@@ -70,9 +70,9 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     assert names.count("TRANSPORT_RECONNECTED") == 2
 
 
-def _answer(question: IncomingRequest) -> None:
-    question.reply(b"yes")
-    question.close()
+def _answer(request: IncomingRequest) -> None:
+    request.reply(b"yes")
+    request.close()
 
 
 def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
@@ -118,19 +118,19 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
 
 def test_a_question_under_way_ends_when_the_server_is_killed(server: NatsServer, pair: tuple[Fabric, Fabric]) -> None:
     here, there = pair
-    questions: list[IncomingRequest] = []
-    there.serve(["held"], questions.append)
+    requests: list[IncomingRequest] = []
+    there.serve(["held"], requests.append)
     heard = Collected()
     here.request("held", b"?", heard, 60.0)
-    wait_for(lambda: questions)
+    wait_for(lambda: requests)
 
     server.kill()
 
     assert heard.wait(1) == [None]
     wait_for(lambda: not there.ready("held"))
     with pytest.raises(TransportError):
-        questions[0].reply(b"x")
-    questions[0].close()
+        requests[0].reply(b"x")
+    requests[0].close()
 
 
 def test_what_is_listened_to_while_there_is_no_server_is_in_force_when_it_is_back(

@@ -139,7 +139,7 @@ async def test_requests_are_events_and_inboxes_are_left_alone(server: NatsServer
         await message.respond(b"the service's own answer")  # type: ignore[attr-defined]
 
     await client.subscribe("service.x", cb=answer)
-    reply = await client.request("service.x", b"question", timeout=5)
+    reply = await client.request("service.x", b"request", timeout=5)
     await client.publish("end", b"")
 
     found = events(await asyncio.to_thread(came.wait, 2))
@@ -192,12 +192,12 @@ def test_a_header_cannot_inject_a_line(opened: Open) -> None:
 
 def test_questions_are_refused_by_name(opened: Open) -> None:
     fabric = opened()
-    fabric.serve([], lambda question: None)
+    fabric.serve([], lambda request: None)
 
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
         fabric.request("a", b"", lambda reply: None, 1.0)
     with pytest.raises(TransportUnsupported, match=r"nats\+raw"):
-        fabric.serve(["a"], lambda question: None)
+        fabric.serve(["a"], lambda request: None)
     assert fabric.events_only
 
 

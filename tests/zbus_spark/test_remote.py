@@ -324,7 +324,7 @@ def test_an_inconsistent_page_is_an_error(url: str, log_path: Path, offsets: tup
         origin = bus._inner._node.network.origin
         frames = [encode(Event(7, offset, 1, "a/b", b"", offset=offset), origin) for offset in offsets]
         page = [*frames, b"\0" + msgspec.msgpack.encode((covered, 100, 0, 0))]
-        bus._inner._node.network.request_server.serve(log_key(origin), lambda question, link: page)
+        bus._inner._node.network.request_server.serve(log_key(origin), lambda request, link: page)
 
         with pytest.raises(TransportError, match="the page after offset 10"):
             read(url, Span(10, 100))

@@ -27,7 +27,7 @@ def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict
     >>> found["channels"]["shop_orders_created"]["address"]
     'shop/orders/created'
     """
-    names = _Names()
+    names = _ChannelNames()
     named = {each.expression: names.of(each.expression) for each in schemas}
     addresses = dict.fromkeys([*named, *sorted(keys)])
     channels: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def asyncapi(title: str, keys: Iterable[str], schemas: Sequence[Schema]) -> dict
     }
 
 
-class _Names:
+class _ChannelNames:
     """A short, unique name for each address, in characters that AsyncAPI allows."""
 
     def __init__(self) -> None:
