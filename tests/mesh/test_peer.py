@@ -298,6 +298,18 @@ async def test_events_after_a_repair_are_delivered_at_once(make: Make) -> None:
     assert len(context.requests) == 1
 
 
+async def test_all_events_of_a_frame_after_the_gap_are_buffered(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    four = envelope(4, 3, A)  # the log does not show it yet
+    context.receive(one)
+    context.receive(three, four)
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4]
+    assert len(context.requests) == 1
+
+
 async def test_a_gap_among_the_buffered_events_starts_another_repair(make: Make) -> None:
     context = make()
     one, _, three = context.publish(1, 2, 3)
@@ -474,6 +486,21 @@ async def test_a_page_that_arrived_resets_the_pause(make: Make, runtime: FakeRun
     assert context.delivered == [1, 2, 3, 4]
 
 
+async def test_a_repair_that_takes_long_is_not_given_up_as_long_as_pages_arrive(make: Make) -> None:
+    context = make()
+    events = context.publish(*range(1, 5))
+    context.page_events = 2
+    context.available.clear()
+    context.receive(events[0])
+    context.receive(events[-1])
+    await asyncio.sleep(GIVE_UP_S + 1)
+    context.errors = [NoResponders("@zbus/log/5")]
+    context.available.set()
+    await asyncio.sleep(1)
+
+    assert context.timeline == [1, 2, 3, 4]
+
+
 async def test_a_bug_in_the_node_does_not_end_the_repair(make: Make) -> None:
     context = make()
     one, _, three = context.publish(1, 2, 3)
@@ -538,7 +565,7 @@ async def test_a_gap_is_reported_when_the_log_does_not_reply_and_delivery_resume
     requests = len(context.requests)
     context.receive(*context.publish(5))
     assert context.delivered[-1] == 5
-    context.beacon(0, 5)
+    context.beacon(4, 5)
     await asyncio.sleep(60)
     assert len(context.requests) == requests  # the lost event is not requested again
 
@@ -563,15 +590,17 @@ async def test_a_gap_of_a_stored_key_stays_open_until_the_peer_is_back(make: Mak
     one, _, three = context.publish(1, 2, 3)
     four, _, six = context.publish(4, 5, 6, key=B)
     context.error = NoResponders("@zbus/log/5")
-    context.receive(one, three)
-    context.receive(four, six)
-    await asyncio.sleep(3 * GIVE_UP_S + 7)
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        context.receive(four, six)
+        await asyncio.sleep(3 * GIVE_UP_S + 7)
 
+    assert [each["record"] for each in records] == ["EVENT_REPLAY_FAILED"]  # once
     assert context.timeline == [1, 4, "gap before 6", 6]  # only this node's log needs the stored key
     assert context.open_gaps == [(A, -1, 3)]  # once
     assert context.counts["gaps_open"] == 1
 
-    seven, eight = context.publish(7, key=B)[0], context.publish(8)[0]
+    seven, eight = context.publish(7, key=B)[0], envelope(8, 3, A)  # the log does not show the last one yet
     context.receive(seven, eight)
     assert context.delivered[-1] == 7  # a key without a gap is not delayed
     context.receive(seven)
@@ -583,12 +612,65 @@ async def test_a_gap_of_a_stored_key_stays_open_until_the_peer_is_back(make: Mak
     assert context.delivered[-3:] == [2, 3, 8]
     assert context.counts["gaps_open"] == 0
     assert context.counts["gaps_repaired"] == 1
+    context.log.append(eight)
     context.receive(*context.publish(9))
     assert context.delivered[-1] == 9
 
+    context.available.clear()
+    _, eleven = context.publish(10, 11)
+    context.receive(eleven)
+    context.receive(*context.publish(12, key=B))
+    assert context.delivered[-1] == 9  # the next repair delays all keys again
+    context.available.set()
+    await context.settle()
+    assert context.delivered[-3:] == [10, 11, 12]
 
-async def test_a_peer_without_a_log_has_its_gaps_reported_after_a_moment(make: Make) -> None:
+
+async def test_a_stored_key_without_a_gap_does_not_wait(make: Make) -> None:
+    context = make()
+    context.interest.add(["shop/**"], 0, store=True)
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    context.receive(*context.publish(4, 5, key=B))
+    await asyncio.sleep(GIVE_UP_S + 3)
+
+    assert context.timeline == [1, 4, 5]
+    assert context.open_gaps == [(A, -1, 3)]
+
+
+async def test_lost_last_events_of_a_stored_key_are_an_open_gap(make: Make) -> None:
+    context = make()
+    context.interest.add(["shop/**"], 0, store=True)
+    one, _, _ = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one)
+    context.beacon(0, 3)
+    await asyncio.sleep(TAIL_S + GIVE_UP_S + 3)
+
+    assert (context.gaps, context.open_gaps) == ([], [(A, -1, 4)])
+    context.error = None
+    await asyncio.sleep(2 * RETRY_S[1])
+    assert context.delivered == [1, 2, 3]
+    assert context.counts["gaps_open"] == 0
+
+
+async def test_after_a_restart_known_events_are_duplicates_even_if_the_log_does_not_reply(make: Make) -> None:
+    context = make(covered=7)
+    events = context.publish(*range(1, 11))
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(events[9])
+    context.receive(events[4])
+    await asyncio.sleep(GIVE_UP_S + 3)
+
+    assert context.timeline == ["gap before 10", 10]
+    assert context.counts == {"duplicates_received": 1}
+
+
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_peer_without_a_log_has_its_gaps_reported_after_a_moment(make: Make, store: bool) -> None:
     context = make(UNLOGGED)
+    context.interest.add([A], 0, store)
     one, _, three, four = context.publish(1, 2, 3, 4)
     context.receive(one)
     context.receive(three)
@@ -649,6 +731,17 @@ async def test_after_a_change_of_interest_the_first_event_of_a_key_shows_no_gap(
     assert context.timeline == [1, 3, "gap before 5", 5]
 
 
+async def test_after_a_change_of_interest_a_peer_with_a_log_is_still_asked(make: Make) -> None:
+    context = make()
+    context.peer.interest_changed()
+    _, two = context.publish(1, 2)
+    context.receive(two)
+    assert context.delivered == []
+    await context.settle()
+
+    assert context.delivered == [1, 2]
+
+
 # Retention and damage at the peer.
 
 
@@ -662,8 +755,18 @@ async def test_a_trimmed_range_is_reported_before_the_first_event_after_it(make:
 
     assert context.timeline == [1, "gap before 4", 4, 5]
     assert context.gaps == [(A, 4, False)]
+    assert "gaps_unrepaired" not in context.counts  # `report_gap` counts it
     context.receive(*context.publish(6))
     assert len(context.gaps) == 1
+
+
+async def test_a_log_that_ends_before_the_covered_offset_does_not_lower_it(make: Make) -> None:
+    context = make(covered=7)
+    context.publish(1, 2)
+    context.beacon(8, 9)
+    await context.settle()
+
+    assert (context.coverages, context.delivered) == ([7], [])
 
 
 async def test_a_range_that_was_trimmed_up_to_the_head_is_counted_and_then_reported(make: Make) -> None:
@@ -761,18 +864,31 @@ async def test_while_events_keep_arriving_the_request_waits_but_not_forever(make
     assert context.delivered[-2:] == [1, 2]
 
 
-async def test_beacons_that_follow_each_other_are_one(make: Make) -> None:
+@pytest.mark.parametrize("lost", [2, 3])
+async def test_beacons_that_follow_each_other_are_one(make: Make, lost: int) -> None:
     context = make()
     one, two = context.publish(1, 2)
-    context.publish(3, key=B)
+    (three,) = context.publish(3, key=B)
     context.receive(one)
     context.beacon(0, 2, {A: (2, 7, 2)})
     context.beacon(2, 3, {B: (3, 7, 3)})
-    context.receive(two)
+    context.receive(three if lost == 2 else two)
+    await asyncio.sleep(TAIL_S / 2)
+    assert context.requests == []
     await asyncio.sleep(1)
 
-    assert context.delivered == [1, 2, 3]
+    assert sorted(context.delivered) == [1, 2, 3]
     assert [after for after, *_ in context.requests] == [0]
+
+
+async def test_a_beacon_may_name_events_again_that_are_covered(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2))
+    context.beacon(0, 2)
+    context.receive(*context.publish(3, key=B))
+    context.beacon(0, 3, {A: (2, 7, 2), B: (3, 7, 3)})
+
+    assert context.coverages == [2, 3]
 
 
 async def test_a_missing_beacon_starts_a_repair_at_once(make: Make, runtime: FakeRuntime) -> None:
@@ -818,6 +934,28 @@ async def test_a_new_peer_without_a_log_misses_nothing_that_its_first_beacon_nam
     await asyncio.sleep(1)
 
     assert (context.gaps, context.coverages) == ([], [5])
+
+
+async def test_events_after_the_first_beacon_of_a_new_peer_without_a_log_follow_its_start(make: Make) -> None:
+    context = make(UNLOGGED, covered=None)
+    _, _, three, four, five = context.publish(1, 2, 3, 4, 5)
+    context.beacon(2, 5)
+    context.beacon(5, 6, {})
+    context.receive(three, four, five)
+
+    assert context.delivered == [3, 4, 5]
+
+
+async def test_a_new_peer_whose_log_does_not_reply_has_no_gap_before_its_first_event(make: Make) -> None:
+    context = make(covered=None)
+    context.publish(1, 2, 3, 4)
+    context.error = NoResponders("@zbus/log/5")
+    context.beacon(3, 4)
+    await asyncio.sleep(1)
+    context.beacon(3, 4)
+    await asyncio.sleep(GIVE_UP_S + 3)
+
+    assert (context.gaps, context.open_gaps) == ([], [])
 
 
 async def test_lost_last_events_are_reported_when_the_log_does_not_reply(make: Make) -> None:
@@ -926,6 +1064,23 @@ async def test_of_an_expression_that_is_new_only_later_events_are_delivered(make
     assert context.delivered == [1, 2, 3]
 
 
+async def test_an_expression_that_is_older_than_the_covered_offset_does_not_depend_on_clocks(
+    make: Make, runtime: FakeRuntime
+) -> None:
+    context = make()
+    await asyncio.sleep(1)
+    context.interest.add(["audit/**"], runtime.time_ns(), store=False)
+    await asyncio.sleep(1)
+    context.receive(*context.publish(1))
+    context.beacon(0, 1)
+    context.publish(2, key="audit/x")  # published long ago, by the clock of the peer
+    _, four = context.publish(3, 4)
+    context.receive(four)
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4]
+
+
 # Events that could not be stored, and events of the past.
 
 
@@ -963,9 +1118,11 @@ async def test_a_peer_without_a_log_cannot_be_rewound(make: Make) -> None:
     context.receive(*context.publish(1, 2))
     context.peer.rewind(0)
     context.peer.fetch_past([A])
+    context.receive(*context.publish(3))
+    assert context.delivered == [1, 2, 3]  # at once
     await asyncio.sleep(1)
 
-    assert (context.requests, context.delivered) == ([], [1, 2])
+    assert context.requests == []
 
 
 async def test_past_events_of_a_known_peer_are_requested_page_by_page(make: Make) -> None:
@@ -980,6 +1137,28 @@ async def test_past_events_of_a_known_peer_are_requested_page_by_page(make: Make
     assert context.requests == [(0, 0, "nats", (A,)), (2, 0, "nats", (A,)), (0, 0, "nats", None), (2, 0, "nats", None)]
     assert context.accepted[1:] == [([2], "nats", True), ([3], "nats", True)]  # and not those before the interest
     assert "gaps" not in context.counts
+
+
+async def test_past_events_of_a_new_peer_are_requested_once_it_has_sent_an_event(make: Make) -> None:
+    context = make(covered=None)
+    context.receive(*context.publish(1))
+    context.peer.fetch_past([A])
+    await context.settle()
+
+    assert context.requests[0] == (0, 0, "nats", (A,))
+
+
+async def test_past_events_that_are_wanted_during_a_repair_extend_it(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.available.clear()
+    context.receive(one, three)
+    await context.settle()
+    context.peer.fetch_past([B])
+    context.available.set()
+    await context.settle()
+
+    assert [expressions for *_, expressions in context.requests] == [None, (B,), None]
 
 
 async def test_past_events_are_requested_again_after_an_error(make: Make) -> None:
@@ -1088,8 +1267,9 @@ async def test_closing_while_waiting_to_retry_ends_at_once(make: Make, runtime: 
 
 async def test_closing_ends_the_wait_for_events_that_a_beacon_named(make: Make) -> None:
     context = make()
-    context.publish(1)
+    context.publish(1, 2)
     context.beacon(0, 1)
+    context.beacon(1, 2)
     assert context.peer.close() is None
     await asyncio.sleep(5)
 
