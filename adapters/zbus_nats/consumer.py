@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from zbus.errors import TransportError
-from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record
+from zbus.observe.records import TRANSPORT_INPUT_REJECTED, record, record_reason
 from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 
@@ -198,8 +198,8 @@ class Consumer:
     def _lose(self, reason: str) -> None:
         healthy, self.healthy = self.healthy, False
         if healthy and not self._connection.closed:
-            fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable, "reason": reason}
-            record(JETSTREAM_CONSUMER_LOST, logging.WARNING, **fields)
+            fields: dict[str, Any] = {"stream": self.stream, "durable": self.durable}
+            record_reason(JETSTREAM_CONSUMER_LOST, logging.WARNING, code="consumer_lost", reason=reason, **fields)
             self._counts.add("consumer_lost")
         self._changed.set()
 

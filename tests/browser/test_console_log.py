@@ -150,7 +150,15 @@ def test_problems_are_counted_on_the_tab_and_listed_in_the_panel(server: Server,
     page = console.page
     expect(page.locator("#metric-head")).to_have_text("0")  # The live stream is connected: later records are new.
 
-    records.record(records.EVENT_GAP, logging.WARNING, origin="ab12", first=3, last=9, reason="<b>retention</b>")
+    records.record_reason(
+        records.EVENT_GAP,
+        logging.WARNING,
+        code="gap_trimmed",
+        reason="<b>retention</b>",
+        origin="ab12",
+        first=3,
+        last=9,
+    )
 
     expect(page.locator("#problems-badge")).to_be_visible()
     page.click("#tab-problems")

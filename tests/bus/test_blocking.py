@@ -272,7 +272,7 @@ def test_a_wrong_setting_fails_at_open_and_a_wrong_place_when_it_is_entered(tmp_
     before = set(threading.enumerate())
     with pytest.raises(zbus.ConfigInvalid):
         blocking.open(tmp_path / "app.db", durability="perhaps")
-    with pytest.raises(zbus.ConfigInvalid, match="no folder"):
+    with pytest.raises(zbus.ConfigInvalid, match="does not exist"):
         with blocking.open(tmp_path / "nowhere" / "app.db"):
             pass
     assert set(threading.enumerate()) <= before

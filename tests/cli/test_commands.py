@@ -410,7 +410,7 @@ BAD = {
     "pub: no key": (["pub"], "KEY"),
     "pub: a wildcard": (["pub", "a/*", "x", "--log", "LOG"], "a/*"),
     "pub: an empty segment": (["pub", "a//b", "x", "--log", "LOG"], "a//b"),
-    "pub: a line break in the key": (["pub", "a\nb", "x", "--log", "LOG"], "refused"),
+    "pub: a line break in the key": (["pub", "a\nb", "x", "--log", "LOG"], "rejected"),
     "pub: no log": (["pub", "a/b", "x"], "ZBUS_LOG"),
     "pub: no folder": (["pub", "a/b", "x", "--log", "/no/such/folder/app.db"], "/no/such/folder"),
     "pub: a header without a value": (["pub", "a/b", "x", "--log", "LOG", "--header", "x"], "NAME=VALUE"),

@@ -22,7 +22,7 @@ class Context:
     """The node of a peer. `page` is scripted: a page, or an error; the last one is repeated."""
 
     def __init__(self, *pages: LogPage | Exception) -> None:
-        self.pages, self.counts, self.wants = list(pages), Counts(), Interest()
+        self.pages, self.counts, self.interest = list(pages), Counts(), Interest()
         self.asked = 0
         self.on_page: Callable[[], object] = lambda: None
         self.gaps: list[tuple[int, str]] = []
@@ -39,17 +39,17 @@ class Context:
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> None:
         pass
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         pass
 
     def covered(self, origin: int, offset: int) -> None:
         pass
 
-    def gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
+    def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
         self.gaps.append((origin, key))
         return True
 
-    def overdue(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
+    def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
         return True
 
 

@@ -206,7 +206,7 @@ def test_a_tier_of_another_log_is_refused_until_it_is_adopted(log_path: Path, tm
     other = tmp_path / "other.db"
     fill(log_path)
     fill(other)
-    with opened(log_path, cold=f"{other}-cold") as log:
+    with opened(log_path, cold_dir=f"{other}-cold") as log:
         offload(other, 500)
         trim(log, 500)
         for attempt in (log.low_water, lambda: follow(log, KeySet.all()), lambda: follow(log, KeySet.all(), Span(9))):

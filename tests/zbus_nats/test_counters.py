@@ -38,13 +38,13 @@ class Bench:
         return SimpleNamespace(cancel=lambda: None)
 
     def serve(self) -> Callable[..., None]:
-        self.requests.answer(["a/b"], self.taken.append)
+        self.requests.serve(["a/b"], self.taken.append)
         receive: Callable[..., None] = self.wire.sinks["@ask.a.b"]
         return receive
 
     def ask(self, payload: bytes = b"?") -> tuple[Callable[..., None], bytes]:
         """Send a request; return what receives its replies, and its inbox."""
-        self.requests.ask("a/b", payload, lambda reply: None, 5.0)
+        self.requests.request("a/b", payload, lambda reply: None, 5.0)
         (receive,) = (sink for subject, sink in self.wire.sinks.items() if subject.startswith("_INBOX."))
         return receive, self.wire.sent[-1].split()[2]
 
@@ -109,6 +109,15 @@ def test_an_announced_request_that_does_not_arrive_in_time_is_reported(bench: Be
     assert (bench.taken, bench.counted) == ([], {"request_incomplete": 1})
 
 
+def test_a_request_on_a_subject_that_is_not_a_key_is_reported(bench: Bench) -> None:
+    receive = bench.serve()
+    with recorded() as records:
+        receive(b"@ask.a.%zz", b"_INBOX.a.1", b"?", None)
+
+    assert (bench.taken, bench.counted) == ([], {"request_malformed": 1})
+    assert told(records) == [("TRANSPORT_INPUT_REJECTED", "request_malformed")]
+
+
 def test_a_header_with_a_meaning_to_nats_is_left_out_and_counted() -> None:
     counts = Counters("nats")
     event = Event(1, 2, 3, "a/b", b"", {"nats-msg-id": "7", "tenant": "acme"})
@@ -121,7 +130,7 @@ def test_an_acknowledgement_of_jetstream_that_is_malformed_fails_the_batch_and_i
     publishing = NatsPublishing(bench.wire)  # type: ignore[arg-type]
     answer = publishing.subscription.sink
     bench.wire.on_send = lambda: answer(next(iter(publishing._batches)), b"", b"[]", None)
-    with recorded() as records, pytest.raises(Exception, match="did not store it"):
+    with recorded() as records, pytest.raises(Exception, match="did not store the messages"):
         publishing.send([(b"a.b", b"NATS/1.0\r\n\r\n", b"x")])
 
     assert bench.counted == {"acknowledgement_malformed": 1}
@@ -191,7 +200,7 @@ async def test_the_first_connection_is_recorded_and_so_is_its_loss_with_what_was
     keeping = upkeep(counts)
     keeping._outgoing.unsent = 12
     with recorded() as records:
-        keeping._found(client, "here:4222")
+        keeping._connected(client, "here:4222")
         keeping._lost(client)
 
     assert [(each["record"], each["server"]) for each in records] == [
@@ -222,8 +231,8 @@ async def test_a_task_of_the_connection_that_fails_is_reported(connection: Any) 
     async def fail() -> None:
         raise RuntimeError("a bug")
 
-    connection._upkeep.run = fail
-    connection._upkeep.opened.set_result(None)
+    connection._reconnect.run = fail
+    connection._reconnect.opened.set_result(None)
     with recorded() as records:
         await connection._live()
 
@@ -232,10 +241,10 @@ async def test_a_task_of_the_connection_that_fails_is_reported(connection: Any) 
 
 
 async def test_a_change_of_subscriptions_that_the_server_does_not_confirm_is_reported(connection: Any) -> None:
-    connection._upkeep.client = FakeClient()
+    connection._reconnect.client = FakeClient()
     with recorded() as records:
         await connection._change([("a.b", "", None)], [], lambda phase: None)
-    connection._upkeep.client = None
+    connection._reconnect.client = None
 
     assert connection.counts.snapshot() == {"subscribe_unconfirmed": 1}
     assert told(records) == [("TRANSPORT_INPUT_REJECTED", "subscribe_unconfirmed")]

@@ -180,10 +180,10 @@ async def test_a_slow_client_costs_little_memory_and_misses_nothing_and_does_not
             most = 0
             for at in range(0, events, 100):
                 await publisher.publish_many([b"%d " % number + b"x" * size for number in range(at, at + 100)])
-                most = max(most, waiting.queued, live.queued)
+                most = max(most, waiting.subscriber.queued, live.subscriber.queued)
                 assert await quick.offsets(100) == list(range(at + 1, at + 101))  # while the other does not read
             assert not all(
-                each.is_live for each in node_of(server.bus).dispatcher.subscriptions
+                each.subscriber.is_live for each in node_of(server.bus).dispatcher.subscriptions
             )  # At least one subscription has spilled.
             assert await slow.offsets(events) == list(range(1, events + 1))
     assert most <= 128  # a page of the log at most
@@ -194,7 +194,7 @@ async def test_unread_events_of_a_slow_client_are_not_held_in_the_server(log_pat
         publisher = await server.bus.publisher("a")
         for _ in range(60):
             await publisher.publish_many([b"x" * 4096] * 100)
-        (subscription,) = node_of(server.bus).dispatcher.subscriptions
+        (subscription,) = [each.subscriber for each in node_of(server.bus).dispatcher.subscriptions]
         await until(lambda: not subscription.is_live)
         assert subscription.queued <= 64
         assert slow.last_id == 0
@@ -225,7 +225,7 @@ async def test_retention_that_overtakes_a_slow_client_is_reported_as_a_gap_in_it
         publisher = await server.bus.publisher("a")
         for _ in range(events // 100):
             await publisher.publish_many([b"x" * size] * 100)
-        (subscription,) = node_of(server.bus).dispatcher.subscriptions
+        (subscription,) = [each.subscriber for each in node_of(server.bus).dispatcher.subscriptions]
         await until(lambda: not subscription.is_live)
         await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=events - 10))
         expected, gaps = 1, []

@@ -167,18 +167,18 @@ def test_a_new_node_is_seen_at_once_however_close_it_follows_another(tmp_path: P
 JOIN = """
 import sys
 from zbus.config import BusConfig
-from zbus.observe.counters import Counts
-from zbus_zmq.find.discovery import Node
+from zbus.observe.counters import Counters
+from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.address.options import read_options
 from zbus_zmq.find.file_registry import FileRegistry
 
 name, folder = FOLDER_AND_NAME
-counts = Counts("test")
+counts = Counters("test")
 made = FileRegistry(read_options(BusConfig(), f"zmq://?registry={folder}"), counts)
 print("ready", flush=True)
 sys.stdin.readline()
 for turn in range(200):
-    made.announce(Node(node=name, requests=f"tcp://127.0.0.1:{turn + 1}", serves=("svc/x",) * (turn % 7)))
+    made.announce(NodeRecord(node=name, requests=f"tcp://127.0.0.1:{turn + 1}", serves=("svc/x",) * (turn % 7)))
     made.look()
 print(f"done {sorted(made.look())} {counts.snapshot()}", flush=True)
 sys.stdin.read()
