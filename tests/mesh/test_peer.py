@@ -796,16 +796,42 @@ async def test_a_new_peer_does_not_miss_what_was_trimmed_before(make: Make) -> N
     assert (context.gaps, context.counts) == ([], {"events_repaired": 2})
 
 
-async def test_a_corrupt_event_in_the_log_does_not_stop_the_repair(make: Make) -> None:
+async def test_a_corrupt_event_in_the_log_does_not_stop_the_repair_and_is_reported_as_a_gap(make: Make) -> None:
     context = make()
     one, *_, four = context.publish(1, 2, 3, 4)
     context.hidden = {2}
     context.receive(one)
-    context.receive(four)
-    await context.settle()
+    with recorded(logging.WARNING) as records:
+        context.receive(four)
+        await context.settle()
 
     assert context.delivered == [1, 3, 4]
     assert len(context.requests) == 1
+    found = [(each["record"], each["code"], each["events"], each["after"], each["until"]) for each in records]
+    assert found == [("EVENT_GAP", "gap_corrupt", 1, 0, 4)]
+    assert context.counts["gaps_unrepaired"] == 1
+
+
+async def test_a_page_that_covers_nothing_of_a_longer_log_is_requested_again_after_a_pause(make: Make) -> None:
+    context = make(covered=1)
+    events = context.publish(1, 2, 3)
+    stale = LogPage([], 1, 3, 0, 0)
+    pages = [stale, stale]
+    page = context.page
+
+    async def stale_at_first(*args: Any) -> LogPage:
+        found = await page(*args)
+        return pages.pop() if pages else found
+
+    context.page = stale_at_first  # type: ignore[method-assign]
+    with recorded(logging.WARNING) as records:
+        context.receive(events[2])
+        await asyncio.sleep(30)
+
+    assert context.delivered == [2, 3]
+    assert len(context.requests) == 3
+    assert context.requested_at[1] > context.requested_at[0]
+    assert [(each["record"], each["code"]) for each in records] == [("EVENT_RETRY", "repair_failed")] * 2
 
 
 # Beacons.

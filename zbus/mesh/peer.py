@@ -19,7 +19,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
-from zbus.errors import RequestError, ZbusError
+from zbus.errors import RequestError, TransportError, ZbusError
 from zbus.observe.records import (
     EVENT_GAP,
     EVENT_REPLAY_DELIVERED,
@@ -314,6 +314,7 @@ class Peer:
         from_ns = min(interest.earliest, self._clock_ns) if self._covered is None else 0
         link = self._link
         page = await self._context.page(self.id, after, from_ns, link)
+        self._check_page(page, after)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         new: list[Envelope] = []
         for envelope in page.envelopes:
@@ -339,6 +340,18 @@ class Peer:
         self._complete = page.covered >= page.head
         return new
 
+    def _check_page(self, page: LogPage, after: int) -> None:
+        """Report corrupt events that the peer left out. Raises `TransportError` if the page does not advance."""
+        if page.covered <= after and page.covered < page.head:
+            reason = f"the page after offset {after} covers nothing, although the log reaches {page.head}"
+            raise TransportError(reason)
+        if page.skipped:
+            self._context.count("gaps", 1)
+            self._context.count("gaps_unrepaired", 1)
+            reason = "events are corrupt in the log of the publisher"
+            span: dict[str, Any] = {"after": after, "until": page.covered, "events": page.skipped}
+            record_reason(EVENT_GAP, logging.WARNING, code="gap_corrupt", reason=reason, origin=self.id, **span)
+
     def _predates_interest(self, envelope: Envelope, since: int) -> bool:
         """Return whether an event was published before this node wanted its key.
 
@@ -353,6 +366,7 @@ class Peer:
         after, link, interest = 0, self._link, self._context.interest
         while True:
             page = await self._context.page(self.id, after, 0, link, expressions)
+            self._check_page(page, after)
             wanted = [each for each in page.envelopes if each.published_at >= interest.of(each.key).since]
             await self._context.wait_for_capacity()
             stored = self._context.accept(wanted, link, repaired=True)

@@ -61,7 +61,7 @@ RECORDS: dict[str, RecordInfo] = {
     "EVENT_GAP": RecordInfo(
         "WARNING",
         "Events of another node are missing.",
-        "code, reason, origin, publisher_id, first, last, key, after, until",
+        "code, reason, origin, publisher_id, first, last, key, after, until, events",
     ),
     "EVENT_INVALID": RecordInfo(
         "WARNING",
@@ -157,6 +157,7 @@ CODES: dict[str, str] = {
     "spilled": "A subscription's queue is full; it continues from the log.",
     # Between nodes.
     "close_failed": "A transport raised an error while it was closed.",
+    "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
     "gap_unrepaired": "Events are missing and could not be repaired.",
