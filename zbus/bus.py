@@ -10,12 +10,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .deliver.handlers import Handler, serve
+from .deliver.handlers import Handler, check_async, serve
 from .deliver.overflow import Overflow
 from .deliver.replay import Replay
 from .deliver.start_position import check_offset_or_time
 from .deliver.subscriber import EventSubscriber, Start
-from .errors import ConfigInvalid, NoResponders
+from .errors import ConfigInvalid, EventInvalid, NoResponders
 from .event import Event, Offset
 from .introspection import snapshot
 from .keys import KeySet, check_key
@@ -135,6 +135,11 @@ class Bus:
         """
         node = self._node
         node.check_open("put events")
+        for event in events:
+            if not isinstance(event, Event):
+                raise EventInvalid(
+                    f"put takes events, as put(one, two), not {type(event).__name__}; nothing was stored"
+                )
         if node.tracing is None or not events:
             return await node.entry.put(events)
         with node.tracing.putting(events) as span:
@@ -202,10 +207,14 @@ class Bus:
         other continues with the next event. `retries`: the maximum number of retries, durable or not. After the last
         one, EVENT_RETRY_LIMIT_EXCEEDED names the event, which stays in the log, and the next event follows.
         """
+        if key_exprs and callable(key_exprs[0]):
+            raise ConfigInvalid("key_exprs", 'write @bus.on("shop/**"): the decorator needs a key expression')
         if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
             raise ConfigInvalid("retries", f"{retries!r} must be a whole number, at least 0")
 
         def register(handler: H) -> H:
+            check_async(handler, "@bus.on")
+
             def begin() -> None:
                 node = self._node
                 subscription = self.subscribe(*key_exprs, **options)
@@ -257,6 +266,8 @@ class Bus:
         """
 
         def register(handler: A) -> A:
+            check_async(handler, "@bus.serve")
+
             def begin() -> None:
                 requests, tracing = self._node.requests, self._node.tracing
                 if requests is None:

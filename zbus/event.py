@@ -175,7 +175,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
     def __reduce__(self) -> tuple[Any, ...]:
         # Without its subscription: an event crosses processes as plain data.
         fields = (self.publisher_id, self.sequence, self.published_at, self.key, self.payload)
-        return Event, (*fields, dict(self.headers), self.offset)
+        return Event, (*fields, dict(self.headers), self.offset, self.provenance)
 
     def _with(self, handle: DeliveryHandle) -> Event:
         """Return the same event, linked to the subscription that hands it over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,7 +22,7 @@ JSON = "application/json"
 TEXT = "text/plain"
 
 HEADERS_BYTES_MAX = 64 * 1024
-NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})  # shared by all events without headers, so it must not change
 
 _NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -39,6 +40,7 @@ def encode_headers(
     if not headers and correlation_id is None:
         return None if content_type is None else _ENCODED_TYPE[content_type]
     merged: dict[str, str] = {}
+    has_subclasses = False
     if content_type is not None:
         merged[CONTENT_TYPE] = content_type
     if correlation_id is not None:
@@ -50,6 +52,9 @@ def encode_headers(
             raise EventInvalid(f"header name {name!r} rejected: lower-case letters, digits and -_. only; not stored")
         if not isinstance(value, str) or _CONTROL.search(value):
             raise EventInvalid(f"header {name!r} rejected: it must be text without control characters; not stored")
+        has_subclasses = has_subclasses or type(name) is not str or type(value) is not str
+    if has_subclasses:  # such as a StrEnum: the encoder accepts only `str` itself
+        merged = {str.__str__(name): str.__str__(value) for name, value in merged.items()}
     try:
         encoded = _encode(merged)
     except UnicodeEncodeError as error:

@@ -35,7 +35,7 @@ def check_key(key: str) -> str:
         raise KeyInvalid(key, "an event is published to one concrete key, without wildcards")
     if "$" in key:
         raise KeyInvalid(key, "'$' is reserved for the wildcard '$*'")
-    return key
+    return key if type(key) is str else str.__str__(key)  # encoders accept no subclasses, such as a StrEnum
 
 
 def check_expression(expression: str) -> str:

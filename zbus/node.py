@@ -414,7 +414,7 @@ class Node:
 
     def check_key(self, key: str) -> str:
         """Return a key that every transport in use can carry. Raises `KeyInvalid`."""
-        check_key(key)
+        key = check_key(key)
         for link in self.network.links if self.network is not None else ():
             link.fabric.check(key)
         return key

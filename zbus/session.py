@@ -81,7 +81,7 @@ class Session:
         may have been stored.
         """
         entry = self._shared.entry
-        entry.open_key(key)
+        key = entry.open_key(key)
         own = entry.open_key(self.key(key))
         if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", key, headers, correlation_id) as span:

@@ -9,6 +9,7 @@ import pytest
 
 import zbus
 from zbus import CursorError, Event
+from zbus.event import Provenance
 
 FIELDS = (7, 3, 1_700_000_000_000_000_000, "shop/orders/created", b"x", {"a": "b"}, 12)
 
@@ -112,3 +113,17 @@ async def test_acknowledging_outside_of_a_durable_subscription_is_a_clear_error(
 
         with pytest.raises(CursorError, match="is not from a durable subscription"):
             await event.ack()
+
+
+def test_events_without_headers_share_no_dict_that_can_change() -> None:
+    event = Event(1, 0, 1, "a/b", b"")
+
+    with pytest.raises(TypeError):
+        event.headers["x"] = "leak"  # type: ignore[index]
+    assert Event(2, 0, 1, "a/b", b"").headers == {}
+
+
+def test_a_pickled_event_keeps_its_provenance() -> None:
+    event = Event(1, 0, 1, "a/b", b"", provenance=Provenance(7, 3, (9,), "nats"))
+
+    assert pickle.loads(pickle.dumps(event)).provenance == event.provenance

@@ -57,10 +57,11 @@ def test_what_a_listener_asked_for_stays_exact_across_an_outage(transport: Mesh)
         flows(far, near, key)
     near.forget()
     far.send([("a/x/c", b"1"), ("a/x", b"no"), ("abXcd", b"2"), ("abX", b"no"), ("a/@b/c", b"no"), ("a/c", b"3")])
-    far.send([("a/c", b"end")])  # whatever was on its way came before it
+    far.send([("a/c", b"end")])
 
     assert near.heard_frame(b"end")
-    assert sorted(near.heard(0)) == [b"1", b"2", b"3", b"end"]
+    # Order holds per key only: a frame of another key may arrive after the last one.
+    assert sorted(near.heard(4)) == [b"1", b"2", b"3", b"end"]
 
 
 def test_sending_while_cut_off_raises_or_ends_in_bounded_time(transport: Mesh) -> None:

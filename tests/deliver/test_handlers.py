@@ -172,3 +172,23 @@ async def test_a_payload_that_cannot_be_decoded_is_counted_and_recorded_and_the_
     assert [(each["record"], each["code"], each["reason"]) for each in records] == [
         ("EVENT_INVALID", "payload_invalid", str(invalid))
     ]
+
+
+@pytest.mark.parametrize("decorator", ["on", "serve"])
+async def test_a_plain_function_is_refused_as_a_handler(decorator: str) -> None:
+    async with zbus.open() as bus:
+
+        def plain(event: zbus.Event) -> None:
+            pass
+
+        with pytest.raises(zbus.ConfigInvalid, match=f"@bus.{decorator} needs an `async def`"):
+            getattr(bus, decorator)("a/b")(plain)
+
+
+async def test_the_decorator_without_a_key_expression_is_refused() -> None:
+    async with zbus.open() as bus:
+        with pytest.raises(zbus.ConfigInvalid, match="needs a key expression"):
+
+            @bus.on  # type: ignore[arg-type]
+            async def handler(event: zbus.Event) -> None:
+                pass

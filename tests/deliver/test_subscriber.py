@@ -90,7 +90,10 @@ async def test_a_durable_subscription_that_is_new_starts_after_an_offset(bus: zb
     ("options", "reason"),
     [
         ({"after": 3, "start": 4}, "either `start`"),
-        ({"after": -1}, "offsets begin at 1"),
+        ({"after": -1}, "must be from 0"),
+        ({"after": 1 << 63}, "must be from 0"),
+        ({"start": -1}, "must be from 0"),
+        ({"start": datetime.datetime.min}, "not a time"),
         ({"after": True}, "must be an offset or a datetime"),
         ({"after": "beginning"}, "must be an offset or a datetime"),
     ],
@@ -131,6 +134,22 @@ async def _now_ns() -> int:
     import time
 
     return time.time_ns()
+
+
+# Lag.
+
+
+async def test_the_ranges_of_two_lags_do_not_overlap(bus: zbus.Bus) -> None:
+    publisher = await bus.publisher("a/b")
+    spans: list[tuple[int, int, int]] = []
+    async with bus.subscribe("a/b", queue_events=4) as subscription:
+        for _ in range(2):
+            await publisher.publish_many([b"x"] * 10)
+            with pytest.raises(zbus.SubscriberLagged) as caught:
+                await subscription.next()
+            spans.append((caught.value.missed, caught.value.after, caught.value.until))
+
+    assert spans == [(6, 0, 6), (10, 6, 16)]
 
 
 # The four overflow policies.

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from inside import node_of
 from mesh_fakes import recorded
@@ -15,7 +16,7 @@ from mesh_fakes import recorded
 import zbus
 from zbus.mesh import request_server
 from zbus.mesh.log_service import LogService, log_key
-from zbus.mesh.request_client import FAILED, RequestFrame, _read_failure, _read_reply, encode_request
+from zbus.mesh.request_client import FAILED, RequestFrame, _read_failure, _read_reply, encode_failure, encode_request
 from zbus.mesh.request_server import CANCELLED_KEPT, RequestServer
 from zbus.util.runtime import REAL
 from zbus.wire.envelope import encode
@@ -228,3 +229,39 @@ async def test_a_handler_that_raises_is_counted_and_recorded() -> None:
 
     assert counts == {"handler_errors": 1}
     assert [(each["record"], each["error"]) for each in records] == [("HANDLER_FAILED", "ValueError: no such price")]
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(ValueError("bad file \udcff"), "bad file \\udcff"), (Unreadable(), "its text cannot be read")],
+)
+def test_an_error_is_sent_whatever_its_text_is(error: Exception, text: str) -> None:
+    assert msgspec.msgpack.decode(encode_failure(error)) == [type(error).__name__, text]
+
+
+async def test_a_request_with_the_id_of_one_in_progress_is_rejected() -> None:
+    counts: Counter[str] = Counter()
+    server = RequestServer(lambda name, number: counts.update({name: number}), REAL)
+    started = asyncio.Event()
+
+    async def answer(request: bytes) -> bytes:
+        assert not started.is_set(), "it ran twice"
+        started.set()
+        await asyncio.Event().wait()
+        return b""
+
+    server.handle(Asker.key, answer)
+    first, second = Asker(1), Asker(1)
+    server.on_request(first)
+    server.on_request(second)
+    assert await asyncio.to_thread(second.closed.wait, 10)
+    await asyncio.wait_for(started.wait(), 10)
+    assert counts["invalid_request"] == 1
+    await asyncio.wait(server.cancel_all())
+    assert await asyncio.to_thread(first.closed.wait, 10)
+    server.close()

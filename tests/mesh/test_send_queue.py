@@ -87,7 +87,8 @@ class Bench:
 
     @property
     def accounted(self) -> int:
-        return self.queue.sent_events + self.counts["dropped_send_queue_full"] + self.queue.waiting
+        dropped = self.counts["dropped_send_queue_full"] + self.counts["dropped_at_close"]
+        return self.queue.sent_events + dropped + self.queue.waiting
 
 
 @pytest.fixture
@@ -948,12 +949,15 @@ def test_closing_ends_at_once_if_the_fabric_is_disconnected(bench: Bench, paused
         bench.runtime.advance(3)
     calls, before = len(bench.fabric.calls), bench.runtime.now
 
-    bench.queue.close(5)
+    with recorded(logging.WARNING) as records:
+        bench.queue.close(5)
 
     assert bench.driver.due is None
     assert bench.runtime.now == before
     assert len(bench.fabric.calls) == calls + (not paused)
-    assert (bench.queue.waiting, bench.accounted) == (1, 2)
+    assert (bench.queue.waiting, bench.counts["dropped_at_close"], bench.accounted) == (0, 1, 2)
+    lost = [(each["record"], each["code"], each["events"]) for each in records if each["record"] == "EVENT_DROPPED"]
+    assert lost == [("EVENT_DROPPED", "closed_before_sent", 1)]
 
 
 def test_closing_sends_the_events_that_only_the_log_has(logged: Bench) -> None:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,29 @@ async def test_keys_of_events_without_a_publisher_are_known_to_other_nodes_once_
         await PATHS[path](bus, GOOD, None)
 
         assert KEY in bus.entry.published_keys
+
+
+class Topic(StrEnum):
+    ORDERS = "shop/orders"
+
+
+async def test_subclasses_of_int_and_str_are_stored_as_plain_values(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher(Topic.ORDERS)
+        offset = await publisher.publish(b"x", headers={"region": Topic.ORDERS})
+        await bus.put(zbus.Event(offset, offset, offset, Topic.ORDERS, b"y"))  # `Offset` is an int too
+        await publisher.publish(b"z")
+        found = [event async for event in bus.replay()]
+
+    assert [event.payload for event in found] == [b"x", b"y", b"z"]
+    assert {type(event.key) for event in found} == {str}
+    assert found[0].headers["region"] == "shop/orders"
+    assert (found[1].publisher_id, found[1].sequence, found[1].published_at) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("given", [{"key": "a"}, [zbus.Event(1, 0, 1, "a", b"")], None])
+async def test_put_of_something_that_is_not_an_event_is_rejected(log_path: Path, given: Any) -> None:
+    async with zbus.open(log_path) as bus:
+        with pytest.raises(zbus.EventInvalid, match="put takes events"):
+            await bus.put(given)
+        assert await bus.head() == 0

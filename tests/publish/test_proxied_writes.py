@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from mesh_fakes import rows
 
+import zbus
+import zbus_log
 from zbus.errors import BusClosed, EventInvalid
 from zbus.ports.log import Row
 from zbus.publish.proxied_writes import ProxiedWrites
@@ -42,7 +45,7 @@ class FakeEntry:
         return done
 
 
-async def turns(number: int = 10) -> None:
+async def turns(number: int = 200) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -63,7 +66,7 @@ async def test_writes_of_the_log_s_thread_are_stored_in_order_and_answered() -> 
 
     await take_on_a_thread(writes, ([row] for row in rows(range(20))), answers)
     assert entry.stored == []  # only the loop touches the entry
-    await turns(50)
+    await turns()
 
     assert entry.stored == list(range(20))
     assert answers == [[number] for number in range(1, 21)]
@@ -98,3 +101,39 @@ def test_a_write_after_the_loop_was_closed_is_left_alone() -> None:
 
     writes = asyncio.run(make())
     writes.take(rows([0]), lambda answer: None)
+
+
+async def test_a_blocked_key_does_not_delay_proxied_writes_of_other_keys(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus, bus.subscribe("a/b", overflow="block", queue_events=1) as subscription:
+        await (await bus.publisher("a/b")).publish(b"fills the queue")
+        blocked = asyncio.ensure_future(asyncio.to_thread(zbus_log.put, log_path, [[Row(7, 0, 1, "a/b", b"1")]]))
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(zbus_log.put, log_path, [[Row(8, 0, 1, "c/d", b"3")]])
+            assert not blocked.done()
+
+            await subscription.next()
+            await blocked
+        stored = [event.identity async for event in bus.replay() if event.publisher_id in (7, 8)]
+
+    assert stored == [(8, 0), (7, 0)]
+
+
+async def test_writes_that_share_a_key_or_a_publisher_keep_their_order_while_others_pass() -> None:
+    class Blocked(FakeEntry):
+        free = asyncio.Event()
+
+        async def admit(self, events: Iterable[tuple[str, bytes]]) -> None:
+            if [key for key, _ in events] == ["a"]:
+                await self.free.wait()
+
+    entry, answers = Blocked(), list[Any]()
+    writes = ProxiedWrites(entry)  # type: ignore[arg-type]
+    batches = [[Row(7, 1, 1, "a", b"")], [Row(7, 2, 1, "b", b"")], [Row(8, 3, 1, "b", b"")], [Row(9, 4, 1, "c", b"")]]
+    await take_on_a_thread(writes, batches, answers)
+    await turns()
+    assert entry.stored == [4]  # 2 follows 1 by its publisher, and 3 follows 2 by its key
+
+    entry.free.set()
+    await turns()
+    assert entry.stored == [4, 1, 2, 3]
+    assert writes._last == {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from zbus.errors import PayloadInvalid, SchemaInvalid, SubscriberLagged
+from zbus.errors import ConfigInvalid, PayloadInvalid, SchemaInvalid, SubscriberLagged
 from zbus.event import Event
 from zbus.observe.records import (
     EVENT_INVALID,
@@ -23,6 +24,14 @@ from .subscriber import EventSubscriber
 
 Handler = Callable[[Event], Awaitable[object]]
 RETRY_S = (0.05, 30.0)
+
+
+def check_async(handler: object, decorator: str) -> None:
+    """Raise `ConfigInvalid` if a handler is a plain function: its result could not be awaited."""
+    if not callable(handler):
+        raise ConfigInvalid("handler", f"{decorator} needs a function, not {handler!r}")
+    if inspect.isfunction(handler) and not inspect.iscoroutinefunction(handler):
+        raise ConfigInvalid("handler", f"{decorator} needs an `async def`; {handler.__qualname__} is a plain function")
 
 
 async def serve(

@@ -71,8 +71,13 @@ def check_offset_or_time(name: str, bound: object) -> None:
     """Raise `ConfigInvalid` for the argument `name` if it is not an offset, a datetime or None."""
     if isinstance(bound, bool) or not isinstance(bound, (int, datetime, type(None))):
         raise ConfigInvalid(name, f"{bound!r} must be an offset or a datetime")
-    if isinstance(bound, int) and bound < 0:
-        raise ConfigInvalid(name, f"{bound} is negative; offsets begin at 1, and 0 is before the first event")
+    if isinstance(bound, int) and not 0 <= bound <= OFFSET_MAX:
+        raise ConfigInvalid(name, f"{bound} must be from 0, which is before the first event, to {OFFSET_MAX}")
+    if isinstance(bound, datetime):
+        try:
+            to_ns(bound)
+        except (ValueError, OverflowError) as error:
+            raise ConfigInvalid(name, f"{bound} is not a time that this system can convert: {error}") from None
 
 
 def to_ns(moment: datetime) -> int:

@@ -447,6 +447,7 @@ class EventSubscriber:
     def _lagged(self) -> SubscriberLagged:
         gap = self._buffer.take_gap()
         span: dict[str, Any] = {"missed": gap.missed, "after": self._handed, "until": gap.until}
+        self._handed = max(self._handed, gap.until)  # a later gap begins after this one
         reason = "a subscription did not keep up with its events and missed some"
         record_reason(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
         return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
@@ -476,6 +477,8 @@ def check_options(
         raise LogRequired("a start in the past")
     if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
         raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")
+    if not isinstance(start, str):
+        check_offset_or_time("start", start)
     if after is not None and start != "new":
         raise ConfigInvalid("after", "give either `start` (that event included) or `after` (excluded), not both")
     check_offset_or_time("after", after)

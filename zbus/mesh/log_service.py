@@ -174,6 +174,8 @@ async def request_page(
                 envelopes += open_frame(part)
             except EventInvalid as error:
                 raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
+            if len(envelopes) > max(1, events):
+                raise TransportError(f"log {origin:x} sent more than the {events} events that were requested")
     if covered is None:
         raise TransportError(f"log {origin:x} sent an incomplete page; retry the request")
     return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)

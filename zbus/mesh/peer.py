@@ -293,6 +293,9 @@ class Peer:
                         return
                     deadline = self._monotonic() + GIVE_UP_S
                 self._seen_again.clear()
+                if not isinstance(error, RequestError):  # the peer replied: its events do not mean that it is back
+                    await asyncio.sleep(pause)
+                    continue
                 with suppress(TimeoutError):  # retry early if the peer is seen again
                     async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
                         await self._seen_again.wait()

@@ -56,8 +56,12 @@ def encode_reply(kind: int, number: int, body: bytes = b"") -> bytes:
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Encode an exception of a handler for the requester."""
-    return _encode((type(error).__name__, str(error)))
+    """Encode an exception of a handler for the requester, whatever its text is."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return _encode((type(error).__name__, text.encode(errors="backslashreplace").decode()))
 
 
 class PendingRequest:

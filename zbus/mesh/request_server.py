@@ -160,6 +160,11 @@ class RequestServer:
         if served is None or frame.id in self._cancelled:
             self._end(request)
             return
+        if frame.id in self._tasks:  # only a faulty requester repeats an id
+            repeated = EventInvalid(f"request {frame.id} is already being handled")
+            self._invalid(request.key, link, repeated)
+            self._end(request, repeated)
+            return
         task = self._loop.create_task(self._respond(request, body, served.handler))
         self._tasks[frame.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(frame.id, None))

@@ -140,6 +140,20 @@ class SendQueue:
         """Send the remaining events, for at most `timeout_s`. With a log, the rest is sent after the next start."""
         self.end()
         self._driver.join(timeout_s)
+        self._report_unsent()  # if the fabric still blocks the driver
+
+    def _report_unsent(self) -> None:
+        """Count the events that are not sent at the end, unless the log has them."""
+        if self._log is not None:
+            return
+        with self._lock:
+            lost = self._queued_events + self._in_flight_events
+            self._backlog.clear()
+            self._queued_events = self._in_flight_events = 0
+        if lost:
+            self._count("dropped_at_close", lost)
+            reason = "the transport was closed before these events were sent, and the node has no log"
+            record_reason(EVENT_DROPPED, logging.WARNING, code="closed_before_sent", reason=reason, events=lost)
 
     def end(self, on_end: Callable[[], None] | None = None) -> None:
         """Send the remaining events and then stop. Does not block; `on_end` is called on the driver's thread."""
@@ -153,8 +167,10 @@ class SendQueue:
         An error of the fabric or of the log is logged, and the same is sent again after a pause.
         """
         due = self._step()
-        if due is None and self._on_end is not None:
-            self._on_end()
+        if due is None:
+            self._report_unsent()
+            if self._on_end is not None:
+                self._on_end()
         return due
 
     def _step(self) -> float | None:

@@ -185,7 +185,7 @@ CODES: dict[str, str] = {
     "store_failed": "The log did not store events of other nodes.",
     # The log.
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
-    "lease_lost": "Another subscriber claimed the durable subscription.",
+    "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
     "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
@@ -279,6 +279,7 @@ COUNTERS: dict[str, str] = {
     "dropped_inbox_full": "Received events dropped because the inbox was full.",
     "dropped_queue_full": "Events dropped because a subscription's queue was full.",
     "dropped_records": "Log records that were not published on the bus because too many waited.",
+    "dropped_at_close": "Events dropped because a transport was closed before they were sent, and no log has them.",
     "dropped_send_queue_full": "Events dropped because a transport was behind and no log has them.",
     "duplicates_received": "Events received again and recognized by their identity.",
     "events_repaired": "Events fetched from the logs of other nodes.",

@@ -157,14 +157,16 @@ class Entry:
     async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[Offset]:
         """Store events that already have an identity. If cancelled, they may or may not have been stored."""
         self.check_open()
-        for key in dict.fromkeys(event.key for event in events):
-            self.open_key(key)
+        keys = {key: self.open_key(key) for key in dict.fromkeys(event.key for event in events)}
         rows: list[Row] = []
         for event in events:
             check_identity(event)
             headers = event.headers if span is None else span.onto(event.headers)
-            body, encoded = self.encode(event.key, event.payload, headers or None, None)
-            rows.append(Row(event.publisher_id, event.sequence, event.published_at, event.key, body, encoded))
+            key = keys[event.key]
+            body, encoded = self.encode(key, event.payload, headers or None, None)
+            # The encoders accept no subclass of int, such as the offset that `publish` returns.
+            identity = int(event.publisher_id), int(event.sequence), int(event.published_at)
+            rows.append(Row(*identity, key, body, encoded))
         found: list[Offset] = []
         # Without a log there is no commit to share: each event waits for capacity separately.
         for part in (rows,) if self.commits is not None and rows else [(row,) for row in rows]:

@@ -7,7 +7,6 @@ commits, and so they reach subscribers, durable subscriptions and other nodes.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -30,32 +29,43 @@ class ProxiedWrites:
         self._entry = entry
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox[Write](self._loop, self._begin)
-        self._waiting: deque[Write] = deque()
-        self._storing: asyncio.Task[None] | None = None
+        # The last unfinished write of each key and of each publisher. The next one waits for it, which keeps their
+        # order; writes of other keys and publishers do not wait while a key is blocked.
+        self._last: dict[str | int, asyncio.Task[None]] = {}
 
     def take(self, rows: Sequence[Row], done: WriteDone) -> None:
         """Queue at least one row. The rows are stored together or not at all, and `done` is called on the loop."""
         self._mailbox.post((rows, done))
 
     def _begin(self, writes: list[Write]) -> None:
-        self._waiting.extend(writes)
-        if self._storing is None or self._storing.done():
-            self._storing = self._loop.create_task(self._store())
+        for rows, done in writes:
+            names: set[str | int] = {name for row in rows for name in (row.key, row.publisher_id)}
+            before = {self._last[name] for name in names if name in self._last}
+            task = self._loop.create_task(self._store(rows, done, before))
+            self._last.update(dict.fromkeys(names, task))
+            task.add_done_callback(partial(self._ended, names))
 
-    async def _store(self) -> None:
+    def _ended(self, names: set[str | int], task: asyncio.Task[None]) -> None:
+        for name in names:
+            if self._last.get(name) is task:
+                del self._last[name]
+
+    async def _store(self, rows: Sequence[Row], done: WriteDone, before: set[asyncio.Task[None]]) -> None:
         entry = self._entry
-        while self._waiting and entry.commits is not None:
-            rows, done = self._waiting.popleft()
-            try:
-                entry.check_rows(rows)
-                await entry.admit((row.key, row.payload) for row in rows)
-            except BusClosed:
-                return
-            except ZbusError as error:
-                done(error)
-                continue
-            entry.announce_keys(rows)
-            entry.commits.add_many(rows).add_done_callback(partial(_report, done))
+        if before:
+            await asyncio.wait(before)
+        if entry.commits is None:
+            return
+        try:
+            entry.check_rows(rows)
+            await entry.admit((row.key, row.payload) for row in rows)
+        except BusClosed:
+            return
+        except ZbusError as error:
+            done(error)
+            return
+        entry.announce_keys(rows)
+        entry.commits.add_many(rows).add_done_callback(partial(_report, done))
 
 
 def _report(done: WriteDone, stored: asyncio.Future[Stored]) -> None:

@@ -35,6 +35,7 @@ _ONE, _MANY = bytes([ONE]), bytes([MANY])
 _encode = msgspec.msgpack.Encoder().encode
 _NO_HEADERS = b"\x80"
 EMPTY = msgspec.Raw(_NO_HEADERS)
+_EVENT_BYTES_MIN = 8  # an encoded envelope of eight fields
 _LOCAL_FIELDS = 8  # the fields up to `offset`: the others say where other nodes can request missing events
 
 
@@ -121,7 +122,7 @@ def join(frames: Sequence[bytes]) -> bytes:
 
 
 def events_in(frame: bytes) -> int:
-    """Return how many events a frame claims to hold, without decoding it; 0 for other frames.
+    """Return how many events a frame claims to hold, but no more than fit, without decoding it; 0 for other frames.
 
     >>> events_in(join([encode(Event(1, n, 5, "a/b", b"x")) for n in (0, 1, 2)])), events_in(b"\\x03")
     (3, 0)
@@ -132,9 +133,8 @@ def events_in(frame: bytes) -> int:
     if kind != MANY or len(frame) < 2:
         return 0
     mark = frame[1]  # of a msgpack array: its length is in the mark itself, or follows in 2 or 4 bytes
-    if mark >> 4 == 0x9:
-        return mark & 0xF
-    return int.from_bytes(frame[2:4] if mark == 0xDC else frame[2:6])
+    claimed = mark & 0xF if mark >> 4 == 0x9 else int.from_bytes(frame[2:4] if mark == 0xDC else frame[2:6])
+    return min(claimed, len(frame) // _EVENT_BYTES_MIN)
 
 
 def decode(frame: bytes) -> Event:

@@ -216,7 +216,10 @@ class SqliteCursors:
                         for lease, offset in pending.items():
                             self._pending[lease] = max(offset, self._pending.get(lease, 0))
         for lease, done in waiting:
-            lost = CursorError(lease[0], "another subscriber now holds its lease; the position was not stored")
+            lost = CursorError(
+                lease[0],
+                "the subscription was closed, or another subscriber has its lease; the position was not stored",
+            )
             done(error if error is not None or lease in held else lost)
         return error
 
@@ -232,7 +235,7 @@ class SqliteCursors:
             found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
             held = {(row.name, row.token) for row in found}
         for name, _ in pending.keys() - held:
-            reason = "another subscriber claimed the durable subscription"
+            reason = "the subscription was closed, or another subscriber claimed the name"
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
         return held & pending.keys()
 
