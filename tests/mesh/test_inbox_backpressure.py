@@ -366,3 +366,13 @@ async def test_a_gap_that_is_still_requested_is_counted_and_recorded_as_open(
 
     assert [code for code, _ in codes_of(caplog, EVENT_GAP)] == ["gap_open"]
     assert host.counts["gaps_open"] == 1
+
+
+async def test_events_of_a_link_without_requests_do_not_wait_for_a_repair(host: MeshHost) -> None:
+    """The event comes from a node with a log, and an earlier one is missing: no log can be asked over this link."""
+    subscription = host.subscribe("a/**", queue_events=100)
+    (row,) = host.rows(1, 3, "a/b")
+    host.inbox().receiver("a", False, events_only=True)(encode(row.event(9), origin=OTHER | 1, previous=8))
+    await turns()
+
+    assert subscription.queued == 1

@@ -6,6 +6,7 @@ The core takes the time, randomness and threads from its node's `Runtime`, or a 
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -225,3 +226,20 @@ def test_packages_of_the_core_stay_small() -> None:
         for folder in {path.parent for path in files()}
     }
     assert {folder: size for folder, size in sizes.items() if size > PACKAGE_FILES_MAX} == {}
+
+
+def test_every_package_is_in_every_list_of_the_project() -> None:
+    """A package that a list leaves out would pass every check that reads the list."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = (ROOT / "adapters", ROOT / "store")
+    found = {path.parent.name for folder in folders for path in folder.glob("zbus_*/__init__.py")}
+    linter = project["tool"]["importlinter"]
+    of_core = [each for each in linter["contracts"] if each.get("source_modules") == ["zbus"]]
+    lists = {
+        "wheel": {Path(each).name for each in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]},
+        "mypy": set(project["tool"]["mypy"]["packages"]),
+        "import-linter": set(linter["root_packages"]),
+        "cycles": {name for each in linter["contracts"] for name in each.get("ancestors", ())},
+        "forbidden in the core": {name for each in of_core for name in each["forbidden_modules"]},
+    }
+    assert {name: sorted(found - listed) for name, listed in lists.items() if found - listed} == {}

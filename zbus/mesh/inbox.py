@@ -36,7 +36,7 @@ PEERS_MAX = 10_000
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
-Frame = tuple[bytes, Callable[[], None] | None, str, bool]
+Frame = tuple[bytes, Callable[[], None] | None, str, bool, bool]
 
 
 class Inbox:
@@ -73,13 +73,16 @@ class Inbox:
         self.sequence_marks = SequenceMarks(runtime)
         self._storing: dict[int, asyncio.Future[Any]] = {}
 
-    def receiver(self, link: str, dense: bool) -> Receive:
-        """Return the callback for a fabric. It queues the frame and wakes the loop."""
+    def receiver(self, link: str, dense: bool, events_only: bool = False) -> Receive:
+        """Return the callback for a fabric. It queues the frame and wakes the loop.
+
+        No log can be asked over a link that carries only events, so its events are delivered as they arrive.
+        """
 
         post = self._mailbox.post
 
         def receive(frame: bytes, done: Callable[[], None] | None = None) -> None:
-            post((frame, done, link, dense))
+            post((frame, done, link, dense, events_only))
 
         return receive
 
@@ -115,12 +118,12 @@ class Inbox:
         new: list[Envelope] = []
         done: list[Callable[[], None]] = []
         batch_link = ""
-        for frame, acknowledge, link, dense in frames:
+        for frame, acknowledge, link, dense, events_only in frames:
             if link != batch_link or acknowledge is not None:
                 self._hand_over(new, done, batch_link)
                 new, done, batch_link = [], [], link
             try:
-                new += self._open(frame, link, dense)
+                new += self._open(frame, link, dense, events_only)
             except EventInvalid as error:
                 self._invalid(_reason(frame, error), link, str(error))
             except Exception as error:  # a bug here must not stop later frames
@@ -160,7 +163,7 @@ class Inbox:
         self._resuming = None
         self._mailbox.resume()
 
-    def _open(self, frame: bytes, link: str, dense: bool) -> Sequence[Envelope]:
+    def _open(self, frame: bytes, link: str, dense: bool, events_only: bool) -> Sequence[Envelope]:
         kind = frame[0] if frame else 0
         if kind == BEACON:
             beacon = decode_beacon(frame)
@@ -183,7 +186,7 @@ class Inbox:
         first = envelopes[0]
         if first.origin == self._own:
             return ()
-        if first.origin == 0:
+        if first.origin == 0 or events_only:
             if dense:
                 self._report_sequence_gaps(envelopes)
             return envelopes

@@ -417,7 +417,7 @@ class Network:
         if not fabric.events_only:
             wanted += [BEACONS, NODES] if link.receiving else []
             wanted.append(CANCELS)
-        fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense))
+        fabric.listen(wanted, self.inbox.receiver(link.label, fabric.dense, fabric.events_only))
         if not fabric.events_only:
             fabric.serve(keys, partial(self.request_server.on_request, link=link.label))
 

@@ -6,12 +6,15 @@ To add a transport, implement `Fabric` in a package of your own and register its
     carrier = "my_package.fabric:open_fabric"   # open_fabric(config: BusConfig, url: str, session: Any) -> Fabric
 
 `zbus.open(transport="carrier://host")` then calls the factory, off the event loop. The factory connects, or raises
-`TransportError` within bounded time. To check the implementation, add it to the contract suite in `tests/contract`,
-which every transport passes. `zbus_nats.fabric` is a complete example.
+`TransportError` within bounded time. `session` is for fabrics that can use a session of the application: reject it
+otherwise. Install the package again after adding the entry point. To check the implementation, add it to the contract
+suite: to `MESHES` in `tests/support/contract_transports.py` or, if it is `events_only`, to `EVENTS_ONLY` in
+`tests/contract/test_fabric_lacks.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events only.
 
 A fabric delivers frames at most once or at least once, as its network can: the core detects gaps, requests missing
 events from the publisher's log, and removes duplicates. A fabric therefore stores nothing and never retries. It knows
-nothing of logs and events: keys are routes, and payloads are opaque bytes.
+nothing of logs and events: keys are routes, and payloads are opaque bytes. The exception is `events_only`: without
+requests there is no repair, so events that such a fabric loses are final, and only reported.
 
 Threads: the core calls `check`, `diagnostics` and `RequestHandle.close` on the event loop, so they must return at
 once. It calls everything else on other threads, concurrently, and these calls may block for a bounded time. A fabric
@@ -71,13 +74,16 @@ class Fabric(Protocol):
     events_only: bool  # the other end understands only events: no beacons, announcements or requests are sent
     trust: str  # how peers are authenticated: "none", or "login", "tls", "mtls" and "curve", joined with "+"
     endpoints: Sequence[str]  # addresses at which other nodes can connect to this one; empty if there are none
-    dense: bool  # sequences of a publisher arrive without gaps, so that a gap means loss
+    # Frames carry every sequence of a publisher, so that a gap in those of a node without a log means loss. False if
+    # the network delivers only some of them. This only decides whether such gaps are reported.
+    dense: bool
 
     def send(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Send frames in order, each to the subscribers of its concrete key. Blocks while the network is slow.
 
-        Raises `TransportError` if there is no connection. Any number of the frames may then have been sent. The caller
-        sends all of them again later, and receivers remove duplicates.
+        It blocks for 15 s at most. On return the frames count as sent, so with a broker that acknowledges, wait for
+        that. Raises `TransportError` if there is no connection. Any number of the frames may then have been sent. The
+        caller sends all of them again later, and receivers remove duplicates.
         """
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
@@ -85,8 +91,9 @@ class Fabric(Protocol):
 
         The expressions are canonical key expressions. The fabric filters exactly: if its network cannot express a
         wildcard, it subscribes more widely and filters here. A frame arrives once, even if several expressions match
-        it; while expressions change, a frame may arrive twice. A node does not receive its own frames. Returns when
-        the subscriptions are active, as far as this end can know.
+        it; while expressions change, a frame that both sets match may arrive twice, and is not lost. A node does not
+        receive its own frames. Returns when the subscriptions are active, as far as this end can know. While
+        disconnected, it keeps the expressions for the next connection and returns.
         """
 
     def ready(self, key: str) -> bool:
@@ -97,7 +104,7 @@ class Fabric(Protocol):
         """
 
     def check(self, key: str) -> None:
-        """Raise `KeyInvalid` if this fabric cannot carry a key that is otherwise valid."""
+        """Raise `KeyInvalid` if this fabric cannot carry a key that is otherwise valid. Prefer to escape characters."""
 
     def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
         """Accept requests for these concrete keys, in place of the earlier ones.
@@ -118,7 +125,7 @@ class Fabric(Protocol):
         """Return the state of the connection for `bus.diagnostics()`, without secrets."""
 
     def close(self) -> None:
-        """Disconnect within bounded time, whatever the network does. A second call has no effect.
+        """Disconnect within 6 s, whatever the network does. A second call has no effect.
 
         Requests that are in flight end with `on_reply(None)`. Later calls of `send`, `listen`, `serve` and
         `request` raise `TransportError`.
