@@ -191,6 +191,9 @@ class Node:
         fabric = await self._opened(
             lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
         )
+        if self.is_closing:  # it was opened too late to be closed with the others
+            self.runtime.thread(fabric.close, "zbus-close-transport")
+            raise BusClosed("open a transport")
         await self.network.add(url, fabric)
         self.entry.recheck()
 

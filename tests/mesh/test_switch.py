@@ -233,3 +233,20 @@ async def test_a_switch_that_is_cancelled_while_the_new_transport_is_opened_leav
         await wanted(a, "shop/orders")
         await (await a.publisher("shop/orders")).publish(b"still here")
         assert [event.payload for event in await take(subscription, 1)] == [b"still here"]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.2])
+async def test_closing_while_a_new_transport_opens_leaves_no_transport_behind(tmp_path: Path, delay_s: float) -> None:
+    old, new = (tmp_path / name for name in ("old", "new"))
+    old.mkdir(mode=0o700)
+    new.mkdir(mode=0o700)
+    bus = zbus.open(transport=f"zmq://?registry={old}", close_timeout_s=3)
+    await bus.start()
+    switching = asyncio.ensure_future(bus.switch_transport(f"zmq://?registry={new}", overlap_s=0.1))
+    await asyncio.sleep(delay_s)
+    await bus.aclose()
+    await asyncio.wait([switching])
+    switching.exception()
+
+    await eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("zbus")])
+    assert list(new.iterdir()) == []  # its lease is not renewed by a thread that was left behind

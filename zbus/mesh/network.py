@@ -145,7 +145,8 @@ class Network:
             self._links_changed()
             self.registry.announce_soon()
         except BaseException:
-            self._run(_try, fabric.close)
+            # On a thread of its own: if the node is closing, its executor no longer accepts calls.
+            self._runtime.thread(partial(_try, fabric.close), "zbus-close-transport")
             raise
 
     async def _begin(self, name: str) -> int:
