@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from .errors import CursorError
 from .headers import CONTENT_TYPE, CORRELATION_ID, NO_HEADERS, SCHEMA, TRACEPARENT
 from .payload import decode_payload
-from .util.renamed import unknown_attribute
+from .util.renamed import Renamed
 
 T = TypeVar("T")
 
@@ -110,10 +110,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
         """The id that log records about this event carry: its correlation id, or else its identity."""
         return self.correlation_id or f"{self.publisher_id:x}-{self.sequence}"
 
-    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute("'Event' object", name, {"trail": "correlation"})
+    trail = Renamed("correlation")
 
     @property
     def content_type(self) -> str | None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
 from zbus.event import DeliveryHandle, Event
@@ -21,7 +21,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record_reason
 from zbus.ports.log import Span
 from zbus.scope import Scope
-from zbus.util.renamed import unknown_attribute
+from zbus.util.renamed import Renamed
 
 from .acknowledgements import Acknowledgements
 from .buffer import Backlog, Buffer
@@ -35,7 +35,6 @@ Start = Literal["new", "beginning"] | int | datetime
 
 PAGE_EVENTS, PAGE_EVENTS_MIN = 1000, 128
 IDLE_S = 0.5
-_RENAMED = {"take": "next_batch", "nudge": "wake", "declared": "ready"}
 
 
 class _Inlet:
@@ -102,10 +101,7 @@ class EventSubscriber:
             self._inlet.since_ns = to_ns(moment) if isinstance(moment, datetime) else host.runtime.time_ns()
         self._declared = self._dispatcher.attach(self._inlet)
 
-    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
-
-        def __getattr__(self, name: str) -> Any:
-            raise unknown_attribute("'EventSubscriber' object", name, _RENAMED)
+    take, nudge, declared = Renamed("next_batch"), Renamed("wake"), Renamed("ready")
 
     @classmethod
     async def for_namespace(cls, scope: Scope, topic: str, **options: Any) -> EventSubscriber:

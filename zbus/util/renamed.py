@@ -7,6 +7,7 @@ command line in `zbus/cli/renamed.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 
 def renamed_to(new: str) -> str:
@@ -16,6 +17,28 @@ def renamed_to(new: str) -> str:
     'renamed: use keep'
     """
     return f"renamed: use {new}"
+
+
+class Renamed:
+    """A retired attribute of a class: reading it raises `AttributeError` with the replacement.
+
+    `__getattr__` would do the same for all names, but it slows down every attribute of the class.
+
+    >>> class Stream:
+    ...     take = Renamed("next_batch")
+    >>> Stream().take
+    Traceback (most recent call last):
+    AttributeError: 'Stream' object has no attribute 'take'; renamed: use next_batch
+    """
+
+    def __init__(self, new: str) -> None:
+        self._new, self._old = new, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise unknown_attribute(f"{owner.__name__!r} object", self._old, {self._old: self._new})
 
 
 def unknown_attribute(owner: str, name: str, renamed: Mapping[str, str]) -> AttributeError:
