@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import NoResponders, TransportError, TransportUnsupported
+from zbus.errors import BusClosed, NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Fabric
@@ -64,6 +64,7 @@ class Network:
         self._time_ns = runtime.time_ns
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
+        self._closing = False
         self.embedded: list[Fabric] = []  # fabrics that no other node can connect to
         self.interest = Interest()
         self.request_server = RequestServer(host.count, runtime)
@@ -128,6 +129,8 @@ class Network:
             await self._run(self._listen_on, link, self.interest.expressions, self.request_server.keys)
             start = await self._begin(link.label)
             forward = self.forward(link.label) if self.forward is not None else None
+            if self._closing:  # the others are being closed: it would be left open
+                raise BusClosed("open a transport")
             if self._log is None:
                 start = self._position  # no await from here on, so that no event is skipped
             link.send_queue = SendQueue(
@@ -176,6 +179,7 @@ class Network:
 
     async def aclose(self, timeout_s: float) -> int:
         """Stop the tasks on the loop. Return how many did not end within `timeout_s`."""
+        self._closing = True
         self._host.backpressure.unblock(self)
         self._flush()
         self.registry.leave()
