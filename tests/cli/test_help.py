@@ -5,28 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import entry_points
-from typing import Any
 
 import pytest
-import typer
+from reference import commands
 
-from zbus.cli.app import COMMANDS, app, run
-
-
-def commands() -> Iterator[tuple[str, Any]]:
-    """Every command, also those that other packages bring."""
-
-    def walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-        yield path, command
-        if hasattr(command, "list_commands"):
-            context = command.context_class(command)
-            for name in command.list_commands(context):
-                yield from walk(f"{path} {name}", command.get_command(context, name))
-
-    return walk("zbus", typer.main.get_command(app))
-
+from zbus.cli.app import COMMANDS, run
 
 ALL = dict(commands())
 

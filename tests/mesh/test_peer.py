@@ -461,9 +461,9 @@ async def test_a_malformed_page_is_logged_and_requested_again_after_a_pause(make
     assert context.delivered == [1, 2, 3]
     first_s = RETRY_S[0]
     assert [at - began for at in context.requested_at] == pytest.approx([0.0, first_s, 3 * first_s])
-    assert [(each["record"], each["reason"], each["again_in_s"]) for each in records] == [
-        ("EVENT_RETRY", "log 5 sent a malformed reply", first_s),
-        ("EVENT_RETRY", "log 5 sent a malformed reply", 2 * first_s),
+    assert [(each["record"], each["code"], each["reason"], each["again_in_s"]) for each in records] == [
+        ("EVENT_RETRY", "repair_failed", "log 5 sent a malformed reply", first_s),
+        ("EVENT_RETRY", "repair_failed", "log 5 sent a malformed reply", 2 * first_s),
     ]
 
 
@@ -561,7 +561,9 @@ async def test_a_gap_is_reported_when_the_log_does_not_reply_and_delivery_resume
 
     assert context.timeline == [1, "gap before 3", 3, 4]
     assert context.gaps == [(A, 3, False)]
-    assert [each["record"] for each in records] == ["EVENT_REPLAY_FAILED"]
+    assert [(each["record"], each["code"], each["events"]) for each in records] == [
+        ("EVENT_REPLAY_FAILED", "repair_timeout", 0)
+    ]
     requests = len(context.requests)
     context.receive(*context.publish(5))
     assert context.delivered[-1] == 5
@@ -777,7 +779,9 @@ async def test_a_range_that_was_trimmed_up_to_the_head_is_counted_and_then_repor
         context.beacon(2, 3)
         await context.settle()
 
-    assert [(each["record"], each["after"], each["until"]) for each in records] == [("EVENT_GAP", 0, 3)]
+    assert [(each["record"], each["code"], each["after"], each["until"]) for each in records] == [
+        ("EVENT_GAP", "gap_trimmed", 0, 3)
+    ]
     assert context.counts == {"gaps": 1, "gaps_unrepaired": 1}
     assert context.gaps == []
 

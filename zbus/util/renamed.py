@@ -1,7 +1,7 @@
 """The hint for a retired name. Each table of retired names is beside the names that replaced them.
 
-The tables are `BusConfig.renamed`, `WebSettings.renamed`, `_RENAMED` beside each class or module, and those of the
-command line in `zbus/cli/renamed.py`.
+The tables are `BusConfig.renamed`, `WebSettings.renamed`, `_RENAMED` in a module, and those of the command line in
+`zbus/cli/renamed.py`. A class has a `Renamed` for each retired attribute.
 """
 
 from __future__ import annotations
