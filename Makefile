@@ -79,7 +79,7 @@ reference: $(READY)
 
 # Python must keep compiled modules: otherwise each of several hundred processes compiles them again.
 test: system
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not nightly" -n 5 --dist loadfile --no-loadscope-reorder \
 		--durations 20 --durations-min 1
 
 check: $(READY)

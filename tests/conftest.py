@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 from vocabulary import Coded
 from xdist.scheduler import LoadFileScheduling
 
-SPARK = "zbus_spark"  # the tests in this folder share one Spark session, and so do some of the documents' blocks
+# The tests in this folder, without those below it, share one Spark session, and so do some of the documents' blocks.
+SPARK = "zbus_spark"
 SPARK_TEST = "in_a_document_about_spark"
 # A file with few and long tests that begins last is waited for by all: these folders come before the others.
 LONG = ("faults", "mesh", "browser", "bridge", "cli", "contract", "project", "zbus_web", "zbus_log")
