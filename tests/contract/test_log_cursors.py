@@ -29,12 +29,19 @@ def positions(log: Log) -> dict[str, int]:
 
 
 def test_a_new_name_starts_where_it_should_and_a_known_one_where_it_stopped(log: Log) -> None:
-    token, offset = log.cursors.claim("worker", ["a/**"], 7)
+    token, offset, _ = log.cursors.claim("worker", ["a/**"], 7)
     advance(log, "worker", token, 20)
     log.cursors.release("worker", token)
 
     assert offset == 7
     assert log.cursors.claim("worker", ["a/**"], 0).offset == 20
+
+
+def test_a_lease_says_under_which_keys_its_position_was_reached(log: Log) -> None:
+    for keys, before in ((["a/**"], ()), (["a/**", "b"], ("a/**",)), (["c"], ("a/**", "b"))):
+        lease = log.cursors.claim("worker", keys, 0)
+        log.cursors.release("worker", lease.token)
+        assert lease.keys == before
 
 
 def test_a_name_has_one_holder(log: Log) -> None:
@@ -93,7 +100,7 @@ def test_each_claim_has_a_token_of_its_own(log: Log) -> None:
 
 
 def test_a_position_never_goes_back_and_each_advance_is_answered(log: Log) -> None:
-    token, _ = log.cursors.claim("worker", ["**"], 10)
+    token, _, _ = log.cursors.claim("worker", ["**"], 10)
     for offset in (12, 11, 30, 5, 29):
         advance(log, "worker", token, offset)
         log.cursors.advance("worker", token, offset - 5)
@@ -103,7 +110,7 @@ def test_a_position_never_goes_back_and_each_advance_is_answered(log: Log) -> No
 
 
 def test_the_lease_of_a_holder_that_is_gone_can_be_claimed(logs: Logs, log: Log) -> None:
-    token, _ = log.cursors.claim("worker", ["**"], 0)
+    token, _, _ = log.cursors.claim("worker", ["**"], 0)
     advance(log, "worker", token, 5)
     logs.let_the_holder_be_gone(log)
 
@@ -112,9 +119,9 @@ def test_the_lease_of_a_holder_that_is_gone_can_be_claimed(logs: Logs, log: Log)
 
 
 def test_a_late_acknowledgement_with_an_old_token_is_refused_and_recorded(logs: Logs, log: Log) -> None:
-    old, _ = log.cursors.claim("worker", ["**"], 4)
+    old, _, _ = log.cursors.claim("worker", ["**"], 4)
     logs.let_the_holder_be_gone(log)
-    new, _ = log.cursors.claim("worker", ["**"], 0)
+    new, _, _ = log.cursors.claim("worker", ["**"], 0)
     advance(log, "worker", new, 6)
 
     with recorded() as records, pytest.raises(CursorError) as caught:
@@ -132,7 +139,7 @@ def test_a_late_acknowledgement_with_an_old_token_is_refused_and_recorded(logs: 
 
 
 def test_an_acknowledgement_after_the_release_is_refused(log: Log) -> None:
-    token, _ = log.cursors.claim("worker", ["**"], 4)
+    token, _, _ = log.cursors.claim("worker", ["**"], 4)
     log.cursors.release("worker", token)
 
     with pytest.raises(CursorError):
@@ -142,7 +149,7 @@ def test_an_acknowledgement_after_the_release_is_refused(log: Log) -> None:
 
 def test_a_release_stores_what_was_advanced_before_it(log: Log) -> None:
     for offset in range(1, 21):
-        token, before = log.cursors.claim("worker", ["**"], 0)
+        token, before, _ = log.cursors.claim("worker", ["**"], 0)
         log.cursors.advance("worker", token, offset)
         log.cursors.release("worker", token)
         assert before == offset - 1
@@ -195,7 +202,7 @@ def test_a_name_in_use_is_neither_moved_nor_deleted_and_an_unknown_one_is_an_err
 
 
 def test_positions_survive_a_restart_if_the_log_does(logs: Logs, log: Log) -> None:
-    token, _ = log.cursors.claim("worker", ["**"], 0)
+    token, _, _ = log.cursors.claim("worker", ["**"], 0)
     advance(log, "worker", token, 42)
     log.close(5.0)
     again = logs.open()
@@ -206,7 +213,7 @@ def test_positions_survive_a_restart_if_the_log_does(logs: Logs, log: Log) -> No
 
 
 def test_an_advance_after_the_close_says_that_it_was_not_stored(log: Log) -> None:
-    token, _ = log.cursors.claim("worker", ["**"], 0)
+    token, _, _ = log.cursors.claim("worker", ["**"], 0)
     log.close(5.0)
 
     with pytest.raises(LogError, match="closed"):

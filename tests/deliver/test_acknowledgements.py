@@ -73,6 +73,30 @@ async def test_closing_a_subscription_whose_lease_is_lost_leaves_it_to_the_new_h
     assert cursor.owner is not None
 
 
+async def test_a_name_that_gets_more_keys_reports_that_their_events_before_its_position_are_not_delivered(
+    bus: zbus.Bus,
+) -> None:
+    async def read(*keys: str) -> list[str]:
+        with recorded() as records:
+            async with bus.subscribe(*keys, durable="billing", start="beginning") as subscription:
+                event = await anext(subscription)
+                await event.ack()
+        found = [record for record in records if record["record"] == "DURABLE_KEYS_ADDED"]
+        assert [(record["durable"], record["code"]) for record in found] == [("billing", "keys_added")] * len(found)
+        return [record["reason"] for record in found]
+
+    await (await bus.publisher("c/d")).publish(b"")
+    assert await read("a/*") == []  # a new name
+    assert await read("a/**", "a/b") == [
+        "the durable subscription 'billing' did not have the key expressions a/** before: their events up to offset 1 "
+        "are not delivered. To receive them, use another name, or move its position: zbus log cursors LOG --reset NAME "
+        "--to OFFSET"
+    ]
+    assert await read("a/*", "a/b/**") == []  # fewer
+    (reason,) = await read("c/*", "a/b")
+    assert "the key expressions c/* before" in reason
+
+
 # Waiting for the cursors' thread.
 
 

@@ -362,12 +362,13 @@ class FakeCursors:
             cursor = self._all.get(name)
             if cursor is not None and cursor.is_held:
                 raise CursorError(name, f"{_holder(cursor)} holds its lease; it can have one subscriber at a time")
+            before = () if cursor is None else cursor.keys
             if cursor is None:
                 cursor = self._all[name] = _Cursor(start)
                 cursor.updated_at = time.time_ns()
             cursor.token, cursor.holder, cursor.keys = secrets.token_hex(8), self._lane, tuple(keys)
             cursor.until = self._lane.history.now + LEASE_S
-            return Lease(cursor.token, cursor.offset)
+            return Lease(cursor.token, cursor.offset, before)
 
     def advance(
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None

@@ -102,7 +102,7 @@ def holder(path: Path, log: SqliteLog) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_new_name_starts_where_it_is_told_and_a_known_one_where_it_stopped(log: SqliteLog) -> None:
-    token, offset = log.cursors.claim("worker", ["a/**"], 7)
+    token, offset, _ = log.cursors.claim("worker", ["a/**"], 7)
     advance(log, "worker", token, 20)
     log.cursors.release("worker", token)
 

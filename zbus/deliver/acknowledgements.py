@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from zbus.errors import ZbusError
+from zbus.keys import includes
+from zbus.observe.records import record_reason
 from zbus.ports.log import Cursors, Lease
 from zbus.util.mailbox import Calls
 
@@ -35,10 +38,12 @@ class Acknowledgements:
         if self._claiming is None:
             self._claiming = self._run(self._cursors.claim, self.name, self._keys, start)
         try:
-            self._token, self.acknowledged = await asyncio.shield(self._claiming)
+            lease = await asyncio.shield(self._claiming)
         except ZbusError:
             self._claiming = None
             raise
+        self._token, self.acknowledged = lease.token, lease.offset
+        self._report_added_keys(lease)
         return self.acknowledged
 
     def handled(self, offset: int) -> None:
@@ -70,12 +75,23 @@ class Acknowledgements:
 
     async def _release(self, claiming: asyncio.Future[Lease]) -> None:
         try:
-            token, claimed = await claiming
+            token, claimed, _ = await claiming
         except ZbusError:
             return
         if self.acknowledged > claimed:
             self._store()
         await self._run(self._cursors.release, self.name, token)
+
+    def _report_added_keys(self, lease: Lease) -> None:
+        """Warn if the position was reached without some of the key expressions: it says nothing about their events."""
+        added = [each for each in self._keys if not any(includes(known, each) for known in lease.keys)]
+        if lease.keys and lease.offset and added:
+            reason = (
+                f"the durable subscription {self.name!r} did not have the key expressions {', '.join(added)} before: "
+                f"their events up to offset {lease.offset} are not delivered. To receive them, use another name, or "
+                "move its position: zbus log cursors LOG --reset NAME --to OFFSET"
+            )
+            record_reason("DURABLE_KEYS_ADDED", logging.WARNING, code="keys_added", reason=reason, durable=self.name)
 
     def _store(self) -> None:
         if self._timer is not None:

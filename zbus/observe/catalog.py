@@ -125,6 +125,11 @@ RECORDS: dict[str, RecordInfo] = {
     "BRIDGE_DISCONNECTED": RecordInfo(
         "WARNING", "A side of a bridge could not be connected.", "transport, code, reason, again_in_s"
     ),
+    "DURABLE_KEYS_ADDED": RecordInfo(
+        "WARNING",
+        "A durable subscription has new key expressions; their events before its position are not delivered.",
+        "durable, code, reason",
+    ),
     "LEASE_LOST": RecordInfo("WARNING", "Another subscriber claimed a durable subscription.", "durable, code, reason"),
     "LOG_TRUNCATED": RecordInfo(
         "WARNING", "The end of a log is missing; it continues in a new epoch.", "path, head, code, reason"
@@ -150,6 +155,7 @@ CODES: dict[str, str] = {
     "backlog_full": "A subscription is not read, and the backlog beside its queue is full.",
     "commits_pending": "Too many bytes await commit.",
     "invalid_schema": "A payload violates its schema.",
+    "keys_added": "A durable subscription has key expressions that it did not have when it reached its position.",
     "lagged": "A subscription did not keep up with its events and missed some.",
     "payload_invalid": "A payload cannot be decoded into the type of the handler.",
     "queue_full": "A subscription's queue is full.",

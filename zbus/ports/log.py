@@ -142,6 +142,7 @@ class Lease(NamedTuple):
 
     token: str
     offset: int  # the stored position
+    keys: tuple[str, ...]  # the key expressions under which it was reached; empty if the name is new
 
 
 class Cursors(Protocol):

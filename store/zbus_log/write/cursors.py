@@ -98,7 +98,7 @@ class SqliteCursors:
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
         self._start()
-        return Lease(token, start if row is None else int(row.offset))
+        return Lease(token, start, ()) if row is None else Lease(token, int(row.offset), tuple(json.loads(row.keys)))
 
     def advance(self, name: str, token: str, offset: int, done: Done | None = None) -> None:
         """Queue a position. Does not block. Cancelling the wait for `done` does not withdraw the position."""
