@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,8 +67,7 @@ class SqliteLogs:
 
     def let_the_holder_be_gone(self, log: Log) -> None:
         assert isinstance(log, SqliteLog)
-        with log.cursors._engine.connect() as connection:
-            connection.exec_driver_sql("UPDATE cursors SET owner_started = owner_started - 1")  # an earlier process
+        shutil.rmtree(f"{log.path}-leases")  # the holder knows nothing of that
 
     def close(self) -> None:
         for log in self._opened:

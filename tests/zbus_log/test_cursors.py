@@ -65,13 +65,6 @@ def stored(path: Path, name: str) -> int:
         connection.close()
 
 
-def let_the_holder_be_gone(path: Path) -> None:
-    """Make it look as if an earlier process with our pid had the lease, and ended."""
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
-    connection.execute("UPDATE cursors SET owner_started = owner_started - 1")
-    connection.close()
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "app.db"
@@ -208,12 +201,78 @@ def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
     assert log.cursors.claim("worker", ["**"], 0).offset == 5
 
 
-def test_a_pid_that_is_used_again_by_another_process_does_not_hold_the_name(path: Path, log: SqliteLog) -> None:
-    claim(log, "worker", 4)
-    let_the_holder_be_gone(path)
+def test_a_lease_does_not_depend_on_a_process_id(path: Path, log: SqliteLog, holder: subprocess.Popen[str]) -> None:
+    """A process in another container has an id that means nothing here, or that another process has here."""
+    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    for pid in (0x7FFFFFFF, os.getpid()):
+        connection.execute("UPDATE cursors SET owner_pid = ?", (pid,))
+        with pytest.raises(CursorError, match=f"process {pid} holds its lease"):
+            log.cursors.claim("worker", ["**"], 0)
+        assert log.cursors.list()[0].owner == f"process {pid}"
+    connection.close()
+    holder.kill()
+    holder.wait(20)
 
     assert log.cursors.list()[0].owner is None
+    assert log.cursors.claim("worker", ["**"], 0).offset == 5
+
+
+FORKS = """
+import os, sys
+from zbus import BusConfig
+from zbus_log import open_log
+log = open_log(BusConfig(log=sys.argv[1], read_only=True))
+log.cursors.claim("worker", ["a/**"], 3)
+if os.fork():
+    print("forked", flush=True)
+    os._exit(0)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_a_forked_process_does_not_keep_the_leases_of_its_parent(path: Path, log: SqliteLog) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "forked\n"
+    parent.wait(20)  # its child goes on until stdin ends
+
+    assert log.cursors.claim("worker", ["**"], 0).offset == 3
+    parent.communicate(timeout=20)
+
+
+def test_closing_a_log_ends_its_leases(path: Path, log: SqliteLog) -> None:
+    other = open_log(BusConfig(log=str(path), read_only=True))
+    claim(other, "worker", 4)
+    with pytest.raises(CursorError):
+        claim(log, "worker")
+
+    other.close(5.0)
+
     assert log.cursors.claim("worker", ["**"], 0).offset == 4
+
+
+def test_a_claim_that_fails_leaves_no_lease(path: Path, log: SqliteLog) -> None:
+    log.cursors.release("worker", claim(log, "worker", 4))
+    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection.execute("CREATE TRIGGER full BEFORE UPDATE ON cursors BEGIN SELECT RAISE(ABORT, 'full'); END")
+
+    with pytest.raises(LogError, match="full"):
+        claim(log, "worker")
+    connection.execute("DROP TRIGGER full")
+    connection.close()
+
+    assert log.cursors.claim("worker", ["**"], 0).offset == 4
+
+
+def test_a_folder_of_leases_that_cannot_be_used_is_an_error_that_says_so(path: Path, log: SqliteLog) -> None:
+    Path(f"{path}-leases").write_bytes(b"")
+
+    with pytest.raises(LogError, match=r"-leases: the lease of 'worker' is unknown: .*This call changed nothing"):
+        claim(log, "worker")
+    assert log.cursors.list() == []
 
 
 def test_claiming_leaves_the_position_and_notes_the_new_expressions(log: SqliteLog) -> None:
@@ -316,7 +375,7 @@ def test_a_late_acknowledgement_with_an_old_token_is_refused_stores_nothing_and_
     path: Path, log: SqliteLog
 ) -> None:
     old = claim(log, "worker", 4)
-    let_the_holder_be_gone(path)
+    shutil.rmtree(f"{path}-leases")  # the holder knows nothing of that
     new = claim(log, "worker")
     advance(log, "worker", new, 6)
 
@@ -346,7 +405,7 @@ def test_an_acknowledgement_after_the_release_is_refused(log: SqliteLog) -> None
 
 def test_of_two_positions_in_one_store_only_the_one_whose_lease_is_held_is_kept(path: Path, log: SqliteLog) -> None:
     old = claim(log, "worker")
-    let_the_holder_be_gone(path)
+    shutil.rmtree(f"{path}-leases")  # the holder knows nothing of that
     new = claim(log, "worker")
     answers: SimpleQueue[tuple[str, ZbusError | None]] = SimpleQueue()
     with log.cursors._flushing:  # both are taken by one store
@@ -469,6 +528,7 @@ def test_a_deleted_name_starts_anew(log: SqliteLog) -> None:
     log.cursors.delete("worker")
 
     assert positions(log) == {"other": 50}
+    assert len(list(Path(f"{log.path}-leases").iterdir())) == 1
     assert log.cursors.claim("worker", ["**"], 8).offset == 8
 
 
@@ -516,15 +576,3 @@ def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions
     assert lease.offset == offset
     assert after == {each: at for each, (at, _) in before.items()} | {name: offset + 1}
     assert columns(path)[-1] == "token"
-
-
-def test_a_name_that_a_process_of_the_first_version_holds_is_refused(path: Path, log: SqliteLog) -> None:
-    """A running process without a token keeps its lease."""
-    claim(log, "worker", 3)
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
-    connection.execute("ALTER TABLE cursors DROP COLUMN token")
-    connection.close()
-
-    with pytest.raises(CursorError, match=str(os.getpid())):
-        claim(log, "worker")
-    assert log.cursors.list()[0].owner == f"process {os.getpid()}"

@@ -1,7 +1,8 @@
 """Cursors: the acknowledged position of each durable subscription.
 
 They are in a separate SQLite file beside the log, because a durable subscriber may run in another
-process than the log's owner, and the log's file has only one writer.
+process than the log's owner, and the log's file has only one writer. A lease is a token, with which
+positions are stored, and a lock, which ends with its process.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Table, bindparam, delete, select, update
+from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, bindparam, delete, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
@@ -23,7 +25,7 @@ from zbus.errors import CursorError, LogError, ZbusError
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
 from zbus_log.file.database import log_errors, make_engine, transaction
-from zbus_log.file.process import is_alive, started_at
+from zbus_log.file.name_locks import NameLock, NameLocks
 
 from .positions import SqlitePositions
 
@@ -40,8 +42,7 @@ _cursors = Table(
     Column("offset", INTEGER, nullable=False),
     Column("keys", TEXT, nullable=False),
     Column("updated_at", INTEGER, nullable=False),
-    Column("owner_pid", INTEGER),
-    Column("owner_started", INTEGER),
+    Column("owner_pid", INTEGER),  # for messages: whether the lease is held, its lock says
     Column("token", TEXT),
     sqlite_strict=True,
 )
@@ -65,6 +66,8 @@ class SqliteCursors:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
         self.positions = SqlitePositions(self.path, self._engine)
+        self._locks = NameLocks(f"{log_path}-leases")
+        self._held: dict[tuple[str, str], NameLock] = {}  # by name and token
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
@@ -76,27 +79,25 @@ class SqliteCursors:
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
         """Take the lease of a durable name. Raises `CursorError` if a running process holds it."""
         check_name(name)
-        pid, now, token = os.getpid(), time.time_ns(), secrets.token_hex(16)
-        with log_errors(self.path), self._engine.connect() as connection:
+        token = secrets.token_hex(16)
+        with ExitStack() as undo, log_errors(self.path), self._engine.connect() as connection:
             _prepare(connection)
             with transaction(connection):
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
-                if row is not None and row.owner_pid and is_alive(row.owner_pid, row.owner_started):
+                lock = self._locks.take(name)
+                if lock is None:
                     raise CursorError(
-                        name,
-                        f"process {row.owner_pid} holds its lease; a durable subscription has one subscriber at a time",
+                        name, f"{_holder(row)} holds its lease; a durable subscription has one subscriber at a time"
                     )
-                owner = {
-                    "owner_pid": pid,
-                    "owner_started": started_at(pid),
-                    "keys": json.dumps(list(keys)),
-                    "token": token,
-                }
+                undo.callback(lock.close)
+                owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
                 connection.execute(
                     upsert(_cursors)
-                    .values(name=name, offset=start, updated_at=now, **owner)
+                    .values(name=name, offset=start, updated_at=time.time_ns(), **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
+            undo.pop_all()
+        self._held[name, token] = lock
         self._start()
         return Lease(token, start, ()) if row is None else Lease(token, int(row.offset), tuple(json.loads(row.keys)))
 
@@ -121,8 +122,10 @@ class SqliteCursors:
             connection.execute(
                 update(_cursors)
                 .where(_cursors.c.name == name, _cursors.c.token == token)
-                .values(owner_pid=None, owner_started=None, token=None)
+                .values(owner_pid=None, token=None)
             )
+        if (lock := self._held.pop((name, token), None)) is not None:
+            lock.close()
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
@@ -137,7 +140,7 @@ class SqliteCursors:
                 row.offset,
                 tuple(json.loads(row.keys)),
                 row.updated_at,
-                f"process {row.owner_pid}" if row.owner_pid and is_alive(row.owner_pid, row.owner_started) else None,
+                _holder(row) if row.token is not None and self._locks.is_held(row.name) else None,
             )
             for row in rows
         ]
@@ -164,20 +167,25 @@ class SqliteCursors:
         with self._flushing:
             if self._connection is not None:
                 self._connection.close()
+        while self._held:
+            self._held.popitem()[1].close()
         self._engine.dispose()
 
     def _change(self, name: str, offset: int | None) -> None:
         found = {cursor.name: cursor for cursor in self.list()}.get(name)
         if found is None:
             raise CursorError(name, "there is no such cursor")
-        if found.owner is not None:
-            raise CursorError(name, f"{found.owner} uses it; stop that process first")
         with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
-            if offset is None:
-                connection.execute(delete(_cursors).where(_cursors.c.name == name))
-            else:
-                moved = update(_cursors).where(_cursors.c.name == name)
-                connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+            lock = self._locks.take(name)
+            if lock is None:
+                raise CursorError(name, f"{found.owner or 'another process'} uses it; stop that process first")
+            with closing(lock):
+                if offset is None:
+                    connection.execute(delete(_cursors).where(_cursors.c.name == name))
+                    self._locks.remove(name)
+                else:
+                    moved = update(_cursors).where(_cursors.c.name == name)
+                    connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
 
     def _start(self) -> None:
         if self._thread is None:
@@ -238,6 +246,10 @@ class SqliteCursors:
             reason = "the subscription was closed, or another subscriber claimed the name"
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
         return held & pending.keys()
+
+
+def _holder(row: Row[Any] | None) -> str:
+    return "another subscriber" if row is None or row.owner_pid is None else f"process {row.owner_pid}"
 
 
 def check_name(name: str) -> None:

@@ -1,0 +1,111 @@
+"""Locks by name, one file each, that the kernel releases when the process that holds one ends, however it ends.
+
+A lock does not depend on process ids, which containers with a volume in common do not share. SQLite needs all processes
+of a log on one machine, so a lock of the kernel reaches all of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from time import sleep
+from weakref import WeakSet
+
+from zbus.errors import LogError
+
+RETRIES, RETRY_S = 5, 0.002  # `is_held` of another process locks the file briefly
+
+
+class NameLock:
+    """A lock that is held. Closing it releases the name."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _held.add(self)
+
+    def close(self) -> None:
+        """Release the name. Calling it again has no effect."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class NameLocks:
+    """The locks in a folder, which is created when the first lock is taken."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def take(self, name: str) -> NameLock | None:
+        """Lock a name. Returns None if it is held, in this process or in another one."""
+        path = self._path(name)
+        with self._errors(name):
+            self._folder.mkdir(exist_ok=True)
+            for _ in range(RETRIES):
+                lock = NameLock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o666))
+                if _lock(lock._fd, fcntl.LOCK_EX):
+                    if _is_at(lock._fd, path):
+                        return lock
+                    lock.close()  # it was removed in the meantime, and another file may be there
+                else:
+                    lock.close()
+                    sleep(RETRY_S)
+        return None
+
+    def is_held(self, name: str) -> bool:
+        """Return whether a process holds this lock."""
+        with self._errors(name):
+            try:
+                fd = os.open(self._path(name), os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+            with closing(NameLock(fd)):
+                return not _lock(fd, fcntl.LOCK_SH)
+
+    def remove(self, name: str) -> None:
+        """Remove the file of a lock that the caller holds."""
+        with self._errors(name):
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / blake2b(name.encode(), digest_size=16).hexdigest()  # a name may be no file name
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LogError(
+                f"{self._folder}: the lease of {name!r} is unknown: {error}. This call changed nothing"
+            ) from error
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+# A forked process shares the locks of its parent, and would keep them after the parent has ended.
+_held: WeakSet[NameLock] = WeakSet()
+
+
+def _close_all() -> None:
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
