@@ -10,7 +10,7 @@ import pytest
 from mesh_fakes import FakeRuntime, recorded
 
 from zbus.observe.records import EVENT_BACKPRESSURE
-from zbus.publish.backpressure import RECORD_EVERY_S, Backpressure
+from zbus.publish.backpressure import RECORD_EVERY_S, WAKE_MAX, Backpressure
 from zbus.util.runtime import Runtime
 
 
@@ -44,6 +44,81 @@ async def test_publishers_are_served_in_the_order_of_their_arrival() -> None:
     await asyncio.gather(*waiting)
 
     assert served == list(range(50))
+
+
+async def test_a_publisher_that_arrives_when_a_reason_was_just_removed_waits_behind_the_others() -> None:
+    backpressure, served = Backpressure(FakeRuntime()), list[str]()
+    backpressure.block("log", "code", "the log is behind")
+
+    async def publish(name: str) -> None:
+        await backpressure.wait(lambda reasons: "log" in reasons)
+        served.append(name)
+
+    waiting = [asyncio.create_task(publish(name)) for name in ("first", "second")]
+    await settle()
+    backpressure.unblock("log")
+    await asyncio.gather(publish("late"), *waiting)
+    await settle()
+
+    assert served == ["first", "second", "late"]
+    assert not backpressure.blocked
+
+
+async def test_a_publisher_of_another_key_does_not_wait_behind_the_others() -> None:
+    backpressure, served = Backpressure(FakeRuntime()), list[str]()
+    backpressure.block("reader", "code", "a reader is full")
+
+    async def publish(name: str, reason: str) -> None:
+        await backpressure.wait(lambda reasons: reason in reasons)
+        served.append(name)
+
+    waiting = asyncio.create_task(publish("waiting", "reader"))
+    await settle()
+    backpressure.unblock("reader")
+    await publish("other", "another reader")
+    await waiting
+
+    assert served == ["other", "waiting"]
+
+
+async def test_publishers_that_are_blocked_again_keep_their_places_and_share_the_capacity() -> None:
+    backpressure, served = Backpressure(FakeRuntime()), list[int]()
+
+    async def publish(number: int) -> None:
+        while True:
+            if backpressure.blocked:
+                await backpressure.wait(lambda reasons: True)
+            served.append(number)
+            backpressure.block("queue of one", "code", "it is full")
+
+    tasks = [asyncio.create_task(publish(number)) for number in range(5)]
+    for _ in range(20):
+        await settle()
+        backpressure.unblock("queue of one")
+    await settle()
+    for task in tasks:
+        task.cancel()
+
+    assert served == [0, *[*range(5)] * 4]  # nothing was blocked when the first one came
+
+
+async def test_more_waiters_than_are_woken_in_one_turn_are_all_served_in_order() -> None:
+    backpressure, served = Backpressure(FakeRuntime()), list[int]()
+    backpressure.block("log", "code", "the log is behind")
+
+    async def publish(number: int) -> None:
+        await backpressure.wait(lambda reasons: True)
+        served.append(number)
+
+    tasks = [asyncio.create_task(publish(number)) for number in range(WAKE_MAX * 2 + 10)]
+    await settle()
+    tasks[7].cancel()
+    backpressure.unblock("log")
+    await asyncio.wait(tasks)
+    await settle()
+
+    assert served == [number for number in range(WAKE_MAX * 2 + 10) if number != 7]
+    assert (backpressure.blocked, backpressure._waiters, backpressure._clearing) == (False, {}, {})
 
 
 async def test_publishers_wait_while_one_of_two_reasons_is_left() -> None:

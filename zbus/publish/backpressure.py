@@ -13,23 +13,38 @@ from zbus.observe.throttle import Throttle
 from zbus.util.runtime import Runtime
 
 RECORD_EVERY_S = 1.0  # minimum interval between log records; the counter counts every block
+WAKE_MAX = 256  # waiters per turn of the loop: the first ones may fill the capacity that became free
+
+Concerned = Callable[[AbstractSet[Any]], bool]  # whether any of these reasons concerns a publisher
+
+
+class _Waiter:
+    """One publisher that waits. It keeps its place if it is blocked again before it could publish."""
+
+    __slots__ = ("concerned", "woken")
+
+    def __init__(self, concerned: Concerned) -> None:
+        self.concerned = concerned
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Backpressure:
     """The reasons why publishers have to wait. The hot path only reads `blocked`, which is rarely True.
 
     Waiting publishers are served in the order of their arrival, so they and the reasons are dicts: the order of a set
-    of objects depends on their addresses.
+    of objects depends on their addresses. A publisher that arrives when a reason was just removed waits behind those
+    that waited for it; otherwise it would overtake them, and a busy publisher would take every free place.
     """
 
-    __slots__ = ("_reasons", "_throttle", "_waiters", "blocked", "blocked_count")
+    __slots__ = ("_clearing", "_reasons", "_throttle", "_waiters", "blocked", "blocked_count")
 
     def __init__(self, runtime: Runtime) -> None:
         self.blocked = False
         self.blocked_count = 0  # how often publishers were blocked
         self._throttle = Throttle(RECORD_EVERY_S, runtime.monotonic)
         self._reasons: dict[Any, None] = {}
-        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._clearing: dict[Any, None] = {}  # removed reasons whose waiters have not all had their turn
+        self._waiters: dict[_Waiter, None] = {}
 
     def block(self, reason: object, code: str, why: str) -> None:
         """Block the publishers that `reason` concerns. The log record has `code` for programs and `why` for people."""
@@ -42,24 +57,45 @@ class Backpressure:
             record_reason(EVENT_BACKPRESSURE, logging.INFO, code=code, reason=why, blocked_total=self.blocked_count)
 
     def unblock(self, reason: object) -> None:
-        """Remove a reason. Every waiting publisher then checks the remaining ones."""
+        """Remove a reason. The publishers that wait then check the remaining ones, in order."""
         if reason in self._reasons:
             del self._reasons[reason]
-            self.blocked = bool(self._reasons)
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            waking = bool(self._clearing)
+            if self._waiters:
+                self._clearing[reason] = None
+            self.blocked = bool(self._reasons or self._clearing)
+            if self._clearing and not waking:
+                self._wake()
 
-    def applies(self, concerned: Callable[[AbstractSet[Any]], bool]) -> bool:
+    def applies(self, concerned: Concerned) -> bool:
         """Return whether any of the reasons concerns the caller."""
-        return self.blocked and concerned(self._reasons.keys())
+        return bool(self._reasons) and concerned(self._reasons.keys())
 
-    async def wait(self, concerned: Callable[[AbstractSet[Any]], bool]) -> None:
+    async def wait(self, concerned: Concerned) -> None:
         """Wait while any of the reasons concerns the caller. If cancelled, no state is left behind."""
-        while self.applies(concerned):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters[waiter] = None
-            try:
-                await waiter
-            finally:
-                del self._waiters[waiter]
+        if not self.blocked or not concerned(self._reasons.keys() | self._clearing.keys()):
+            return
+        waiter = _Waiter(concerned)
+        self._waiters[waiter] = None
+        try:
+            await waiter.woken
+            while self.applies(concerned):
+                waiter.woken = asyncio.get_running_loop().create_future()
+                await waiter.woken
+        finally:
+            del self._waiters[waiter]
+
+    def _wake(self) -> None:
+        """Wake the first waiters that no reason concerns, then the next ones, until every one had its turn."""
+        woken = 0
+        for waiter in self._waiters:
+            if not waiter.woken.done() and not self.applies(waiter.concerned):
+                waiter.woken.set_result(None)
+            woken += waiter.woken.done()
+            if woken == WAKE_MAX:
+                break
+        if woken:
+            asyncio.get_running_loop().call_soon(self._wake)
+        else:
+            self._clearing.clear()
+            self.blocked = bool(self._reasons)
