@@ -477,7 +477,11 @@ class Node:
 
     def _service_ended(self, service: asyncio.Task[None]) -> None:
         self._services.pop(service, None)
-        if not service.cancelled() and (error := service.exception()) is not None:
+        if service.cancelled():
+            error = None if self.is_closing else asyncio.CancelledError()
+        else:
+            error = service.exception()
+        if error is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )

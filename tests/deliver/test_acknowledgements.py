@@ -60,6 +60,22 @@ async def test_an_acknowledgement_whose_lease_is_lost_raises_and_stores_nothing(
     assert position(bus, "billing") == first.offset  # closing stores nothing either
 
 
+async def test_reading_on_after_the_lease_is_lost_raises(bus: zbus.Bus, log_path: Path) -> None:
+    """Asking for the next event acknowledges the last one; that it was not stored must not stay unknown."""
+    async with bus.subscribe("**", durable="billing", start="beginning") as subscription:
+        await anext(subscription)
+        give_the_lease_to_another(log_path, "billing")
+        publisher = await bus.publisher("a/b")
+        with pytest.raises(zbus.CursorError, match="another subscriber has its lease; the position was not stored"):
+            async with asyncio.timeout(20):
+                while True:
+                    await anext(subscription)
+                    await publisher.publish(b"")
+        with pytest.raises(zbus.CursorError):
+            await anext(subscription)
+    assert position(bus, "billing") == 0
+
+
 async def test_closing_a_subscription_whose_lease_is_lost_leaves_it_to_the_new_holder(
     bus: zbus.Bus, log_path: Path
 ) -> None:

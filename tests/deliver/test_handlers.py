@@ -91,6 +91,58 @@ async def test_a_handler_that_raises_without_a_durable_name_is_reported_and_goes
     assert any("EVENT_RETRY" in record.getMessage() and record.exc_info for record in caplog.records)
 
 
+class Panic(BaseException):
+    """An error of a foreign library that is not an `Exception`."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Panic])
+async def test_a_cancellation_inside_a_handler_is_its_failure_and_not_its_end(
+    log_path: Path, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "zbus")
+    seen: dict[str, list[int]] = {"plain": [], "durable": []}
+    async with zbus.open(log_path) as bus:
+
+        @bus.on("a/**")
+        async def handle(event: zbus.Event) -> None:
+            seen["plain"].append(event.offset)
+            if event.offset == 1:
+                raise error
+
+        @bus.on("a/**", durable="billing")
+        async def retry(event: zbus.Event) -> None:
+            seen["durable"].append(event.offset)
+            if len(seen["durable"]) == 1:
+                raise error
+
+        with recorded() as records:
+            await (await bus.publisher("a/b")).publish_many([b""] * 3)
+            await until(lambda: len(seen["plain"]) == 3 and len(seen["durable"]) == 4)
+        assert seen == {"plain": [1, 2, 3], "durable": [1, 1, 2, 3]}
+        assert bus.stats()["handler_errors"] == 2
+        retries = [each for each in records if each["record"] == "EVENT_RETRY"]
+        assert [error.__name__ in each["error"] for each in retries] == [True, True]
+
+
+async def test_a_handler_that_ends_while_the_bus_is_open_is_reported() -> None:
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    async with zbus.open() as bus:
+
+        @bus.on("a/**")
+        async def handle(event: zbus.Event) -> None: ...
+
+        (task,) = node_of(bus)._services
+        task.cancel()
+        await until(lambda: not node_of(bus)._services)
+        assert reported == ["a handler of @bus.on stopped: its subscription failed"]
+
+        @bus.on("a/**")
+        async def another(event: zbus.Event) -> None: ...
+
+    assert len(reported) == 1  # closing the bus ends a handler as it should
+
+
 async def test_what_a_handler_did_before_closing_is_not_repeated(log_path: Path) -> None:
     seen: list[int] = []
     for _ in range(3):
@@ -143,7 +195,7 @@ async def test_the_pauses_of_a_handler_grow_and_are_shortened_by_chance(
     async def handle(event: zbus.Event) -> None:
         raise ValueError("down")
 
-    monkeypatch.setattr(handlers, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(handlers, "asyncio", SimpleNamespace(sleep=sleep, CancelledError=asyncio.CancelledError))
     with recorded() as records:
         await handlers.serve(OneEvent(), handle, lambda name, number: None, uniform, 3)  # type: ignore[arg-type]
 

@@ -150,3 +150,25 @@ async def wanted(bus: zbus.Bus, key: str) -> None:
     async with asyncio.timeout(20):
         while not await node_of(bus).run(node_of(bus).network.links[0].fabric.ready, key):
             await asyncio.sleep(0.005)
+
+
+async def test_cancelling_one_declaration_cancels_no_other() -> None:
+    """Declarations of one turn of the loop are made together, for callers that do not know of each other."""
+    async with zbus.open() as bus:
+        first = asyncio.create_task(bus.receive_on())
+        await asyncio.sleep(0)
+        seen: list[zbus.Event] = []
+
+        @bus.on("a/**")
+        async def handle(event: zbus.Event) -> None:
+            seen.append(event)
+
+        subscription = bus.subscribe("b/**")
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await (await subscription.ready()).aclose()
+        await (await bus.publisher("a/b")).publish(b"")
+        async with asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.002)

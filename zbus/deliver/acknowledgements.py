@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from zbus.errors import ZbusError
+from zbus.errors import CursorError, ZbusError
 from zbus.keys import includes
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursors, Lease
@@ -28,7 +28,8 @@ class Acknowledgements:
         self._claiming: asyncio.Future[Lease] | None = None
         self._token = ""
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: Calls | None = None  # once a position is awaited
+        self._lost: CursorError | None = None
+        self._calls: Calls | None = None  # once a position is stored
 
     async def claim(self, start: int) -> int:
         """Claim the name and return its position. A new name starts at `start`.
@@ -47,7 +48,12 @@ class Acknowledgements:
         return self.acknowledged
 
     def handled(self, offset: int) -> None:
-        """Acknowledge everything up to `offset`, because the subscriber asked for the next event. Stored soon."""
+        """Acknowledge everything up to `offset`, because the subscriber asked for the next event. Stored soon.
+
+        Raises `CursorError` if the lease was lost: another subscriber then receives the same events.
+        """
+        if self._lost is not None:
+            raise CursorError(*self._lost.args)
         if offset > self.acknowledged and self._claiming is not None:
             self.acknowledged = offset
             if self._timer is None:
@@ -56,7 +62,6 @@ class Acknowledgements:
     async def acknowledge(self, offset: int) -> None:
         """Acknowledge everything up to `offset`; return when it is on disk. If cancelled, it may have been stored."""
         loop = asyncio.get_running_loop()
-        calls = self._calls = self._calls or Calls(loop)
         stored: asyncio.Future[None] = loop.create_future()
 
         def settle(error: ZbusError | None) -> None:
@@ -64,7 +69,7 @@ class Acknowledgements:
                 stored.set_exception(error) if error is not None else stored.set_result(None)
 
         self.acknowledged = max(self.acknowledged, offset)
-        self._cursors.advance(self.name, self._token, offset, partial(calls.soon, settle))
+        self._cursors.advance(self.name, self._token, offset, partial(self._on_loop().soon, settle))
         await stored
 
     async def release(self) -> None:
@@ -97,4 +102,15 @@ class Acknowledgements:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._cursors.advance(self.name, self._token, self.acknowledged)
+        self._cursors.advance(
+            self.name, self._token, self.acknowledged, partial(self._on_loop().soon, self._note_result)
+        )
+
+    def _note_result(self, error: ZbusError | None) -> None:
+        if isinstance(error, CursorError) and self._claiming is not None:
+            self._lost = error
+
+    def _on_loop(self) -> Calls:
+        if self._calls is None:
+            self._calls = Calls(asyncio.get_running_loop())
+        return self._calls

@@ -76,7 +76,11 @@ async def _handle(
         try:
             await handler(event)
             return
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise  # the bus is closing; otherwise something that the handler awaited was cancelled
             count("handler_errors", 1)
             again = retries is None or tried < retries
             fields: dict[str, Any] = {"key": event.key, "offset": event.offset, "tried": tried + 1}
@@ -92,3 +96,8 @@ async def _handle(
         await asyncio.sleep(pause_s)
         count("redelivered", 1)
         tried += 1
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

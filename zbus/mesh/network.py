@@ -377,13 +377,17 @@ class Network:
         return found
 
     def _declare(self) -> asyncio.Future[Any]:
-        """Declare the interest and the served keys to the fabrics, once for all changes in one turn of the loop."""
+        """Declare the interest and the served keys to the fabrics, once for all changes in one turn of the loop.
+
+        Each caller gets a future of its own: if one is cancelled, the others still wait for the declaration.
+        """
         if self._declared is None:
             self._declared = self._loop.create_future()
-            # The caller need not wait for it: an exception counts as retrieved.
-            self._declared.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._loop.call_soon(self._declare_now)
-        return self._declared
+        declared = asyncio.shield(self._declared)
+        # The caller need not wait for it: an exception counts as retrieved.
+        declared.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return declared
 
     def _declare_now(self) -> None:
         declared, self._declared = self._declared, None
