@@ -82,13 +82,10 @@ class HttpPublishing:
         await send({"type": "http.response.body", "body": body})
 
     async def _publish(self, publication: _Publication) -> dict[str, Any]:
-        bus, publishers = self._bus, self._publishers
-        publisher = publishers.pop(publication.key, None)
-        if publisher is None:
-            publisher = await bus.publisher(publication.key)
-            publisher = publishers.pop(publication.key, publisher)
-        publishers[publication.key] = publisher
-        offset = await publisher.publish(publication.payload, headers=publication.headers)
+        publishers, key = self._publishers, publication.key
+        if key not in publishers:
+            publishers.setdefault(key, await self._bus.publisher(key))
+        offset = await publishers.use(key).publish(publication.payload, headers=publication.headers)
         return {"offset": int(offset), "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zbus.errors import ConfigInvalid, TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
+from zbus.observe.throttle import Throttle
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
@@ -41,7 +42,8 @@ class FileRegistry:
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._own: RegistryLease | None = None
-        self._beat_due = self._thorough_at = 0.0
+        self._beat_due = 0.0
+        self._process_checks = Throttle(THOROUGH_S)
         self._known: dict[str, tuple[tuple[int, int, int], RegistryLease | None]] = {}  # by file name
         self._told: Nodes | None = None
         self._changed: Changed | None = None
@@ -76,10 +78,7 @@ class FileRegistry:
         """Return every live lease of our realm, and remove those that expired long ago."""
         with self._lock:
             found, seen = [], set()
-            # Checking processes costs more than reading files.
-            thorough = time.monotonic() - self._thorough_at >= THOROUGH_S
-            if thorough:
-                self._thorough_at = time.monotonic()
+            thorough = self._process_checks.due()  # checking processes costs more than reading files
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     seen.add(entry.name)
