@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
+from zbus.errors import ConfigInvalid, EventInvalid
 from zbus.event import Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import OnReply, OnRequest, Receive
+from zbus.ports.fabric import EventsOnly, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -27,11 +27,11 @@ from .connection import NatsConnection
 from .listener import NatsListener
 from .options import NatsOptions, load_options
 from .parts import publish_headers
-from .plain import read_headers, write_headers
+from .plain import fits, read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Fabric, RequestHandle
+    from zbus.ports.fabric import Fabric
 
 PUBLISHERS_MAX = 100_000
 RUNS_KEPT = 100
@@ -39,9 +39,7 @@ RUNS_KEPT = 100
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Connect to NATS for plain messages. Blocks: call it off the loop."""
-    if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
-    options = load_options(config, url)
+    options = load_options(config, url, session)
     if options.stream or options.durable:
         raise ConfigInvalid("transport", "to read a stream, use nats+js://host/STREAM?durable=name")
     return RawNatsFabric(options)
@@ -82,15 +80,11 @@ class RawIdentities:
             self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
 
 
-class RawNatsFabric:
+class RawNatsFabric(EventsOnly):
     """Plain NATS messages as a `Fabric`."""
 
     name = "nats+raw"
-    networked = True
-    events_only = True
     dense = False  # a subject may carry only some of a publisher's events
-    trust = "none"  # the other programs are not nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions) -> None:
         self.connection = NatsConnection(options, self.name)
@@ -106,17 +100,9 @@ class RawNatsFabric:
             if self._identities.made(event, subject):
                 counts.add("echo_suppressed")
                 continue
-            command_headers = write_headers(event, counts)
-            if len(command_headers) + len(event.payload) > max_payload:
-                counts.report(
-                    TRANSPORT_INPUT_REJECTED,
-                    "too_large",
-                    event.key,
-                    size_bytes=len(event.payload),
-                    limit_bytes=max_payload,
-                )
-                continue
-            commands.append(publish_headers(subject.encode(), command_headers, event.payload))
+            headers = write_headers(event, counts)
+            if fits(event, headers, max_payload, counts):
+                commands.append(publish_headers(subject.encode(), headers, event.payload))
         if commands:
             self.connection.send(commands)
 
@@ -127,15 +113,6 @@ class RawNatsFabric:
     def ready(self, key: str) -> bool:
         """Return whether a server is connected. NATS does not reveal subscribers."""
         return self.connection.connected
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: plain programs have their own request formats."""
-        if keys:
-            raise TransportUnsupported(self.name, "serving requests")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: plain programs have their own request formats."""
-        raise TransportUnsupported(self.name, "sending requests")
 
     def check(self, key: str) -> None:
         """Accept every valid key."""

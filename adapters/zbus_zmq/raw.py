@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import EventInvalid, KeyInvalid, TransportUnsupported
+from zbus.errors import EventInvalid, KeyInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
-from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
+from zbus.ports.fabric import EventsOnly, Receive
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -56,15 +56,11 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawZmqFabri
     return RawZmqFabric(options, kept=config.log is not None)
 
 
-class RawZmqFabric:
+class RawZmqFabric(EventsOnly):
     """Plain ZMQ sockets as a `Fabric` that carries only events."""
 
     name = "zmq+raw"
-    networked = True
-    events_only = True
     dense = True
-    trust = "none"  # its peers are not zbus nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
         """`kept`: a log keeps the sent events, so they can wait for a subscriber."""
@@ -128,15 +124,6 @@ class RawZmqFabric:
             raise KeyInvalid(
                 key, f"it does not correspond to a ZMQ topic with the separator {self._options.separator!r}"
             )
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: plain messages carry no requests."""
-        if keys:
-            raise TransportUnsupported(self.name, "serving requests: it carries plain messages")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: plain messages carry no requests."""
-        raise TransportUnsupported(self.name, "sending requests: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the endpoints and the counters."""

@@ -413,9 +413,9 @@ def test_a_key_whose_record_could_have_no_file_is_refused_and_the_rest_goes(open
 def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any) -> None:
     fabric = opened()
 
-    with pytest.raises(TransportUnsupported, match="serving requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="serving requests: it carries only events"):
         fabric.serve(["a/b"], print)
-    with pytest.raises(TransportUnsupported, match="sending requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="sending requests: it carries only events"):
         fabric.request("a/b", b"", print, 1.0)
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
         fabric.listen(["a/b/c/d/e"], Ears())
