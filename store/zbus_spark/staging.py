@@ -29,6 +29,7 @@ from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, LogError
 from zbus.headers import TEXT, encode_headers
 from zbus.keys import check_key
 from zbus.ports.log import Row
+from zbus.util.atomic_file import sync
 from zbus_log.file.process import is_alive, started_at
 
 CHUNK_ROWS = 1000
@@ -83,8 +84,8 @@ def stage(
         if writer is None or file is None:
             return None
         writer.close()
-        _sync(file)
-        _sync(folder)
+        sync(file)
+        sync(folder)
         return StagedPart(str(file), written, host)
     except BaseException as error:
         if writer is not None and file is not None:
@@ -229,11 +230,3 @@ def _driver() -> int:
                 return pid
             pid = int(rest.split()[1])
     return os.getppid()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

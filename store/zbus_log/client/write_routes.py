@@ -28,7 +28,7 @@ from zbus_log.proxy.write_files import (
     encode_rules,
     new_stem,
     wake,
-    write_atomically,
+    write_file,
     writes_folder,
 )
 from zbus_log.retention import Pruned, Rules
@@ -187,7 +187,7 @@ class _ProxiedRoute:
         request = self._folder / (new_stem() + kind)
         self._requests.add(request)
         try:
-            write_atomically(request, data)
+            write_file(request, data)
         except FileNotFoundError:  # the owner closed the log and removed the folder
             raise OwnerGone from None
         except OSError as error:

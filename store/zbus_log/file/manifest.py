@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from zbus.errors import LogDamaged, LogError
+from zbus.util.atomic_file import write_atomically
 
 NAME = "manifest.json"
 VERSION = 1
@@ -133,17 +134,8 @@ def check(manifest: Manifest, path: Path) -> None:
 def save(path: Path, manifest: Manifest) -> None:
     """Replace the manifest atomically. Returns once it is on disk."""
     check(manifest, path)
-    temporary = path.with_name(f".{NAME}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_atomically(path, data, path.with_name(f".{NAME}.{os.getpid()}"), durable=True)
 
 
 def _problem(manifest: Manifest) -> str:

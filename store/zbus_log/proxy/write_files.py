@@ -27,6 +27,7 @@ from msgspec.structs import astuple
 from zbus import errors
 from zbus.errors import EventInvalid, LogError, ZbusError
 from zbus.ports.log import Row
+from zbus.util.atomic_file import write_atomically
 from zbus_log.file.process import is_alive, started_at
 from zbus_log.retention import Rules
 
@@ -73,16 +74,9 @@ def submitter_of(name: str) -> Submitter | None:
         return None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that becomes visible only when it is complete."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        temporary.write_bytes(data)
-        temporary.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+def write_file(path: Path, data: bytes) -> None:
+    """Write a request or a result, which becomes visible only when it is complete."""
+    write_atomically(path, data, path.with_name(path.name + TEMPORARY))
 
 
 def wake(folder: Path, data: bytes = b"\0") -> bool:
