@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from zbus.util.malformed import MALFORMED
+
 from .discovery import NodeRecord
 
 LEASE_BYTES_MAX = 16 << 20
@@ -98,7 +100,7 @@ def decode_lease(data: bytes) -> RegistryLease | None:
     """Return the lease in the content of a file, or None if it is malformed."""
     try:
         lease = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
     return lease if lease.version == 1 and lease.pid > 0 and lease.lease_s > 0 else None
 

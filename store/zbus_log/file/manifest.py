@@ -15,6 +15,7 @@ import msgspec
 
 from zbus.errors import LogDamaged, LogError
 from zbus.util.atomic_file import write_atomically
+from zbus.util.malformed import MALFORMED
 
 NAME = "manifest.json"
 VERSION = 1
@@ -118,7 +119,7 @@ def load(path: Path, data: bytes) -> Manifest:
                 str(path), f"the tier has version {version}, but this zbus reads up to {VERSION}", advice="Upgrade zbus"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ColdDamaged(str(path), f"the manifest is malformed: {error}") from error
     check(manifest, path)
     return manifest

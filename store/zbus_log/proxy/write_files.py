@@ -28,6 +28,7 @@ from zbus import errors
 from zbus.errors import EventInvalid, LogError, ZbusError
 from zbus.ports.log import Row
 from zbus.util.atomic_file import write_atomically
+from zbus.util.malformed import MALFORMED
 from zbus_log.file.process import is_alive, started_at
 from zbus_log.retention import Rules
 
@@ -108,7 +109,7 @@ def decode_rows(data: bytes) -> list[Row]:
     """Decode the rows of a request. Raises `EventInvalid` if they are malformed or a number is out of range."""
     try:
         return [Row(*each) for each in _decode_rows(data)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed rows ({error}); none of them was stored") from error
 
 
@@ -121,7 +122,7 @@ def decode_rules(data: bytes) -> Rules:
     """Decode the retention rules of a request. Raises `EventInvalid` if they are malformed."""
     try:
         return _decode_rules(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed retention rules ({error}); nothing was removed") from error
 
 
