@@ -17,6 +17,7 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
 from zbus.ports.fabric import EventsOnly, Receive
+from zbus.util.identities import derived_publisher_id
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
@@ -26,7 +27,7 @@ from .delivery import Delivery
 from .options import NatsOptions, load_options
 from .plain import fits, read_headers, write_headers
 from .publishing import NatsPublishing
-from .raw import plain_events, publisher_id
+from .raw import plain_events
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class JetStreamFabric(EventsOnly):
 
     @property
     def _publisher(self) -> int:
-        return publisher_id("jetstream", self._consumer.stream, self._consumer.created)
+        return derived_publisher_id(b"jetstream", self._consumer.stream.encode(), self._consumer.created.encode())
 
     # -- the connection's thread -----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
 from zbus.ports.fabric import EventsOnly, Receive
+from zbus.util.identities import AssignedIdentities
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -35,7 +36,6 @@ from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
 from .carry.capacity import Capacity
 from .carry.publishing import ZmqPublishing
-from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
 from .io.links import Links
 from .io.receive import received
@@ -66,7 +66,7 @@ class RawZmqFabric(EventsOnly):
         """`kept`: a log keeps the sent events, so they can wait for a subscriber."""
         self._options, self._counts = options, Counters(self.name)
         self._waits = kept and bool(options.bind or options.publish)  # without these, no subscriber can connect
-        self._identities = IdentityAllocator()
+        self._identities = AssignedIdentities(TOPICS_MAX)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
         self._known: Memo[bytes, str | None] = Memo(TOPICS_MAX)
@@ -91,10 +91,11 @@ class RawZmqFabric(EventsOnly):
                 invalid.append(key)
                 continue
             for event in events:
-                if self._identities.allocated(event.publisher_id):
-                    own += 1
-                elif not self._topic(event.key):
+                topic = self._topic(event.key)
+                if not topic:
                     unnamed.append(event.key)
+                elif self._identities.assigned(event.publisher_id, topic):
+                    own += 1
                 else:
                     plain.append((event.key, event.payload))
         if plain:

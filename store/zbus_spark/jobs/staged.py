@@ -55,9 +55,7 @@ def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], stagin
         .observe(seen, F.count("*").alias("events"), F.sum("hash").alias("digest"))
         .drop("hash")
         .withColumn("seg", segment)
-        .withColumn(
-            "date", F.expr(f"date_from_unix_date(int((published_ns - pmod(published_ns, {_DAY_NS})) div {_DAY_NS}))")
-        )
+        .withColumn("date", F.expr(_DATE))
         .withColumn("ns", F.when(F.octet_length(namespace) <= NAMESPACE_BYTES_MAX, namespace))
     )
     by = ("seg", "date", "ns")
