@@ -29,7 +29,7 @@ from zbus.errors import EventInvalid, LogError, ZbusError
 from zbus.ports.log import Row
 from zbus.util.atomic_file import write_atomically
 from zbus.util.malformed import MALFORMED
-from zbus_log.file.process import is_alive, started_at
+from zbus.util.process import is_alive, started_at
 from zbus_log.retention import Rules
 
 WAKE = "wake"

@@ -22,8 +22,8 @@ from sqlalchemy.schema import CreateTable
 from zbus.errors import CursorError, LogError, ZbusError
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
+from zbus.util.process import is_alive, started_at
 from zbus_log.file.database import log_errors, make_engine, transaction
-from zbus_log.file.process import is_alive, started_at
 
 from .positions import SqlitePositions
 
