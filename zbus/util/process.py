@@ -1,4 +1,7 @@
-"""Process identity: whether a stored process id still belongs to the process that stored it, and where it is valid."""
+"""Process identity: whether a stored process id still belongs to the process that stored it.
+
+A process id is unique within one boot of a machine and one PID namespace.
+"""
 
 from __future__ import annotations
 
