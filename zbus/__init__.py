@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .bus import Bus, open  # noqa: A004 - zbus.open reads best
 from .deliver.replay import Replay
@@ -49,7 +49,7 @@ from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .scope import Scope
 from .session import Session
-from .util.renamed import unknown_attribute as _unknown_attribute
+from .util.lazy_names import lazy_names as _lazy_names
 from .util.session_token import sign_session_token, verify_session_token
 from .version import __version__ as __version__
 
@@ -126,22 +126,15 @@ _RENAMED = {
     "sign_session": "sign_session_token",
     "write_records": "configure_logging",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load modules that are rarely needed, or slow to import, on first use."""
-    import importlib
-
-    if name == "BusConfig":
-        return importlib.import_module(".config", __name__).BusConfig
-    if name == "Bridge":
-        return importlib.import_module(".bridge.bridge", __name__).Bridge
-    if name in ("blocking", "metrics"):
-        return importlib.import_module(f".{name}", __name__)
-    if name in ("JsonFormatter", "configure_logging"):
-        return getattr(importlib.import_module(".observe.formatters", __name__), name)
-    if name == "NodeInfo":
-        return importlib.import_module(".mesh.node_registry", __name__).NodeInfo
-    if name == "Cache":
-        return importlib.import_module(".ports.cache", __name__).Cache
-    raise _unknown_attribute("module 'zbus'", name, _RENAMED)
+# These are seldom needed, or slow to import.
+_MODULES = {
+    "Bridge": ".bridge.bridge",
+    "BusConfig": ".config",
+    "Cache": ".ports.cache",
+    "JsonFormatter": ".observe.formatters",
+    "NodeInfo": ".mesh.node_registry",
+    "blocking": ".blocking",
+    "configure_logging": ".observe.formatters",
+    "metrics": ".metrics",
+}
+__getattr__ = _lazy_names(__name__, _MODULES, _RENAMED)

@@ -24,8 +24,7 @@ from .node import Node
 from .publish.publisher import EventPublisher
 from .schema.registry import Schemas
 from .scope import Scope
-from .session import PUBLISHERS_MAX, Session, Sessions
-from .util.identities import Identities
+from .session import Session
 
 if TYPE_CHECKING:
     from .config import BusConfig
@@ -67,13 +66,6 @@ class Bus:
 
     def __init__(self, config: BusConfig, session: Any = None) -> None:
         self._node = Node(config, session)
-        secret = config.session_secret
-        self._sessions = Sessions(
-            self._node.entry,
-            Identities(PUBLISHERS_MAX, self._node.runtime.randbits),
-            self.subscribe,
-            None if secret is None else secret.get_secret_value().encode(),
-        )
 
     # Opening and closing.
 
@@ -158,7 +150,7 @@ class Bus:
 
         await bus.session("alice-7").publish("events/Todo/1", {"done": True})
         """
-        return Session(self._sessions, session_id)
+        return Session(self._node.sessions, session_id)
 
     # Subscribing and reading.
 

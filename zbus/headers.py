@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from .errors import EventInvalid, EventTooLarge
+from .util.malformed import MALFORMED
 
 # The headers that zbus itself uses. Names are lower case; all others belong to users.
 CORRELATION_ID = "correlation-id"
@@ -128,6 +129,6 @@ def check_encoded(encoded: bytes) -> None:
     """Check headers that another process encoded. Raises `EventInvalid` if they could not have been published."""
     try:
         headers = _decode(encoded)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"headers cannot be decoded ({error}); not stored") from error
     encode_headers(headers, None, None)

@@ -37,6 +37,8 @@ from .publish.entry import UNYIELDED_MAX, Entry
 from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Validators
+from .session import SESSION_PUBLISHERS_MAX, Sessions
+from .util.identities import Identities
 from .util.mailbox import Calls
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
@@ -95,6 +97,13 @@ class Node:
         self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.latency_metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
+        secret = config.session_secret
+        self.sessions = Sessions(
+            self.entry,
+            Identities(SESSION_PUBLISHERS_MAX, runtime.randbits),
+            self.subscribe,
+            None if secret is None else secret.get_secret_value().encode(),
+        )
         self.cursors_known: Sequence[Cursor] = ()
         self.caches: dict[str, Cache] = {}
         self.on_start: list[Callable[[], None]] = []  # what was registered before the node was open
@@ -477,11 +486,8 @@ class Node:
 
     def _service_ended(self, service: asyncio.Task[None]) -> None:
         self._services.pop(service, None)
-        if service.cancelled():
-            error = None if self.is_closing else asyncio.CancelledError()
-        else:
-            error = service.exception()
-        if error is not None:
+        error = asyncio.CancelledError() if service.cancelled() else service.exception()
+        if error is not None and not (service.cancelled() and self.is_closing):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )

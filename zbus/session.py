@@ -25,7 +25,7 @@ from .util.session_token import check_session_id, sign_session_token
 SESSIONS = "sessions"  # the first segment of every session's keys
 PAIRS_PER_COMMIT = 500
 BYTES_PER_COMMIT = 4 * 1024 * 1024
-PUBLISHERS_MAX = 10_000
+SESSION_PUBLISHERS_MAX = 10_000
 
 
 class Sessions(NamedTuple):

@@ -15,7 +15,9 @@ from zbus.errors import KeyInvalid, TransportError
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
+from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
+from zbus.util.memo import Memo
 from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.io.io_thread import IoThread
@@ -48,11 +50,10 @@ class Direct:
         self._options: ZmqOptions = settings.socket_options(payload_bytes_max)
         self._sources = PublisherSources(io, counts, self._options, payload_bytes_max)
         self.lanes: list[Lane] = []
-        self.publishers: dict[tuple[Scoped, int], LanePublisher] = {}  # the longest idle one first
+        self.publishers = Memo[tuple[Scoped, int], LanePublisher](PUBLISHERS_MAX, self._join, self._retired)
         self._waiting: set[LanePublisher] = set()
-        self._refused: tuple[float, TransportError] | None = (
-            None  # open no new socket before this time, because of this error
-        )
+        self._refused: TransportError | None = None  # why the last socket could not be made
+        self._retries = Throttle(RETRY_S)
         self._closing = False
         self._registry = DynamoRegistry(FileStore(settings.store), counts, self._found)
 
@@ -101,14 +102,12 @@ class Direct:
     def _take(self, events: Sequence[tuple[DynamoOutgoing, bytes]]) -> None:
         ready: dict[Lane, list[tuple[str, bytes]]] = {}
         for event, packed in events:
-            known = event.place, event.publisher_id
             try:
-                publisher = self.publishers.pop(known, None) or self._join(*known)
+                publisher = self.publishers.use((event.place, event.publisher_id))
             except TransportError as error:  # for example, too many open files
                 self._counts.report(EVENT_DROPPED, "dropped_no_socket", event.place.key, detail=str(error)[:500])
                 self._capacity.release(1, len(packed))
                 continue
-            self.publishers[known] = publisher
             batch = publisher.held if publisher.held is not None else ready.setdefault(publisher.lane, [])
             batch.append((event.place.key, packed))
         for lane, batch in ready.items():
@@ -117,9 +116,8 @@ class Direct:
     def _found(self, channels: dict[str, Channel]) -> None:  # on the registry's thread
         self._io.post(lambda: self._sources.found(channels))
 
-    def _join(self, place: Scoped, publisher_id: int) -> LanePublisher:
-        if len(self.publishers) >= PUBLISHERS_MAX:
-            self._retire(next(iter(self.publishers)))
+    def _join(self, known: tuple[Scoped, int]) -> LanePublisher:
+        place, publisher_id = known
         lane = self._lane_without(place.topic)
         publisher = LanePublisher(Channel(place, publisher_id, lane.endpoint), lane)
         lane.publishers[place.topic] = publisher
@@ -150,23 +148,24 @@ class Direct:
         if len(self.lanes) < LANES_MAX:
             return self._new_lane()
         oldest = next(known for known in self.publishers if known[0].topic == topic)
-        lane = self.publishers[oldest].lane
-        self._retire(oldest)
-        return lane
+        publisher = self.publishers.pop(oldest)
+        self._retired(oldest, publisher)
+        return publisher.lane
 
     def _new_lane(self) -> Lane:
-        if self._refused is not None and time.monotonic() < self._refused[0]:
-            raise self._refused[1]
+        if self._refused is not None and not self._retries.due():
+            raise self._refused
         try:
             self.lanes.append(Lane(self._io, self._counts, self._options, self._capacity, self._release_found))
         except TransportError as error:
-            self._refused = time.monotonic() + RETRY_S, error
+            self._refused = error
+            self._retries.due()  # the first retry waits too
             raise
+        self._refused = None
         return self.lanes[-1]
 
-    def _retire(self, known: tuple[Scoped, int]) -> None:
-        """Remove the publisher that was idle longest. It registers again with its next event."""
-        publisher = self.publishers.pop(known)
+    def _retired(self, known: tuple[Scoped, int], publisher: LanePublisher) -> None:
+        """Withdraw the publisher that was idle longest. It registers again with its next event."""
         self._release(publisher)
         del publisher.lane.publishers[publisher.channel.place.topic]
         self._registry.unregister(publisher.channel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from zbus.event import Event
+from zbus.util.malformed import MALFORMED
 
 from .refusal import NotDynamo
 
@@ -52,7 +53,7 @@ def decode(data: bytes | memoryview) -> DynamoEnvelope:
     """
     try:
         envelope = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+    except MALFORMED as error:
         raise NotDynamo("invalid_envelope", f"not a dynamo envelope: {error}") from error
     if min(envelope.publisher_id, envelope.sequence, envelope.published_at) < 0:
         raise NotDynamo("invalid_number", "not a dynamo envelope: a negative number")

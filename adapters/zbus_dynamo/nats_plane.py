@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
+from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
+from zbus.ports.fabric import EventsOnly
 from zbus.util.window import Window
 from zbus_nats.connection import HandoverPhase, NatsConnection, Subscribed
 from zbus_nats.options import load_options
@@ -23,28 +24,22 @@ from .translate import SEEN_MAX, Identity, identity_of, incoming, outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
+    from zbus.ports.fabric import Fabric, Receive
 
 NAME = "nats with the dynamo wire"
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoNats:
     """Connect to the server in the URL or, if the URL is bare, in `NATS_SERVER`."""
-    if session is not None:
-        raise ConfigInvalid("session", "only zenoh accepts a session; NATS opens its own connection")
-    connection = NatsConnection(load_options(config, url), DynamoNats.name).open()
+    connection = NatsConnection(load_options(config, url, session), DynamoNats.name).open()
     return DynamoNats(connection, config.payload_bytes_max)
 
 
-class DynamoNats:
+class DynamoNats(EventsOnly):
     """NATS core with Dynamo's wire, as a `Fabric`."""
 
     name = "nats+dynamo"
-    networked = True
-    events_only = True
     dense = True
-    trust = "none"  # its peers are not zbus nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, connection: NatsConnection, payload_bytes_max: int) -> None:
         self._connection, self._payload_bytes_max = connection, payload_bytes_max
@@ -91,15 +86,6 @@ class DynamoNats:
     def ready(self, key: str) -> bool:
         """Return whether a server is connected. NATS does not report subscriptions."""
         return self._connection.connected
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: this wire has no requests."""
-        if keys:
-            raise TransportUnsupported(NAME, "serving requests on the dynamo wire")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: this wire has no requests."""
-        raise TransportUnsupported(NAME, "sending requests on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""

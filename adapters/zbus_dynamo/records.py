@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from zbus.errors import EventInvalid
+from zbus.util.malformed import MALFORMED
 
 from .scopes import Scoped, check_place
 
@@ -66,7 +67,7 @@ def read(value: bytes) -> Channel:
         publisher_id = found["instance_id"]
         kind, config = found["transport"]["kind"], found["transport"]["config"]
         endpoint = _text(config["endpoint"]) if kind == "Zmq" else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+    except (*MALFORMED, KeyError, TypeError) as error:
         raise EventInvalid(f"not a discovery record: {type(error).__name__}: {error}") from error
     if type(publisher_id) is not int or not 0 <= publisher_id < 1 << 64:
         raise EventInvalid("not a discovery record: instance_id is not an id")

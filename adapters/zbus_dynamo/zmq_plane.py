@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import EventInvalid, TransportUnsupported
+from zbus.errors import EventInvalid
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED
+from zbus.ports.fabric import EventsOnly
 from zbus_zmq.carry.capacity import Capacity
 from zbus_zmq.io.io_thread import IoThread
 
@@ -27,7 +28,7 @@ from .translate import outgoing
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
-    from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
+    from zbus.ports.fabric import Fabric, Receive
 
 NAME = "zmq with the dynamo wire"
 LINK_S = 1.0  # how long listen() waits for the connections it made
@@ -41,15 +42,11 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> DynamoZmq:
     return DynamoZmq(zmq_settings(url, config.options_for("zmq")), config.payload_bytes_max)
 
 
-class DynamoZmq:
+class DynamoZmq(EventsOnly):
     """ZMQ with Dynamo's wire, as a `Fabric`."""
 
     name = "zmq+dynamo"
-    networked = True
-    events_only = True
     dense = True
-    trust = "none"  # its peers are not zbus nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, settings: ZmqSettings, payload_bytes_max: int) -> None:
         self._counts = Counters(self.name)
@@ -88,15 +85,6 @@ class DynamoZmq:
             return self._side.wanted(place_of_key(key))
         except EventInvalid:
             return True  # waiting would not help: the key is rejected when it is sent
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: this wire has no requests."""
-        if keys:
-            raise TransportUnsupported(NAME, "serving requests on the dynamo wire")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: this wire has no requests."""
-        raise TransportUnsupported(NAME, "sending requests on the dynamo wire")
 
     def check(self, key: str) -> None:
         """Raise `KeyInvalid` unless the key has two to four segments: a scope and a topic."""

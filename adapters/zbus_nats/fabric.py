@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Connect to NATS with the settings of the URL, `options` and the environment. Blocks: call it off the loop."""
-    if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
-    options = load_options(config, url)
+    options = load_options(config, url, session)
     if options.stream or options.durable:
         raise ConfigInvalid("transport", "to read a stream, use nats+js://host/STREAM?durable=name")
     return NatsFabric(options)

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, TransportError, TransportUnsupported
+from zbus.errors import ConfigInvalid, TransportError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import OnReply, OnRequest, Receive
+from zbus.ports.fabric import EventsOnly, Receive
+from zbus.util.identities import derived_publisher_id
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode
 
@@ -24,13 +25,13 @@ from .connection import NatsConnection
 from .consumer import Consumer
 from .delivery import Delivery
 from .options import NatsOptions, load_options
-from .plain import read_headers, write_headers
+from .plain import fits, read_headers, write_headers
 from .publishing import NatsPublishing
-from .raw import plain_events, publisher_id
+from .raw import plain_events
 from .subjects import FOREIGN, PLAIN, SubjectInvalid
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Fabric, RequestHandle
+    from zbus.ports.fabric import Fabric
 
 SETUP_S = 15.0
 RECEIVED_KEPT = 100_000
@@ -38,23 +39,17 @@ RECEIVED_KEPT = 100_000
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Connect to NATS and look up the stream. Blocks: call it off the loop."""
-    if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
-    options = load_options(config, url)
+    options = load_options(config, url, session)
     if not options.stream or not options.durable:
         raise ConfigInvalid("transport", "must name the stream and the consumer: nats+js://host/STREAM?durable=name")
     return JetStreamFabric(options, options.stream, options.durable)
 
 
-class JetStreamFabric:
+class JetStreamFabric(EventsOnly):
     """A stream and its durable consumer as a `Fabric`."""
 
     name = "nats+js"
-    networked = True
-    events_only = True
     dense = False  # other subjects and deleted messages leave gaps
-    trust = "none"  # the other programs are not nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions, stream: str, durable: str) -> None:
         self.connection = NatsConnection(options, self.name)
@@ -81,16 +76,8 @@ class JetStreamFabric:
                 counts.add("echo_suppressed")
                 continue
             headers = write_headers(event, counts, f"Nats-Msg-Id: {event.publisher_id}-{event.sequence}\r\n")
-            if len(headers) + len(event.payload) > max_payload:
-                counts.report(
-                    TRANSPORT_INPUT_REJECTED,
-                    "too_large",
-                    event.key,
-                    size_bytes=len(event.payload),
-                    limit_bytes=max_payload,
-                )
-                continue
-            messages.append((subject.encode(), headers, event.payload))
+            if fits(event, headers, max_payload, counts):
+                messages.append((subject.encode(), headers, event.payload))
         self._publishing.send(messages)
 
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
@@ -103,15 +90,6 @@ class JetStreamFabric:
     def ready(self, key: str) -> bool:
         """Return whether a server is connected."""
         return self.connection.connected
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: a stream carries no requests."""
-        if keys:
-            raise TransportUnsupported(self.name, "serving requests")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: a stream carries no requests."""
-        raise TransportUnsupported(self.name, "sending requests")
 
     def check(self, key: str) -> None:
         """Accept every valid key."""
@@ -131,7 +109,7 @@ class JetStreamFabric:
 
     @property
     def _publisher(self) -> int:
-        return publisher_id("jetstream", self._consumer.stream, self._consumer.created)
+        return derived_publisher_id(b"jetstream", self._consumer.stream.encode(), self._consumer.created.encode())
 
     # -- the connection's thread -----------------------------------------------------------------------------
 

@@ -164,8 +164,10 @@ class NatsOptions(BaseModel):
         return text
 
 
-def load_options(config: BusConfig, url: str) -> NatsOptions:
+def load_options(config: BusConfig, url: str, session: Any = None) -> NatsOptions:
     """Return the options of one fabric. Raises `ConfigInvalid` with the field, and never with its value."""
+    if session is not None:
+        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
     given: dict[str, Any] = dict(config.options_for(url.partition("://")[0]))
     given.update(_from_url(url))
     if "servers" in given and isinstance(given["servers"], str):

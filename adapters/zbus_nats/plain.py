@@ -51,6 +51,15 @@ def read_headers(block: bytes | None, counts: Counters, subject: bytes) -> tuple
     return headers, identity
 
 
+def fits(event: Event, headers: bytes, payload_max: int, counts: Counters) -> bool:
+    """Return whether the server takes a message of this size. An event that is too large is counted and reported."""
+    size = len(event.payload)
+    if len(headers) + size <= payload_max:
+        return True
+    counts.report(TRANSPORT_INPUT_REJECTED, "too_large", event.key, size_bytes=size, limit_bytes=payload_max)
+    return False
+
+
 def _read_line(line: bytes) -> tuple[str, str]:
     """Return the name and the value of a header line. The name is empty, and so rejected, if the line is malformed."""
     name, colon, value = line.partition(b":")

@@ -7,94 +7,50 @@ does not reply to it.
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from zbus.config import BusConfig
-from zbus.errors import ConfigInvalid, EventInvalid, TransportUnsupported
+from zbus.errors import ConfigInvalid, EventInvalid
 from zbus.event import Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_INPUT_REJECTED
-from zbus.ports.fabric import OnReply, OnRequest, Receive
-from zbus.util.memo import Memo
+from zbus.ports.fabric import EventsOnly, Receive
+from zbus.util.identities import AssignedIdentities
 from zbus.wire.envelope import encode, unpack
 
 from .connection import NatsConnection
 from .listener import NatsListener
 from .options import NatsOptions, load_options
 from .parts import publish_headers
-from .plain import read_headers, write_headers
+from .plain import fits, read_headers, write_headers
 from .subjects import PLAIN
 
 if TYPE_CHECKING:
-    from zbus.ports.fabric import Fabric, RequestHandle
+    from zbus.ports.fabric import Fabric
 
 PUBLISHERS_MAX = 100_000
-RUNS_KEPT = 100
 
 
 def open_fabric(config: BusConfig, url: str, session: Any = None) -> Fabric:
     """Connect to NATS for plain messages. Blocks: call it off the loop."""
-    if session is not None:
-        raise ConfigInvalid("session", "NATS opens its own connection; only Zenoh takes a session")
-    options = load_options(config, url)
+    options = load_options(config, url, session)
     if options.stream or options.durable:
         raise ConfigInvalid("transport", "to read a stream, use nats+js://host/STREAM?durable=name")
     return RawNatsFabric(options)
 
 
-@lru_cache(maxsize=16_384)
-def publisher_id(*parts: str) -> int:
-    """Return a publisher id of 53 bits, which JSON numbers of every language can hold."""
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 11
-
-
-class RawIdentities:
-    """Assigns identities to plain messages. One thread calls `next`; any thread may call `made`."""
-
-    def __init__(self) -> None:
-        self._runs = [secrets.token_hex(16)]
-        # Per subject: the run, the key, the publisher and the next sequence.
-        self._publishers = Memo[bytes, list[Any]](PUBLISHERS_MAX, self._new, self._forgotten)
-
-    def next(self, subject: bytes) -> tuple[str, int, int]:
-        """Return the key, publisher id and sequence of the next message on a subject, which must map to a key."""
-        entry = self._publishers[subject]
-        _, key, publisher, sequence = entry
-        entry[3] = sequence + 1
-        return key, publisher, sequence
-
-    def made(self, event: Event, subject: str) -> bool:
-        """Return whether the identity of an event was assigned here."""
-        return any(publisher_id(run, subject) == event.publisher_id for run in self._runs)
-
-    def _new(self, subject: bytes) -> list[Any]:
-        text, run = subject.decode(), self._runs[0]
-        return [run, PLAIN.decode(text), publisher_id(run, text), 0]
-
-    def _forgotten(self, subject: bytes, entry: list[Any]) -> None:
-        if entry[0] == self._runs[0]:  # a new run gives it a new publisher, so that no sequence is used twice
-            self._runs = [secrets.token_hex(16), *self._runs][:RUNS_KEPT]
-
-
-class RawNatsFabric:
+class RawNatsFabric(EventsOnly):
     """Plain NATS messages as a `Fabric`."""
 
     name = "nats+raw"
-    networked = True
-    events_only = True
     dense = False  # a subject may carry only some of a publisher's events
-    trust = "none"  # the other programs are not nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, options: NatsOptions) -> None:
         self.connection = NatsConnection(options, self.name)
-        self._identities = RawIdentities()
+        self._identities = AssignedIdentities(PUBLISHERS_MAX)
         self._listener = NatsListener(self.connection, options.assembly_bytes_max, PLAIN, self._frame)
         self.connection.open()
 
@@ -103,20 +59,12 @@ class RawNatsFabric:
         counts, max_payload = self.connection.counts, self.connection.max_payload
         commands: list[bytes] = []
         for event, subject in plain_events(frames, counts):
-            if self._identities.made(event, subject):
+            if self._identities.assigned(event.publisher_id, subject.encode()):
                 counts.add("echo_suppressed")
                 continue
-            command_headers = write_headers(event, counts)
-            if len(command_headers) + len(event.payload) > max_payload:
-                counts.report(
-                    TRANSPORT_INPUT_REJECTED,
-                    "too_large",
-                    event.key,
-                    size_bytes=len(event.payload),
-                    limit_bytes=max_payload,
-                )
-                continue
-            commands.append(publish_headers(subject.encode(), command_headers, event.payload))
+            headers = write_headers(event, counts)
+            if fits(event, headers, max_payload, counts):
+                commands.append(publish_headers(subject.encode(), headers, event.payload))
         if commands:
             self.connection.send(commands)
 
@@ -127,15 +75,6 @@ class RawNatsFabric:
     def ready(self, key: str) -> bool:
         """Return whether a server is connected. NATS does not reveal subscribers."""
         return self.connection.connected
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: plain programs have their own request formats."""
-        if keys:
-            raise TransportUnsupported(self.name, "serving requests")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: plain programs have their own request formats."""
-        raise TransportUnsupported(self.name, "sending requests")
 
     def check(self, key: str) -> None:
         """Accept every valid key."""
@@ -151,9 +90,14 @@ class RawNatsFabric:
     def _frame(self, subject: bytes, data: bytes, block: bytes | None) -> bytes:
         headers, identity = read_headers(block, self.connection.counts, subject)
         if identity is None:
-            key, publisher, sequence = self._identities.next(subject)
-            return encode(Event(publisher, sequence, time.time_ns(), key, data, headers))
-        return encode(Event(*identity, PLAIN.decode(subject.decode()), data, headers))
+            identity = (*self._identities.next(subject), time.time_ns())
+        return encode(Event(*identity, plain_key(subject), data, headers))
+
+
+@lru_cache(maxsize=16_384)
+def plain_key(subject: bytes) -> str:
+    """Return the key of a plain subject."""
+    return PLAIN.decode(subject.decode())
 
 
 @lru_cache(maxsize=16_384)

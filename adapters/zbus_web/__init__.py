@@ -6,7 +6,9 @@ async with zbus.open("app.db") as bus, zbus_web.serve(bus) as server:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zbus.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .http.settings import TokenSettings, WebSettings
@@ -21,12 +23,5 @@ _MODULES = {
     "create_app": ".server.app",
     "serve": ".server.running",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, because starlette, uvicorn and pydantic are slow to import."""
-    import importlib
-
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name], __name__), name)
+# Starlette, uvicorn and pydantic are slow to import.
+__getattr__ = lazy_names(__name__, _MODULES)

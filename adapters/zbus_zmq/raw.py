@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from zbus.errors import EventInvalid, KeyInvalid, TransportUnsupported
+from zbus.errors import EventInvalid, KeyInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED, record
-from zbus.ports.fabric import OnReply, OnRequest, Receive, RequestHandle
+from zbus.ports.fabric import EventsOnly, Receive
+from zbus.util.identities import AssignedIdentities
 from zbus.util.memo import Memo
 from zbus.wire.envelope import encode, unpack
 
@@ -35,7 +36,6 @@ from .address.raw_topics import key_from, topic_from, topic_prefix
 from .address.topics import widest
 from .carry.capacity import Capacity
 from .carry.publishing import ZmqPublishing
-from .io.identities import IdentityAllocator
 from .io.io_thread import IoThread
 from .io.links import Links
 from .io.receive import received
@@ -56,21 +56,17 @@ def open_fabric(config: BusConfig, url: str, session: Any = None) -> RawZmqFabri
     return RawZmqFabric(options, kept=config.log is not None)
 
 
-class RawZmqFabric:
+class RawZmqFabric(EventsOnly):
     """Plain ZMQ sockets as a `Fabric` that carries only events."""
 
     name = "zmq+raw"
-    networked = True
-    events_only = True
     dense = True
-    trust = "none"  # its peers are not zbus nodes
-    endpoints: Sequence[str] = ()
 
     def __init__(self, options: RawOptions, *, kept: bool = False) -> None:
         """`kept`: a log keeps the sent events, so they can wait for a subscriber."""
         self._options, self._counts = options, Counters(self.name)
         self._waits = kept and bool(options.bind or options.publish)  # without these, no subscriber can connect
-        self._identities = IdentityAllocator()
+        self._identities = AssignedIdentities(TOPICS_MAX)
         self._keys: KeySet | None = None
         self._receive: Receive | None = None
         self._known: Memo[bytes, str | None] = Memo(TOPICS_MAX)
@@ -95,10 +91,11 @@ class RawZmqFabric:
                 invalid.append(key)
                 continue
             for event in events:
-                if self._identities.allocated(event.publisher_id):
-                    own += 1
-                elif not self._topic(event.key):
+                topic = self._topic(event.key)
+                if not topic:
                     unnamed.append(event.key)
+                elif self._identities.assigned(event.publisher_id, topic):
+                    own += 1
                 else:
                     plain.append((event.key, event.payload))
         if plain:
@@ -128,15 +125,6 @@ class RawZmqFabric:
             raise KeyInvalid(
                 key, f"it does not correspond to a ZMQ topic with the separator {self._options.separator!r}"
             )
-
-    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
-        """Raise `TransportUnsupported`: plain messages carry no requests."""
-        if keys:
-            raise TransportUnsupported(self.name, "serving requests: it carries plain messages")
-
-    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
-        """Raise `TransportUnsupported`: plain messages carry no requests."""
-        raise TransportUnsupported(self.name, "sending requests: it carries plain messages")
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the endpoints and the counters."""

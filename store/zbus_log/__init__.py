@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zbus.ports.log import Row
-from zbus.util.renamed import renamed_to
+from zbus.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .client.proxied_writes import prune, put
@@ -36,7 +35,7 @@ __all__ = [
     "verify",
 ]
 
-_WHERE = {
+_MODULES = {
     "Cold": ".cold.tier",
     "ColdDamaged": ".file.manifest",
     "ColdFile": ".file.manifest",
@@ -53,12 +52,5 @@ _WHERE = {
     "put": ".client.proxied_writes",
     "verify": ".read.verify",
 }
-_RENAMED = {"retain": "prune"}
-
-
 # The command line imports this package to list its commands, so slow imports wait until a name is used.
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        hint = f": {renamed_to(_RENAMED[name])}" if name in _RENAMED else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    return getattr(import_module(_WHERE[name], __name__), name)
+__getattr__ = lazy_names(__name__, _MODULES, {"retain": "prune"})

@@ -18,6 +18,7 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
+from zbus.util.backoff import Backoff
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -188,15 +189,15 @@ class SqliteLog:
         """Poll the head, less often while it does not change: no socket connects reader and owner."""
 
         def run() -> None:
-            last, pause = -1, POLL_S[0]
-            while not self._closed.wait(pause):
+            last, pauses = -1, Backoff(*POLL_S, jitter=0)
+            while not self._closed.wait(pauses.next()):
                 try:
                     head = self._reader.head()
                 except LogError:
                     head = last  # the next read raises this error; keep polling
-                pause = POLL_S[0] if head != last else min(POLL_S[1], pause * 1.5)
                 if head != last:
                     last = head
+                    pauses.reset()
                     moved(head)
 
         self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)

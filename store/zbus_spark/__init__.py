@@ -7,8 +7,9 @@ True
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zbus.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .failures import SparkFailed, spark_errors
@@ -39,7 +40,7 @@ __all__ = [
     "trim",
 ]
 
-_WHERE = {
+_MODULES = {name: f".jobs.{name}" for name in __all__} | {
     "Offloaded": ".jobs.offload",
     "SparkFailed": ".failures",
     "payload": ".typed",
@@ -47,10 +48,5 @@ _WHERE = {
     "session": ".starting",
     "spark_errors": ".failures",
 }
-
-
-# Every Spark worker imports this package but needs only the source: everything else is imported on first use.
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE.get(name, f".jobs.{name}"), __name__), name)
+# Every Spark worker imports this package but needs only the source.
+__getattr__ = lazy_names(__name__, _MODULES)

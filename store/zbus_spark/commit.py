@@ -23,6 +23,7 @@ import msgspec
 
 from zbus.errors import ConfigInvalid, LogError, ZbusError
 from zbus.ports.log import Row
+from zbus.util.atomic_file import write_atomically
 from zbus.util.identities import first_identity
 from zbus_log import put
 from zbus_log.write.cursors import SqliteCursors
@@ -142,7 +143,7 @@ def _publish(log: Path, batch: SinkBatch, parts: Sequence[StagedPart], cursors: 
         publisher_id, first = (mark.publisher_id, mark.next_sequence) if mark else first_identity()
         check_files(parts)  # they may have been removed if this process outlived its driver
         intent = Intent(*batch, publisher_id, first, list(parts))
-        _store(path, intent)
+        write_atomically(path, msgspec.json.encode(intent), path.with_suffix(".tmp"), durable=True)
     put(log, rows_of(intent.parts, intent.publisher_id, intent.first_sequence))
     following = intent.first_sequence + sum(part.rows for part in intent.parts)
     _store_mark(cursors, batch, _Mark(_query_number(batch.query), batch.batch, intent.publisher_id, following))
@@ -213,20 +214,6 @@ def _load(path: Path) -> Intent | None:
         raise LogError(
             f"{path} cannot be read ({error}), so an unfinished commit cannot be completed. Nothing was published"
         ) from error
-
-
-def _store(path: Path, intent: Intent) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(intent))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _forget(path: Path, intent: Intent) -> None:

@@ -29,7 +29,8 @@ from zbus.errors import ConfigInvalid, EventInvalid, EventTooLarge, LogError
 from zbus.headers import TEXT, encode_headers
 from zbus.keys import check_key
 from zbus.ports.log import Row
-from zbus_log.file.process import is_alive, started_at
+from zbus.util.atomic_file import sync
+from zbus.util.process import boot_id, is_alive, pid_namespace, started_at
 
 CHUNK_ROWS = 1000
 ABANDONED_S = 86_400.0  # time without changes after which a folder of another machine counts as abandoned
@@ -83,8 +84,8 @@ def stage(
         if writer is None or file is None:
             return None
         writer.close()
-        _sync(file)
-        _sync(folder)
+        sync(file)
+        sync(folder)
         return StagedPart(str(file), written, host)
     except BaseException as error:
         if writer is not None and file is not None:
@@ -209,10 +210,8 @@ def _is_abandoned(folder: Path) -> bool:
 
 def _pid_scope() -> str:
     """Return an id of the scope in which process ids are unique: one boot of a machine, or one container."""
-    try:
-        return _digest(f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{Path('/proc/self/ns/pid').readlink()}")
-    except OSError:
-        return _digest(platform.node())
+    boot, namespace = boot_id(), pid_namespace()
+    return _digest(f"{boot}\n{namespace}" if boot and namespace else platform.node())
 
 
 def _digest(text: str) -> str:
@@ -229,11 +228,3 @@ def _driver() -> int:
                 return pid
             pid = int(rest.split()[1])
     return os.getppid()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

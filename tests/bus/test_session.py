@@ -91,13 +91,13 @@ async def test_each_key_has_one_publisher_with_sequences_from_0_whichever_sessio
 
 
 async def test_what_is_known_of_keys_is_bounded_and_order_on_a_key_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zbus.bus.PUBLISHERS_MAX", 4)
+    monkeypatch.setattr("zbus.node.SESSION_PUBLISHERS_MAX", 4)
     async with zbus.open("memory") as bus:
         for number in range(20):
             await bus.session("alice").publish(f"a/{number % 5}", str(number).encode())
         events = await stored(bus)
 
-        assert len(bus._sessions.identities._following) == 4
+        assert len(node_of(bus).sessions.identities._following) == 4
     assert len({event.identity for event in events}) == 40
     assert [int(event.payload) for event in events] == [number for number in range(20) for _ in range(2)]
 

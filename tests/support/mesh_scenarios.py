@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from mesh_support import (
+    Mesh,
     Middle,
     Node,
     Wire,
@@ -20,20 +21,30 @@ from mesh_support import (
 ACK_EVERY = 7
 
 
+def subscribe_durably(b: Node) -> None:
+    b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+
+
+def read_durably(mesh: Mesh) -> tuple[Node, Node]:
+    """A publishes, and B has read its first events under a durable name."""
+    a, b = mesh.node("a"), mesh.node("b")
+    subscribe_durably(b)
+    a.call("publish", "shop/orders", 50)
+    until_seen(b, "d", lambda: a.facts.published())
+    return a, b
+
+
 def away_while_the_publisher_publishes(directory: Path, kind: type[Wire], events: int) -> None:
     """B reads durably, is killed, A publishes, B is back."""
     with mesh_of(directory, kind) as mesh:
-        a, b = mesh.node("a"), mesh.node("b")
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
-        a.call("publish", "shop/orders", 50)
-        until_seen(b, "d", lambda: a.facts.published())
+        a, b = read_durably(mesh)
         until(lambda: any(each.startswith("from/") for each in b.positions()), 10, "the stored position")
         b.kill()
         for _ in range(events // 500):
             a.call("publish", "shop/orders", 250)
             a.call("publish", "shop/audit/x", 250)
         b.start()
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+        subscribe_durably(b)
         until_seen(b, "d", lambda: a.facts.published(), 30 + events / 500)
         b.facts.check_durable("d")
         check_everything_came(a.facts.published(), b.facts.seen("d"))
@@ -46,17 +57,14 @@ def away_while_the_publisher_publishes(directory: Path, kind: type[Wire], events
 def both_sides_restart(directory: Path, kind: type[Wire], events: int) -> None:
     """While B is away, A publishes, is killed, publishes more as a new process, and B comes back."""
     with mesh_of(directory, kind) as mesh:
-        a, b = mesh.node("a"), mesh.node("b")
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
-        a.call("publish", "shop/orders", 50)
-        until_seen(b, "d", lambda: a.facts.published())
+        a, b = read_durably(mesh)
         b.kill()
         a.call("publish", "shop/orders", events // 2)
         a.kill()
         a.start()
         a.call("publish", "shop/orders", events // 2)
         b.start()
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+        subscribe_durably(b)
         a.call("publish", "shop/orders", 10)
         until_seen(b, "d", lambda: a.facts.published(), 30 + events / 500)
         b.facts.check_durable("d")
@@ -66,18 +74,18 @@ def killed_before_the_first_event(directory: Path, kind: type[Wire], events: int
     """The name exists once the subscription is entered; a kill in the same instant does not undo that."""
     with mesh_of(directory, kind) as mesh:
         a, b = mesh.node("a"), mesh.node("b")
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+        subscribe_durably(b)
         b.kill()
         a.call("publish", "shop/orders", events)
         b.start()
-        b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+        subscribe_durably(b)
         until_seen(b, "d", lambda: a.facts.published(), 30 + events / 500)
         b.facts.check_durable("d")
 
 
 def read_by_all_means(b: Node) -> None:
     """One reader with a durable name, one that spills, and one of the reported gaps."""
-    b.call("subscribe", "d", ["shop/**"], durable="d", ack_every=ACK_EVERY)
+    subscribe_durably(b)
     b.call("subscribe", "s", ["shop/**"], overflow="spill", queue_events=100)
     b.call("subscribe", "gaps", ["@zbus/gap"])
 

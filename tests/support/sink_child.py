@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 import zbus
 import zbus_log
 import zbus_spark
-from zbus_log.file.process import is_running
+from zbus.util.process import is_running
 from zbus_spark import commit
 from zbus_spark.sink import Staged, StreamWriter, _parts, _Plan
 

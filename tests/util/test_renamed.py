@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import zbus
+import zbus_log
+from zbus.util.lazy_names import lazy_names
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,22 @@ async def test_retired_names_of_objects_name_their_replacements() -> None:
                 with pytest.raises(AttributeError, match=f"has no attribute '{old}'; renamed: use {new}$"):
                     getattr(found, old)
                 assert hasattr(found, new)
+
+
+def test_a_package_imports_its_names_on_first_use() -> None:
+    find = lazy_names("zbus", {"Bridge": ".bridge.bridge", "blocking": ".blocking"}, {"Bridges": "Bridge"})
+
+    assert find("Bridge") is zbus.Bridge
+    assert find("blocking") is zbus.blocking
+    with pytest.raises(AttributeError, match=r"^module 'zbus' has no attribute 'Bridges'; renamed: use Bridge$"):
+        find("Bridges")
+
+
+@pytest.mark.parametrize("package", [zbus, zbus_log], ids=lambda package: package.__name__)
+def test_every_public_name_is_found(package: ModuleType) -> None:
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+def test_a_retired_name_of_the_log_names_its_replacement() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'zbus_log' has no attribute 'retain'; renamed: use prune$"):
+        zbus_log.retain  # noqa: B018

@@ -185,9 +185,9 @@ def test_an_expression_that_can_match_nothing_here_is_named_and_the_others_are_i
 
 
 def test_questions_are_refused_by_name(fabric: DynamoNats) -> None:
-    with pytest.raises(TransportUnsupported, match="serving requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="serving requests: it carries only events"):
         fabric.serve(["a/b"], print)
-    with pytest.raises(TransportUnsupported, match="sending requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="sending requests: it carries only events"):
         fabric.request("a/b", b"", print, 1.0)
     assert (fabric.events_only, fabric.networked) == (True, True)
 

@@ -387,6 +387,20 @@ def test_more_publishers_of_a_topic_than_sockets_replace_those_silent_longest(
     assert len(fabric.diagnostics()["listening"]) == 3
 
 
+def test_more_publishers_than_a_process_keeps_replace_those_silent_longest(
+    opened: Any, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "PUBLISHERS_MAX", 3)
+    fabric = opened()
+
+    fabric.send([frame(f"ns/t{n}", publisher_id=n) for n in (1, 2, 3)])
+    fabric.send([frame("ns/t1", publisher_id=1), frame("ns/t4", publisher_id=4)])
+
+    wait_until(lambda: {each["instance_id"] for each in records.read()} == {1, 3, 4})
+    assert fabric.diagnostics()["publishers"] == 3
+    assert fabric.diagnostics()["counts"]["publishers_retired"] == 1
+
+
 def test_a_key_whose_record_could_have_no_file_is_refused_and_the_rest_goes(opened: Any, records: Records) -> None:
     fabric = opened()
 
@@ -399,9 +413,9 @@ def test_a_key_whose_record_could_have_no_file_is_refused_and_the_rest_goes(open
 def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any) -> None:
     fabric = opened()
 
-    with pytest.raises(TransportUnsupported, match="serving requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="serving requests: it carries only events"):
         fabric.serve(["a/b"], print)
-    with pytest.raises(TransportUnsupported, match="sending requests on the dynamo wire"):
+    with pytest.raises(TransportUnsupported, match="sending requests: it carries only events"):
         fabric.request("a/b", b"", print, 1.0)
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
         fabric.listen(["a/b/c/d/e"], Ears())

@@ -30,7 +30,7 @@ from zbus.ports.log import Row
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
 from zbus_log.proxy.owner import ProxiedWriteServer
-from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_atomically
+from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_file
 
 PUTTER = """
     import sys, time, zbus_log
@@ -287,7 +287,7 @@ async def test_a_malformed_request_gets_an_error_and_the_owner_keeps_running(log
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
         for kind in (".rows", ".retain"):
             request = folder(log_path) / (new_stem() + kind)
-            write_atomically(request, b"\xc1 garbage")
+            write_file(request, b"\xc1 garbage")
             (folder(log_path) / "not-ours").touch()
             assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
             await in_thread(wait_until, request.with_suffix(".answer").exists)
@@ -466,7 +466,7 @@ async def test_requests_of_ended_processes_are_removed_and_those_of_running_ones
         (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
     (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # an earlier process
     left = here / (new_stem() + ".rows")
-    write_atomically(left, encode_rows(rows(2, publisher=9)))
+    write_file(left, encode_rows(rows(2, publisher=9)))
 
     async with zbus.open(log_path) as bus:
         await in_thread(wait_until, left.with_suffix(".answer").exists)
@@ -656,7 +656,7 @@ async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
         request = folder(log_path) / (new_stem() + ".retain")
-        write_atomically(request, encode_rules(Rules(age_s=1e300)))  # a time that no integer holds
+        write_file(request, encode_rules(Rules(age_s=1e300)))  # a time that no integer holds
         await in_thread(zbus_log.put, log_path, [rows(1)])
         await in_thread(wait_until, request.with_suffix(".answer").exists)
         with pytest.raises(zbus.LogError):

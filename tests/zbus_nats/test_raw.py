@@ -20,9 +20,8 @@ from zbus.event import Event
 from zbus.headers import encode_headers
 from zbus.observe.counters import Counters
 from zbus.wire.envelope import decode, encode, join, unpack
-from zbus_nats import raw
 from zbus_nats.plain import read_headers, write_headers
-from zbus_nats.raw import RawIdentities, RawNatsFabric, open_fabric
+from zbus_nats.raw import RawNatsFabric, open_fabric
 
 Open = Callable[[], RawNatsFabric]
 
@@ -225,32 +224,6 @@ async def test_many_messages_arrive_each_once_and_in_order_while_what_is_listene
 
     assert [each.sequence for each in events(came.items)] == list(range(20_001))
     await client.close()
-
-
-def test_a_subject_forgotten_for_want_of_room_does_not_begin_its_sequences_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(raw, "PUBLISHERS_MAX", 2)
-    identities = RawIdentities()
-
-    given = [identities.next(subject) for subject in (b"a", b"a", b"b", b"c", b"a", b"a")]
-
-    assert len({(publisher, sequence) for _, publisher, sequence in given}) == len(given)
-    assert all(identities.made(Event(publisher, 0, 0, key, b""), key) for key, publisher, _ in given)
-    assert not identities.made(Event(1, 0, 0, "a", b""), "a")
-
-
-def test_only_the_subject_known_longest_is_forgotten_and_no_identity_is_used_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(raw, "PUBLISHERS_MAX", 3)
-    identities = RawIdentities()
-
-    kept = [identities.next(subject) for subject in (b"a", b"b", b"c", b"d", b"b", b"c")]
-    given = [identities.next(b"%d" % (number * number % 7)) for number in range(200)]
-
-    assert kept[4:] == [("b", kept[1][1], 1), ("c", kept[2][1], 1)]
-    assert len({each[1:] for each in (*kept, *given)}) == len(kept) + len(given)
 
 
 @given(block=st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"NATS/1.0\r\n" + rest)))

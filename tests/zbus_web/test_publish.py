@@ -5,13 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from inside import node_of
 from web_support import SseClient, error_of, until, web
 
 import zbus
 from zbus.ports.log import AppendResult, Refused
+from zbus_web.events.publish import Publication, put_once
+
+
+class HeldCommits:
+    """Keeps the appends of a bus until `release`: requests that arrive meanwhile share commits or are in the next."""
+
+    def __init__(self, bus: zbus.Bus) -> None:
+        self._commits: Any = node_of(bus).commits
+        self._append, self._held = self._commits._append, list[tuple[Any, ...]]()
+        self._commits._append = lambda *append: self._held.append(append)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(rows) for rows, *_ in self._held)
+
+    def release(self) -> None:
+        self._commits._append = self._append
+        for append in self._held:
+            self._append(*append)
+
+    def fail(self, error: zbus.ZbusError) -> None:
+        self._commits._append = self._append
+        for _, done, about in self._held:
+            done(AppendResult(about, Refused(error)))
 
 
 async def test_the_body_becomes_the_event_and_the_response_has_its_offset(log_path: Path) -> None:
@@ -66,17 +92,10 @@ async def test_acknowledged_events_are_in_the_log_in_the_order_of_their_connecti
 
 async def test_concurrent_requests_share_commits_and_each_has_its_own_offset(log_path: Path) -> None:
     async with web(log_path) as server:
-        commits, held = node_of(server.bus).commits, []
-        append = commits._append
-
-        def hold(rows: object, done: object, about: object) -> None:
-            held.append((rows, done, about))
-            if sum(len(rows) for rows, _, _ in held) == 64:  # Wait until all requests are in flight.
-                for each in held:
-                    append(*each)
-
-        commits._append = hold
-        posts = [server.client.post(f"/events/k/{n % 5}", content=b"%d" % n) for n in range(64)]
+        held = HeldCommits(server.bus)
+        posts = [asyncio.create_task(server.client.post(f"/events/k/{n % 5}", content=b"%d" % n)) for n in range(64)]
+        await until(lambda: held.rows == 64)
+        held.release()
         stored_as = [response.json() for response in await asyncio.gather(*posts)]
         stored = {event.offset: event async for event in server.bus.replay()}
     assert sorted(stored) == sorted(each["offset"] for each in stored_as) == list(range(1, 65))
@@ -150,6 +169,75 @@ async def test_two_concurrent_bodies_with_one_idempotency_key_store_one_event(lo
         responses = await asyncio.gather(*posts)
         assert sorted(response.status_code for response in responses) == [200] * 4 + [201] + [422] * 5
         assert await server.bus.head() == 1
+
+
+def post_once(server: Any, content: bytes) -> asyncio.Task[httpx.Response]:
+    sending = server.client.post("/events/a", content=content, headers={"idempotency-key": "k"})
+    return asyncio.get_running_loop().create_task(sending)
+
+
+@pytest.mark.parametrize("bodies", [b"xxxxxxxx", b"xyxyxyxy"])
+async def test_requests_with_one_idempotency_key_that_await_the_same_commits_store_one_event(
+    log_path: Path, bodies: bytes
+) -> None:
+    async with web(log_path) as server, server.stream("?key=a") as stream:
+        held = HeldCommits(server.bus)
+        posts = [post_once(server, bytes([body])) for body in bodies]
+        await until(lambda: held.rows == len(bodies))
+        held.release()
+        responses = await asyncio.gather(*posts)
+
+        (event,) = [event async for event in server.bus.replay()]
+        await server.publish("a", b"next")
+        assert await stream.offsets(2) == [1, 2]
+    first, others = event.payload[0], bytes(bodies).count(event.payload) - 1
+    statuses = sorted(response.status_code for response in responses)
+    assert statuses == [200] * others + [201] + [422] * (len(bodies) - others - 1)
+    assert {each.status_code for each, body in zip(responses, bodies, strict=True) if body == first} == {200, 201}
+    assert {each.json()["offset"] for each in responses if each.is_success} == {1}
+
+
+async def test_requests_with_one_idempotency_key_fail_together_with_their_commit(log_path: Path) -> None:
+    async with web(log_path) as server:
+        held = HeldCommits(server.bus)
+        posts = [post_once(server, b"x") for _ in range(5)]
+        await until(lambda: held.rows == 5)
+        held.fail(zbus.LogFull("app.db"))
+
+        assert [response.status_code for response in await asyncio.gather(*posts)] == [507] * 5
+        assert (await post_once(server, b"x")).status_code == 201
+        assert await server.bus.head() == 1
+
+
+async def test_a_cancelled_request_neither_fails_nor_repeats_the_one_beside_it(log_path: Path) -> None:
+    publication = Publication("a", b"x", None, "k")
+    async with zbus.open(log_path) as bus:
+        held = HeldCommits(bus)
+        first, second = (asyncio.create_task(put_once(bus, publication)) for _ in range(2))
+        await until(lambda: held.rows == 2)
+        first.cancel()
+        held.release()
+
+        assert (await second)[0]["offset"] == 1
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await put_once(bus, publication)) == ((await second)[0], False)
+        assert await bus.head() == 1
+
+
+async def test_a_request_that_is_cancelled_before_its_commit_leaves_the_key_to_the_next(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        backpressure = node_of(bus).backpressure
+        reason = node_of(bus).commits
+        backpressure.block(reason, "commits_pending", "a test")
+        first, second = (asyncio.create_task(put_once(bus, Publication("a", body, None, "k"))) for body in (b"x", b"y"))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        backpressure.unblock(reason)
+
+        assert (await second)[1]
+        assert [event.payload async for event in bus.replay()] == [b"y"]
 
 
 async def test_a_client_that_disconnects_before_the_response_can_repeat_its_request(log_path: Path) -> None:

@@ -17,7 +17,6 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, KeyInvalid, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.wire.envelope import encode, join, unpack
-from zbus_zmq.io.identities import IdentityAllocator
 from zbus_zmq.raw import open_fabric
 
 
@@ -264,34 +263,3 @@ def test_requests_are_refused_by_name_and_a_closed_fabric_refuses_to_send(legacy
 def test_options_that_are_wrong_are_refused(query: str) -> None:
     with pytest.raises(ConfigInvalid):
         open_fabric(BusConfig(), f"zmq+raw://{query}")
-
-
-def test_topics_that_were_forgotten_get_a_new_publisher_and_are_still_known_as_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("zbus_zmq.io.identities.TOPICS_MAX", 3)
-    identities = IdentityAllocator()
-    first = [identities.next(topic) for topic in (b"a", b"b", b"c", b"a")]
-    identities.next(b"d")  # one too many
-    again = identities.next(b"a")
-
-    assert [sequence for _, sequence in first] == [0, 0, 0, 1]
-    assert again[1] == 0
-    assert again[0] != first[0][0]
-    assert identities.allocated(first[0][0])
-    assert identities.allocated(again[0])
-    assert not identities.allocated(12345)
-
-
-def test_only_the_topic_known_longest_is_forgotten_and_no_identity_is_used_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("zbus_zmq.io.identities.TOPICS_MAX", 3)
-    identities = IdentityAllocator()
-    topics = [b"%d" % (number * number % 7) for number in range(200)]
-
-    kept = [identities.next(topic) for topic in (b"a", b"b", b"c", b"d", b"b", b"c")]
-    given = [identities.next(topic) for topic in topics]
-
-    assert kept[4:] == [(kept[1][0], 1), (kept[2][0], 1)]
-    assert len({*kept, *given}) == len(kept) + len(given)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -39,26 +41,34 @@ def sub(
     """
     printer = EventPrinter()
     bus = open_source(log, transport)
-    try:
-        run(_sub(printer, bus, expressions, start, durable, count, timeout))
-    except KeyboardInterrupt:
-        return  # Ctrl-C is the usual end
-    except TimeoutError:
-        if count is not None:
-            note(f"zbus: {printer.printed} of {count} events arrived within {timeout:g} s")
-            raise typer.Exit(ERROR) from None
+    with reporting_timeout(printer, count, timeout):
+        try:
+            run(print_subscription(bus, printer, expressions, count, timeout, start=start, durable=durable))
+        except KeyboardInterrupt:
+            return  # Ctrl-C is the usual end
 
 
-async def _sub(
-    printer: EventPrinter,
+async def print_subscription(
     bus: zbus.Bus,
-    expressions: list[str],
-    start: Any,
-    durable: str | None,
+    printer: EventPrinter,
+    expressions: Sequence[str],
     count: int | None,
     timeout_s: float | None,
+    **options: Any,
 ) -> None:
-    async with bus, bus.subscribe(*expressions, start=start, durable=durable) as subscriber:
+    """Open a bus, subscribe with `options`, and print at most `count` events. Raises `TimeoutError`."""
+    async with bus, bus.subscribe(*expressions, **options) as subscriber:
         with ends_with_its_reader():
             async with asyncio.timeout(timeout_s):
                 await print_live(subscriber, printer, count)
+
+
+@contextmanager
+def reporting_timeout(printer: EventPrinter, count: int | None, timeout_s: float | None) -> Iterator[None]:
+    """End the command when the time is over: with an error if fewer than `count` events arrived."""
+    try:
+        yield
+    except TimeoutError:
+        if count is not None:
+            note(f"zbus: {printer.printed} of {count} events arrived within {timeout_s:g} s")
+            raise typer.Exit(ERROR) from None

@@ -307,31 +307,37 @@ class Inbox:
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
     ) -> bool:
         """Report lost events: with the counters, a log record, and an event on `@zbus/gap`."""
-        last = self._seen.last(publisher_id)
-        first = max(after, -1 if last is None else last) + 1
-        if first >= sequence:
+        missing = self._missing(key, publisher_id, after, sequence)
+        if missing is None:
             return False
         if not counted:
             self.count("gaps", 1)
             self.count("gaps_unrepaired", 1)
-        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "events are missing and could not be repaired"
-        record_reason(EVENT_GAP, logging.WARNING, code="gap_unrepaired", reason=reason, origin=origin, **fields)
-        self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
+        self._report_missing(origin, missing, is_open=False, code="gap_unrepaired", reason=reason)
         return True
 
     def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
         """Report missing events as an open gap. They are requested until their node is back."""
+        missing = self._missing(key, publisher_id, after, sequence)
+        if missing is None:
+            return False
+        self.count("gaps_open", 1)
+        reason = "events are missing and their node does not reply; they are requested until it is back"
+        self._report_missing(origin, missing, is_open=True, code="gap_open", reason=reason)
+        return True
+
+    def _missing(self, key: str, publisher_id: int, after: int, sequence: int) -> dict[str, Any] | None:
+        """Return the events before `sequence` that were not received, or None if there are none."""
         last = self._seen.last(publisher_id)
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
-            return False
-        self.count("gaps_open", 1)
-        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
-        reason = "events are missing and their node does not reply; they are requested until it is back"
-        record_reason(EVENT_GAP, logging.WARNING, code="gap_open", reason=reason, origin=origin, **fields)
-        self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
-        return True
+            return None
+        return {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
+
+    def _report_missing(self, origin: int, missing: dict[str, Any], *, is_open: bool, code: str, reason: str) -> None:
+        record_reason(EVENT_GAP, logging.WARNING, code=code, reason=reason, origin=origin, **missing)
+        self._deliver([gap_event(missing | {"open": is_open}, self._runtime.time_ns())])
 
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))

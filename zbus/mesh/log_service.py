@@ -17,6 +17,7 @@ from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Span
+from zbus.util.malformed import MALFORMED
 from zbus.wire.envelope import Envelope, Fields, encode_run, fields_of, open_frame
 from zbus.wire.provenance import Forward
 
@@ -92,7 +93,7 @@ class LogService:
         try:
             wanted = _decode_request(request)
             keys = KeySet(wanted.keys) if wanted.keys else KeySet.all()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyInvalid) as error:
+        except (*MALFORMED, KeyInvalid) as error:
             raise EventInvalid(f"malformed page request: {error}") from error
         numbers = (wanted.after, wanted.until, wanted.from_ns, wanted.to_ns, wanted.events)
         if not 0 <= min(numbers) <= max(numbers) <= ENDLESS:
@@ -167,7 +168,7 @@ async def request_page(
         if part[:1] == b"\0":
             try:
                 covered = _decode_covered(memoryview(part)[1:])
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except MALFORMED as error:
                 raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
         else:
             try:
@@ -187,7 +188,7 @@ async def request_log_info(request: Request, timeout_s: float) -> LogInfo:
     async for body in request(LOGS, b"", timeout_s):
         try:
             info = _decode_info(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise TransportError(f"a node sent a malformed reply for {LOGS!r}: {error}") from error
     if info is None:
         raise TransportError(f"a node sent no reply for {LOGS!r}; retry the request")

@@ -16,6 +16,7 @@ import msgspec
 from zbus.errors import EventInvalid, HandlerFailed, NoResponders, RequestTimeout, TransportError, TransportUnsupported
 from zbus.ports.fabric import Fabric
 from zbus.util.mailbox import Mailbox
+from zbus.util.malformed import MALFORMED
 from zbus.util.runtime import Runtime
 from zbus.wire.envelope import CANCEL
 
@@ -46,7 +47,7 @@ def decode_request(payload: bytes) -> RequestFrame:
     """Decode a request. Raises `EventInvalid` if it is malformed."""
     try:
         return _decode_request(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed request: {error}") from error
 
 
@@ -121,7 +122,7 @@ def _read_reply(data: bytes) -> tuple[int, int, bytes]:
 def _read_failure(body: bytes) -> tuple[str, str]:
     try:
         return _failure(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         return "Error", "the reason could not be decoded"
 
 

@@ -1,4 +1,7 @@
-"""Throttle: let the same log message through at most once a minute. Counters still count every occurrence."""
+"""Throttle: let the same log message through at most once a minute. Counters still count every occurrence.
+
+It also limits how often other work is done, such as looking at a file again.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ To add a transport, implement `Fabric` in a package of your own and register its
 `TransportError` within bounded time. `session` is for fabrics that can use a session of the application: reject it
 otherwise. Install the package again after adding the entry point. To check the implementation, add it to the contract
 suite: to `MESHES` in `tests/support/contract_transports.py` or, if it is `events_only`, to `EVENTS_ONLY` in
-`tests/contract/test_fabric_lacks.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events only.
+`tests/contract/test_fabric_lacks.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events only,
+which inherits from `EventsOnly`.
 
 A fabric delivers frames at most once or at least once, as its network can: the core detects gaps, requests missing
 events from the publisher's log, and removes duplicates. A fabric therefore stores nothing and never retries. It knows
@@ -27,7 +28,9 @@ is counted and logged, and never stops the fabric.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+
+from zbus.errors import TransportUnsupported
 
 # The callback for received frames: the frame, and a function to acknowledge it or None. Pass such a function only if
 # the network redelivers unacknowledged frames. The core calls it once its log has stored all events of the frame.
@@ -130,3 +133,25 @@ class Fabric(Protocol):
         Requests that are in flight end with `on_reply(None)`. Later calls of `send`, `listen`, `serve` and
         `request` raise `TransportError`.
         """
+
+
+class EventsOnly:
+    """Base of a fabric that is `events_only`, because the programs at its other end are not zbus nodes."""
+
+    name: str
+    networked = True
+    events_only = True
+    trust = "none"
+    endpoints: Sequence[str] = ()
+
+    def serve(self, keys: Sequence[str], on_request: OnRequest) -> None:
+        """Raise `TransportUnsupported` if there are keys to serve."""
+        if keys:
+            self._lacks("serving requests")
+
+    def request(self, key: str, payload: bytes, on_reply: OnReply, timeout_s: float) -> RequestHandle:
+        """Raise `TransportUnsupported`."""
+        self._lacks("sending requests")
+
+    def _lacks(self, capability: str) -> NoReturn:
+        raise TransportUnsupported(self.name, f"{capability}: it carries only events")

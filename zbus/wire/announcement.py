@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from zbus.errors import EventInvalid
+from zbus.util.malformed import MALFORMED
 
 from .envelope import NODE
 
@@ -57,5 +58,5 @@ def decode_announcement(frame: bytes) -> Announcement:
     """Decode an announcement. Raises `EventInvalid` if it is malformed."""
     try:
         return _decode(memoryview(frame)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed announcement: {error}") from error

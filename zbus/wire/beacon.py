@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from zbus.errors import EventInvalid
+from zbus.util.malformed import MALFORMED
 
 from .envelope import BEACON, check_received
 
@@ -55,7 +56,7 @@ def decode_beacon(frame: bytes) -> Beacon:
     """Decode a beacon. Raises `EventInvalid` if it is malformed."""
     try:
         beacon = _decode(memoryview(frame)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed beacon: {error}") from error
     numbers = [beacon.origin, beacon.since, beacon.head]
     for key, newest in beacon.newest.items():

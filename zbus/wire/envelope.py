@@ -21,6 +21,7 @@ from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
 from zbus.ports.log import Row
+from zbus.util.malformed import MALFORMED
 from zbus.util.memo import Memo
 
 ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
@@ -166,7 +167,7 @@ def open_frame(frame: bytes) -> list[Envelope]:
         for envelope in envelopes:
             if envelope.headers != EMPTY:
                 _decode_headers(envelope.headers)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
+    except MALFORMED as error:
         raise EventInvalid(f"malformed envelope: {error}") from error
     for key in {envelope.key for envelope in envelopes}:
         _checked[key]

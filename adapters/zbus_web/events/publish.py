@@ -6,7 +6,6 @@ a repeated request, even after a restart: it keeps the first event, and the resp
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from zbus.event import Event
 from zbus.headers import BAGGAGE, CONTENT_TYPE, JSON, TEXT, TRACEPARENT, TRACESTATE
 from zbus.introspection import of
 from zbus.keys import KeySet
-from zbus.ports.log import Span
+from zbus.ports.log import Log, Page, Span
 from zbus.publish.publisher import EventPublisher
 from zbus.util.memo import Memo
 from zbus_web.access.authenticator import Authenticator
@@ -44,7 +43,7 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[
 
 
 @dataclass(frozen=True, slots=True)
-class _Publication:
+class Publication:
     """The event that a request publishes."""
 
     key: str
@@ -59,7 +58,6 @@ class HttpPublishing:
     def __init__(self, bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> None:
         self._bus, self._settings, self._access = bus, settings, access
         self._publishers = Memo[str, EventPublisher](PUBLISHERS_MAX)
-        self._once = IdempotentPublisher(bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, store the event, and send the response."""
@@ -71,9 +69,9 @@ class HttpPublishing:
             return  # The client disconnected before the end of the body: nothing is stored.
         status = 201
         if idempotency_key is None:
-            result = await self._publish(_Publication(key, payload, headers, None))
+            result = await self._publish(Publication(key, payload, headers, None))
         else:
-            result, first = await self._once.put(_Publication(key, payload, headers, idempotency_key))
+            result, first = await put_once(self._bus, Publication(key, payload, headers, idempotency_key))
             if not first:
                 status, result = 200, {**result, "duplicate": True}
         body = _encode(result)
@@ -81,77 +79,47 @@ class HttpPublishing:
         await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _publish(self, publication: _Publication) -> dict[str, Any]:
-        bus, publishers = self._bus, self._publishers
-        publisher = publishers.pop(publication.key, None)
-        if publisher is None:
-            publisher = await bus.publisher(publication.key)
-            publisher = publishers.pop(publication.key, publisher)
-        publishers[publication.key] = publisher
-        offset = await publisher.publish(publication.payload, headers=publication.headers)
+    async def _publish(self, publication: Publication) -> dict[str, Any]:
+        publishers, key = self._publishers, publication.key
+        if key not in publishers:
+            publishers.setdefault(key, await self._bus.publisher(key))
+        offset = await publishers.use(key).publish(publication.payload, headers=publication.headers)
         return {"offset": int(offset), "publisher_id": str(offset.publisher_id), "sequence": offset.sequence}
 
 
-class IdempotentPublisher:
-    """Stores one event for each idempotency key, however often a request is repeated."""
+async def put_once(bus: zbus.Bus, publication: Publication) -> tuple[dict[str, Any], bool]:
+    """Store one event for each idempotency key, however often and however concurrently a request is repeated.
 
-    def __init__(self, bus: zbus.Bus) -> None:
-        self._bus = bus
-        self._pending: dict[int, asyncio.Task[tuple[Event, bool]]] = {}
-
-    async def put(self, publication: _Publication) -> tuple[dict[str, Any], bool]:
-        """Return the body of the response, and whether the event was stored by this call.
-
-        Raises `HttpError` if the key was used for a different event. If cancelled, the event may still be stored.
-        """
-        if of(self._bus).reader.log is None:
-            raise zbus.LogRequired("an Idempotency-Key")
-        identity = _identity(publication)
-        while (others := self._pending.get(identity)) is not None:
-            await asyncio.wait((others,))  # Then it was stored or has failed: check again.
-        task = asyncio.get_running_loop().create_task(self._store(publication, identity))
-        self._pending[identity] = task
-        task.add_done_callback(lambda done: self._done(identity, done))
-        event, first = await asyncio.shield(task)
-        if not first and (event.key, event.payload, _without_context(event.headers)) != (
-            publication.key,
-            publication.payload,
-            _without_context(publication.headers or {}),
-        ):
-            message = (
-                f"this Idempotency-Key was used for another event on {publication.key!r}, at offset {event.offset}"
-            )
-            state = "Nothing was stored; the first event is safe. Use a new Idempotency-Key for a new event"
-            raise HttpError(422, "idempotency_mismatch", message, state)
-        return {"offset": event.offset, "publisher_id": str(identity), "sequence": 0}, first
-
-    async def _store(self, publication: _Publication, identity: int) -> tuple[Event, bool]:
-        bus, inside = self._bus, of(self._bus)
-        event = Event(identity, 0, time_ns(), publication.key, publication.payload, publication.headers or {})
-        (offset,) = await bus.put(event)
-        if offset.first:
-            return msgspec.structs.replace(event, offset=int(offset)), True
-        log = inside.reader.required("an Idempotency-Key")
-        page = await inside.reader.run(log.read, KeySet.all(), Span(log.before(offset), offset), 1)
-        events, error, _ = page.events()
-        if error is not None:
-            raise error
-        if not events:
-            raise HttpError(
-                409,
-                "idempotency_expired",
-                f"the event was stored at offset {offset}, and retention has removed it",
-                _NEW_KEY,
-            )
-        return events[0], False
-
-    def _done(self, identity: int, task: asyncio.Task[tuple[Event, bool]]) -> None:
-        del self._pending[identity]
-        if not task.cancelled():
-            task.exception()  # Mark it as retrieved: the request that waited for it may be cancelled.
+    Returns the body of the response, and whether this call stored the event. Raises `HttpError` if the key was used for
+    a different event. If cancelled, the event may still be stored.
+    """
+    log = of(bus).reader.required("an Idempotency-Key")
+    identity = _identity(publication)
+    (offset,) = await bus.put(
+        Event(identity, 0, time_ns(), publication.key, publication.payload, publication.headers or {})
+    )
+    if not offset.first:
+        _check_same(publication, await _read(bus, log, offset))
+    return {"offset": int(offset), "publisher_id": str(identity), "sequence": 0}, offset.first
 
 
-_NEW_KEY = "Nothing was stored. Use a new Idempotency-Key"
+async def _read(bus: zbus.Bus, log: Log, offset: int) -> Event:
+    page: Page = await of(bus).reader.run(log.read, KeySet.all(), Span(log.before(offset), offset), 1)
+    events, error, _ = page.events()
+    if error is not None:
+        raise error
+    if not events:
+        message = f"the event was stored at offset {offset}, and retention has removed it"
+        raise HttpError(409, "idempotency_expired", message, "Nothing was stored. Use a new Idempotency-Key")
+    return events[0]
+
+
+def _check_same(publication: Publication, stored: Event) -> None:
+    wanted = (publication.key, publication.payload, _without_context(publication.headers or {}))
+    if (stored.key, stored.payload, _without_context(stored.headers)) != wanted:
+        message = f"this Idempotency-Key was used for another event on {publication.key!r}, at offset {stored.offset}"
+        state = "Nothing was stored; the first event is safe. Use a new Idempotency-Key for a new event"
+        raise HttpError(422, "idempotency_mismatch", message, state)
 
 
 def _without_context(headers: Mapping[str, str]) -> dict[str, str]:
@@ -159,7 +127,7 @@ def _without_context(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in (TRACEPARENT, TRACESTATE, BAGGAGE)}
 
 
-def _identity(publication: _Publication) -> int:
+def _identity(publication: Publication) -> int:
     """Return the id of a publisher with one event: 63 bits derived from the idempotency key and the event's key."""
     text = f"{publication.key}\0{publication.idempotency_key}".encode(errors="surrogateescape")
     return int.from_bytes(blake2b(text, digest_size=8, person=b"zbus-idempotency").digest(), "big") >> 1

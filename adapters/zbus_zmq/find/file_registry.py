@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from zbus.errors import ConfigInvalid, TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
+from zbus.observe.throttle import Throttle
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
-from .discovery import Changed, Discovery, NodeRecord, Nodes
+from .discovery import Discovery, NodeRecord, Nodes
 from .lease import LEASE_BYTES_MAX, RegistryLease, decode_lease, encode_lease, take_lease
+from .watching import WatchingDiscovery
 
 FULL_SCAN_S = 0.5  # an expired lease does not change the folder's time stamp
 THOROUGH_S = 0.25  # how often processes are checked
@@ -32,23 +33,18 @@ SUFFIX, DRAFT = ".json", ".draft"
 DRAFT_S = 60.0
 
 
-class FileRegistry:
+class FileRegistry(WatchingDiscovery):
     """A folder of leases. One thread keeps our own alive and watches those of others."""
 
     def __init__(self, options: ZmqOptions, counts: Counters) -> None:
+        super().__init__()
         self.folder = _private_folder(options.registry)
         self._realm, self._lease_s, self._poll_s, self._counts = options.realm, options.lease_s, options.poll_s, counts
-        self._lock = threading.RLock()
-        self._wake = threading.Event()
         self._own: RegistryLease | None = None
-        self._beat_due = self._thorough_at = 0.0
+        self._beat_due = 0.0
+        self._process_checks = Throttle(THOROUGH_S)
         self._known: dict[str, tuple[tuple[int, int, int], RegistryLease | None]] = {}  # by file name
-        self._told: Nodes | None = None
-        self._changed: Changed | None = None
-        self._problem = ""
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="zbus-zmq-registry", daemon=True)
-        self._thread.start()
+        self._start("zbus-zmq-registry")
 
     def announce(self, node: NodeRecord) -> None:
         """Write our file now."""
@@ -59,16 +55,10 @@ class FileRegistry:
             except OSError as error:
                 raise TransportError(f"the registry {self.folder} cannot be written: {error.strerror}") from error
 
-    def watch(self, changed: Changed) -> None:
-        """Call `changed` with the nodes now, and after every change."""
-        with self._lock:
-            self._changed, self._told = changed, None
-        self._wake.set()
-
     def look(self) -> Nodes:
         """Read the folder now."""
         try:
-            return {lease.node.node: lease.node for lease in self.leases()}
+            return self._nodes()
         except OSError as error:
             raise TransportError(f"the registry {self.folder} cannot be read: {error.strerror}") from error
 
@@ -76,10 +66,7 @@ class FileRegistry:
         """Return every live lease of our realm, and remove those that expired long ago."""
         with self._lock:
             found, seen = [], set()
-            # Checking processes costs more than reading files.
-            thorough = time.monotonic() - self._thorough_at >= THOROUGH_S
-            if thorough:
-                self._thorough_at = time.monotonic()
+            thorough = self._process_checks.due()  # checking processes costs more than reading files
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     seen.add(entry.name)
@@ -93,31 +80,19 @@ class FileRegistry:
             self._known = {name: known for name, known in self._known.items() if name in seen}
             return found
 
-    def diagnostics(self) -> dict[str, Any]:
-        """Return the folder, the number of nodes and the last problem."""
-        with self._lock:
-            return {
-                "discovery": "file",
-                "registry": str(self.folder),
-                "nodes": len(self._told or ()),
-                "problem": self._problem,
-            }
+    def _describe(self) -> dict[str, Any]:
+        return {"discovery": "file", "registry": str(self.folder)}
 
-    def close(self) -> None:
-        """Remove our file and end the thread."""
-        self._ended = True
-        self._wake.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2.0)
-        with self._lock:
-            own, self._own, self._changed = self._own, None, None
-            try:
-                if own is not None:
-                    self._path(own).unlink(missing_ok=True)
-            except OSError as error:  # the lease expires later
-                self._counts.report(
-                    TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
-                )
+    def _withdraw(self) -> None:
+        """Remove our file."""
+        own, self._own = self._own, None
+        try:
+            if own is not None:
+                self._path(own).unlink(missing_ok=True)
+        except OSError as error:  # the lease expires later
+            self._counts.report(
+                TRANSPORT_DISCOVERY_FAILED, "registry_failed", str(self.folder), detail=str(error.strerror)
+            )
 
     def _run(self) -> None:
         pause, stamp, scanned = self._poll_s, 0, 0.0
@@ -133,7 +108,7 @@ class FileRegistry:
                 fresh = time.time() - stamp / 1e9 < FRESH_S
                 if asked or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
                     scanned = now
-                    self._notify()
+                    self._notify(self._nodes())
                 pause, self._problem = self._poll_s, ""
                 backoff.reset()
             except OSError as error:
@@ -149,12 +124,8 @@ class FileRegistry:
                 self._own = self._own.renewed(self._own.node)
                 self._write(self._own)
 
-    def _notify(self) -> None:
-        nodes = {lease.node.node: lease.node for lease in self.leases()}
-        with self._lock:
-            if self._changed is not None and nodes != self._told:
-                self._told = nodes
-                self._changed(nodes)
+    def _nodes(self) -> Nodes:
+        return {lease.node.node: lease.node for lease in self.leases()}
 
     def _read(self, entry: os.DirEntry[str]) -> RegistryLease | None:
         if not entry.name.endswith((SUFFIX, DRAFT)):

@@ -12,10 +12,12 @@ import socket
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from zbus.util.malformed import MALFORMED
+from zbus.util.process import boot_id, is_alive, pid_namespace
 
 from .discovery import NodeRecord
 
@@ -43,13 +45,13 @@ class RegistryLease(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_live(self) -> bool:
         """Return whether the node counts as alive."""
-        return self.boot == _boot() and -1.0 <= time.monotonic() - self.beat_s <= self.lease_s
+        return self.boot == boot_id() and -1.0 <= time.monotonic() - self.beat_s <= self.lease_s
 
     def is_void(self) -> bool:
         """Return whether any node may remove it: it expired long ago, or its process has ended."""
-        if self.boot != _boot() or time.monotonic() - self.beat_s > 2 * self.lease_s:
+        if self.boot != boot_id() or time.monotonic() - self.beat_s > 2 * self.lease_s:
             return True
-        return self.pid_space == _pid_space(os.getpid()) and not _is_running(self.pid)
+        return self.pid_space == _pid_space(os.getpid()) and not is_alive(self.pid)
 
 
 def take_lease(realm: str, node: NodeRecord, lease_s: float) -> RegistryLease:
@@ -63,7 +65,7 @@ def take_lease(realm: str, node: NodeRecord, lease_s: float) -> RegistryLease:
         allocated_at=now,
         last_heartbeat_at=now,
         beat_s=time.monotonic(),
-        boot=_boot(),
+        boot=boot_id(),
         pid=os.getpid(),
         pid_space=_pid_space(os.getpid()),
     )
@@ -98,7 +100,7 @@ def decode_lease(data: bytes) -> RegistryLease | None:
     """Return the lease in the content of a file, or None if it is malformed."""
     try:
         lease = _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
     return lease if lease.version == 1 and lease.pid > 0 and lease.lease_s > 0 else None
 
@@ -108,34 +110,5 @@ def _now() -> str:
 
 
 @lru_cache(maxsize=1)
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-@lru_cache(maxsize=1)
 def _pid_space(own_pid: int) -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return f"unknown to process {own_pid}"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # a process of another user
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Return whether the process has ended but its parent has not collected it yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return False
+    return pid_namespace() or f"unknown to process {own_pid}"

@@ -20,8 +20,9 @@ from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
 from zbus_zmq.address.options import ZmqOptions
 
-from .discovery import Changed, Discovery, NodeRecord, Nodes
+from .discovery import Discovery, NodeRecord, Nodes
 from .tokens import assemble, session_config, tails_of
+from .watching import WatchingDiscovery
 
 ROOT = "zbus-zmq"
 LOOK_S = 1.0
@@ -30,28 +31,23 @@ SETTLE_S = 0.02  # tokens arrive one by one: report several together
 NODES_MAX = 100_000
 
 
-class LivelinessDiscovery:
+class LivelinessDiscovery(WatchingDiscovery):
     """Tokens in a Zenoh session. One thread opens the session and reports changes."""
 
     def __init__(self, options: ZmqOptions, counts: Counters, session: zenoh.Session | None) -> None:
+        super().__init__()
         self._options, self._counts = options, counts
         self._root = f"{ROOT}/{options.realm}"
         self._session, self._owned = session, session is None
         self._config = None if session is not None else session_config(options)
-        self._lock = threading.RLock()
-        self._wake, self._pause = threading.Event(), threading.Event()
+        self._pause = threading.Event()
         self._subscriber: Any = None
         self._node: NodeRecord | None = None
         self._tokens: dict[str, Any] = {}
         self._seen: defaultdict[str, set[str]] = defaultdict(set)  # node id -> the tails of its tokens
         self._samples: deque[tuple[str, bool]] = deque()
-        self._told: Nodes | None = None
-        self._changed: Changed | None = None
-        self._problem = ""
-        self._ended = False
         self._open()
-        self._thread = threading.Thread(target=self._run, name="zbus-zmq-liveliness", daemon=True)
-        self._thread.start()
+        self._start("zbus-zmq-liveliness")
 
     def announce(self, node: NodeRecord) -> None:
         """Declare the tokens that are new, then undeclare those that no longer hold."""
@@ -61,12 +57,6 @@ class LivelinessDiscovery:
                 self._declare()
             except zenoh.ZError as error:
                 self._fail(error)  # the thread tries again
-
-    def watch(self, changed: Changed) -> None:
-        """Call `changed` with the nodes now, and after every change."""
-        with self._lock:
-            self._changed, self._told = changed, None
-        self._wake.set()
 
     def look(self) -> Nodes:
         """Request the current tokens from Zenoh."""
@@ -89,35 +79,22 @@ class LivelinessDiscovery:
         done.wait(2 * LOOK_S)
         return self._nodes()
 
-    def diagnostics(self) -> dict[str, Any]:
-        """Return the number of known nodes and the last problem."""
-        with self._lock:
-            return {
-                "discovery": "zenoh",
-                "zid": str(self._session.zid()) if self._session is not None else "",
-                "nodes": len(self._told or ()),
-                "problem": self._problem,
-            }
+    def _describe(self) -> dict[str, Any]:
+        return {"discovery": "zenoh", "zid": str(self._session.zid()) if self._session is not None else ""}
 
-    def close(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraw the tokens, and close the session if it is ours."""
-        self._ended = True
-        self._wake.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2.0)
-        with self._lock:
-            self._changed = None
-            session, self._session = self._session, None
-            try:
-                for declared in [*self._tokens.values(), self._subscriber]:
-                    if declared is not None:
-                        declared.undeclare()
-                if session is not None and self._owned:
-                    session.close()  # type: ignore[no-untyped-call]
-            except zenoh.ZError as error:
-                self._fail(error)
-            self._tokens.clear()
-            self._subscriber = None
+        session, self._session = self._session, None
+        try:
+            for declared in [*self._tokens.values(), self._subscriber]:
+                if declared is not None:
+                    declared.undeclare()
+            if session is not None and self._owned:
+                session.close()  # type: ignore[no-untyped-call]
+        except zenoh.ZError as error:
+            self._fail(error)
+        self._tokens.clear()
+        self._subscriber = None
 
     def _run(self) -> None:
         backoff = Backoff(*PAUSE_S)
@@ -131,7 +108,7 @@ class LivelinessDiscovery:
             elif time.monotonic() >= due and not self._ended:
                 self._open()
                 due = time.monotonic() + backoff.next()
-            self._notify()
+            self._notify(self._nodes())
 
     def _whole(self) -> bool:
         """Return whether all tokens are declared."""
@@ -198,13 +175,6 @@ class LivelinessDiscovery:
                 if node is not None:
                     found[name] = node
             return found
-
-    def _notify(self) -> None:
-        nodes = self._nodes()
-        with self._lock:
-            if self._changed is not None and nodes != self._told:
-                self._told = nodes
-                self._changed(nodes)
 
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from zbus.keys import check_key
 from zbus.ports.log import Outcome, Row, Stored, WriteDone
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_validators
+from zbus.util.backoff import Backoff
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
@@ -27,7 +28,7 @@ from zbus_log.proxy.write_files import (
     encode_rules,
     new_stem,
     wake,
-    write_atomically,
+    write_file,
     writes_folder,
 )
 from zbus_log.retention import Pruned, Rules
@@ -186,7 +187,7 @@ class _ProxiedRoute:
         request = self._folder / (new_stem() + kind)
         self._requests.add(request)
         try:
-            write_atomically(request, data)
+            write_file(request, data)
         except FileNotFoundError:  # the owner closed the log and removed the folder
             raise OwnerGone from None
         except OSError as error:
@@ -196,7 +197,7 @@ class _ProxiedRoute:
         return request
 
     def _wait(self, request: Path) -> list[Any]:
-        result, pause_s, began = request.with_suffix(RESULT), POLL_S[0], time.monotonic()
+        result, pauses, began = request.with_suffix(RESULT), Backoff(*POLL_S, jitter=0), time.monotonic()
         while True:
             # Check this before looking for the result: an owner writes its last results before it closes the FIFO.
             accepted, exists = wake(self._folder, b""), request.exists()
@@ -217,8 +218,7 @@ class _ProxiedRoute:
                 raise LogError(
                     f"the owner of {self._path} did not reply within {self._timeout_s:g} s; the outcome is unknown"
                 )
-            time.sleep(pause_s)
-            pause_s = min(POLL_S[1], pause_s * 1.5)
+            time.sleep(pauses.next())
 
 
 def _offsets_or_error(outcome: Outcome) -> Sequence[int] | ZbusError:

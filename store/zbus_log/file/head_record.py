@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogLocked
-
-from .process import is_running
+from zbus.util.process import boot_id, is_running
 
 RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
@@ -63,7 +62,7 @@ class HeadRecord:
         self.current: Head | None = None
         if not new:
             self._load(log_path, accept_loss)
-        boot = _boot_id()
+        boot = boot_id().encode()[:36]
         # With durability "os", a power cut may remove the newest events, and the newest state of this record.
         self.power_was_cut = (
             any(self._map[16:24]) and self._map[_RELAXED_AT] == 1 and self._map[_BOOT_AT : _BOOT_AT + len(boot)] != boot
@@ -158,11 +157,3 @@ def owner_pid(log_path: str) -> int | None:
     except FileNotFoundError:
         return None
     return int(_OWNER.unpack_from(data, 16)[0]) if len(data) >= 24 else None
-
-
-def _boot_id() -> bytes:
-    """Return the boot id of the system; empty if the system does not report one."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36]
-    except OSError:
-        return b""

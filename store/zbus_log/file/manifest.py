@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from zbus.errors import LogDamaged, LogError
+from zbus.util.atomic_file import write_atomically
+from zbus.util.malformed import MALFORMED
 
 NAME = "manifest.json"
 VERSION = 1
@@ -117,7 +119,7 @@ def load(path: Path, data: bytes) -> Manifest:
                 str(path), f"the tier has version {version}, but this zbus reads up to {VERSION}", advice="Upgrade zbus"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ColdDamaged(str(path), f"the manifest is malformed: {error}") from error
     check(manifest, path)
     return manifest
@@ -133,17 +135,8 @@ def check(manifest: Manifest, path: Path) -> None:
 def save(path: Path, manifest: Manifest) -> None:
     """Replace the manifest atomically. Returns once it is on disk."""
     check(manifest, path)
-    temporary = path.with_name(f".{NAME}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_atomically(path, data, path.with_name(f".{NAME}.{os.getpid()}"), durable=True)
 
 
 def _problem(manifest: Manifest) -> str:

@@ -35,7 +35,7 @@ from .write_files import (
     decode_rules,
     encode_result,
     submitter_of,
-    write_atomically,
+    write_file,
     writes_folder,
 )
 
@@ -190,7 +190,7 @@ class ProxiedWriteServer:
 
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
-            write_atomically(request.with_suffix(RESULT), encode_result(result))
+            write_file(request.with_suffix(RESULT), encode_result(result))
             request.unlink(missing_ok=True)
 
     def _attempt(self, step: Callable[[], None]) -> None:

@@ -27,7 +27,9 @@ from msgspec.structs import astuple
 from zbus import errors
 from zbus.errors import EventInvalid, LogError, ZbusError
 from zbus.ports.log import Row
-from zbus_log.file.process import is_alive, started_at
+from zbus.util.atomic_file import write_atomically
+from zbus.util.malformed import MALFORMED
+from zbus.util.process import is_alive, started_at
 from zbus_log.retention import Rules
 
 WAKE = "wake"
@@ -73,16 +75,9 @@ def submitter_of(name: str) -> Submitter | None:
         return None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that becomes visible only when it is complete."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        temporary.write_bytes(data)
-        temporary.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+def write_file(path: Path, data: bytes) -> None:
+    """Write a request or a result, which becomes visible only when it is complete."""
+    write_atomically(path, data, path.with_name(path.name + TEMPORARY))
 
 
 def wake(folder: Path, data: bytes = b"\0") -> bool:
@@ -114,7 +109,7 @@ def decode_rows(data: bytes) -> list[Row]:
     """Decode the rows of a request. Raises `EventInvalid` if they are malformed or a number is out of range."""
     try:
         return [Row(*each) for each in _decode_rows(data)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed rows ({error}); none of them was stored") from error
 
 
@@ -127,7 +122,7 @@ def decode_rules(data: bytes) -> Rules:
     """Decode the retention rules of a request. Raises `EventInvalid` if they are malformed."""
     try:
         return _decode_rules(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise EventInvalid(f"malformed retention rules ({error}); nothing was removed") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+from zbus.util.atomic_file import write_atomically
 
 from .charts import STYLE, Line, bars, lines
 from .durations import milliseconds
@@ -61,15 +62,7 @@ def write_report(
 ) -> None:
     """Write the report of a rollup and its events. The file is written atomically."""
     page = render(log, window, collect(events, rolled, window, latency_header), latency_header)
-    descriptor, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(page)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(file, page.encode(), file.with_name(f".{file.name}.{os.getpid()}"))
 
 
 def collect(events: DataFrame, rolled: DataFrame, window: str, latency_header: str) -> ReportData | None:

@@ -6,7 +6,6 @@ all values that does not depend on their order: computed while the events are wr
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from zbus.errors import EventCorrupt, LogError
+from zbus.util.atomic_file import sync
 from zbus_log.cold.merge import COLUMNS
 from zbus_log.cold.tier import ColdPage
 from zbus_log.file.manifest import ColdFile, Segment
@@ -55,9 +55,7 @@ def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], stagin
         .observe(seen, F.count("*").alias("events"), F.sum("hash").alias("digest"))
         .drop("hash")
         .withColumn("seg", segment)
-        .withColumn(
-            "date", F.expr(f"date_from_unix_date(int((published_ns - pmod(published_ns, {_DAY_NS})) div {_DAY_NS}))")
-        )
+        .withColumn("date", F.expr(_DATE))
         .withColumn("ns", F.when(F.octet_length(namespace) <= NAMESPACE_BYTES_MAX, namespace))
     )
     by = ("seg", "date", "ns")
@@ -91,12 +89,12 @@ def move_into_tier(folder: Path, staging: Path, sealed: SealedRange) -> None:
         if path.is_file() and path.suffix != ".parquet":
             path.unlink()  # a checksum file of Hadoop: Parquet pages have their own checksums
         else:
-            _sync(path)
-    _sync(staged)
+            sync(path)
+    sync(staged)
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
-    _sync(folder)
+    sync(folder)
 
 
 _NOTHING = "Nothing was offloaded, and the log is unchanged"
@@ -172,11 +170,3 @@ def _file(staging: Path, path: Path) -> ColdFile:
 
 def _parquet(folder: Path) -> Iterator[Path]:
     return folder.rglob("*.parquet")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-import zbus
-from zbus.cli.failures import ERROR
 from zbus.cli.options import CountOption, LogOption, StartOption, TimeoutOption, TransportOption
 from zbus.cli.reading import open_source
 from zbus.cli.render.dump import dump
 from zbus.cli.render.eventline import json_line, printable, readable_head, readable_line
-from zbus.cli.render.output import ends_with_its_reader, note
-from zbus.cli.render.printer import EventPrinter, print_live
+from zbus.cli.render.printer import EventPrinter
 from zbus.cli.serving import serve
+from zbus.cli.sub import print_subscription, reporting_timeout
 from zbus.errors import ConfigInvalid
 from zbus.event import Event
 from zbus.keys import KeySet
@@ -121,26 +118,8 @@ def monitor(
         raise ConfigInvalid("system-events", "a log does not contain them: give --transport URL")
     printer = MonitorPrinter(wanted, dumped or (), json or None, SchemaChecker(bus))
     keys = [*(expressions or ["**"]), *([f"{RECORDS}**"] if system_events else [])]
-    try:
-        serve(_monitor(printer, bus, keys, start, count, timeout))
-    except TimeoutError:
-        if count is not None:
-            note(f"zbus: {printer.printed} of {count} events arrived within {timeout:g} s")
-            raise typer.Exit(ERROR) from None
-
-
-async def _monitor(
-    printer: MonitorPrinter,
-    bus: zbus.Bus,
-    keys: Sequence[str],
-    start: Any,
-    count: int | None,
-    timeout_s: float | None,
-) -> None:
-    async with bus, bus.subscribe(*keys, start=start, queue_events=QUEUE_EVENTS) as subscriber:
-        with ends_with_its_reader():
-            async with asyncio.timeout(timeout_s):
-                await print_live(subscriber, printer, count)
+    with reporting_timeout(printer, count, timeout):
+        serve(print_subscription(bus, printer, keys, count, timeout, start=start, queue_events=QUEUE_EVENTS))
 
 
 def _described(verdict: dict[str, Any]) -> tuple[str, str]:

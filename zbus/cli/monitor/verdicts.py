@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import zbus
 from zbus.cli.render.output import note
 from zbus.errors import ConfigInvalid
 from zbus.event import Event
+from zbus.observe.throttle import Throttle
 from zbus.schema.validators import Validators, make_validators
 
 LOOK_EVERY_S = 2.0  # schemas are seldom registered during a `zbus monitor`
@@ -19,16 +19,14 @@ class SchemaChecker:
 
     def __init__(self, bus: zbus.Bus) -> None:
         self._bus = bus
-        self._looked_at = -LOOK_EVERY_S
+        self._looks = Throttle(LOOK_EVERY_S)
         self._known: Any = None
         self._checks: Validators | None = None
 
     async def look(self) -> None:
         """Reload the schemas if `LOOK_EVERY_S` seconds have passed."""
-        now = time.monotonic()
-        if self._bus.config.log is None or now - self._looked_at < LOOK_EVERY_S:
+        if self._bus.config.log is None or not self._looks.due():
             return
-        self._looked_at = now
         await self._bus.schemas.load()
         found = self._bus.schemas.list()
         if found == self._known:

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from zbus.cli.monitor.live_feed import LiveFeed
 from zbus.util.mailbox import Mailbox
 
 from .counts import Rate
 from .frame import CursorLag, Frame, KeyRate, NodeSeen, Quantiles, dropped_of
+from .live_feed import LiveFeed
 
 WAITING_MAX = 10
 

@@ -1,0 +1,66 @@
+"""Process identity: whether a stored process id still belongs to the process that stored it.
+
+A process id is unique within one boot of a machine and one PID namespace.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+
+def started_at(pid: int) -> int:
+    """Return when a process started, in kernel ticks; 0 if the system does not report it."""
+    try:
+        return int(_stat(pid)[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_alive(pid: int, started: int | None = None) -> bool:
+    """Return whether `pid` runs and started then: process ids are reused. Without `started`, only whether it runs.
+
+    A process that has ended is not alive, even if its parent has not collected its status yet.
+    """
+    return is_running(pid) and started in (None, started_at(pid)) and not _is_zombie(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process with this id exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # a process of another user
+    return True
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of this boot of the machine; empty if the system does not report one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Return the PID namespace of this process, since a container has its own; empty if it is not reported."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name of the program, which may contain anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
