@@ -16,6 +16,8 @@ from inside import node_of
 import zbus
 from zbus import introspection, plugins
 from zbus.ports.log import Promise
+from zbus_web.events.publish import Publication, put_once
+from zbus_web.http.http_errors import HttpError
 
 WAIT_S = 20.0
 Open = Callable[..., Awaitable[zbus.Bus]]
@@ -354,3 +356,19 @@ async def test_the_scheme_of_sqlite_is_a_path(tmp_path: Path) -> None:
         await (await bus.publisher("a/b")).publish(b"1")
 
     assert (tmp_path / "app.db").is_file()
+
+
+# HTTP
+
+
+async def test_a_repeated_post_is_recognized_although_reads_are_stale(url: str) -> None:
+    async with zbus.open(url) as bus:
+        await (await bus.publisher("a/b")).publish_many(numbers(0, 200))
+        first = await put_once(bus, Publication("a/b", b"x", None, "key"))
+        again = [await put_once(bus, Publication("a/b", b"x", None, "key")) for _ in range(3)]
+        with pytest.raises(HttpError) as caught:
+            await put_once(bus, Publication("a/b", b"another", None, "key"))
+
+    assert first[1]
+    assert again == [(first[0], False)] * 3
+    assert caught.value.code == "idempotency_mismatch"

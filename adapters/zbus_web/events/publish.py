@@ -6,6 +6,7 @@ a repeated request, even after a restart: it keeps the first event, and the resp
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 import zbus
+from zbus.deliver.log_reader import STALE_S
 from zbus.event import Event
 from zbus.headers import BAGGAGE, CONTENT_TYPE, JSON, TEXT, TRACEPARENT, TRACESTATE
 from zbus.introspection import of
@@ -104,7 +106,11 @@ async def put_once(bus: zbus.Bus, publication: Publication) -> tuple[dict[str, A
 
 
 async def _read(bus: zbus.Bus, log: Log, offset: int) -> Event:
-    page: Page = await of(bus).reader.run(log.read, KeySet.all(), Span(log.before(offset), offset), 1)
+    span = Span(log.before(offset), offset)
+    page: Page = await of(bus).reader.run(log.read, KeySet.all(), span, 1)
+    while page.covered < offset:  # the read is stale: the log has stored the event
+        await asyncio.sleep(STALE_S)
+        page = await of(bus).reader.run(log.read, KeySet.all(), span, 1)
     events, error, _ = page.events()
     if error is not None:
         raise error
