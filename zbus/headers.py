@@ -112,6 +112,11 @@ class SpanHeaders(dict[str, str]):
         self.sent: tuple[int, int, int] | None = None
 
 
+def takes_span(headers: object) -> bool:
+    """Return whether a span can add its context to these headers. Others have it, or are rejected when encoded."""
+    return type(headers) is not SpanHeaders and (headers is None or isinstance(headers, Mapping))
+
+
 def decode_headers(encoded: bytes | None) -> Mapping[str, str]:
     """Return encoded headers as a mapping that is decoded when it is read."""
     return Headers(encoded) if encoded else NO_HEADERS

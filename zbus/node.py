@@ -20,7 +20,7 @@ from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
 from .deliver.overflow import Overflow
 from .deliver.subscriber import EventSubscriber, Start, check_options
-from .errors import BusClosed, ConfigInvalid, LogReadOnly, LogRequired, TransportUnsupported, ZbusError
+from .errors import BusClosed, ConfigInvalid, LogRequired, TransportUnsupported, ZbusError
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
@@ -165,6 +165,7 @@ class Node:
         if log is not None:
             self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
+                self.entry.read_only = log.path
                 self.dispatcher.delivered = await self.run(log.head)
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
@@ -317,7 +318,8 @@ class Node:
         """Return the network of an open bus. Raises `ConfigInvalid` if the bus is read-only."""
         self.check_open(doing)
         if self.network is None:
-            raise ConfigInvalid("transport", "a read-only bus has no transport")
+            reason = "a read-only bus has no transport: do this in the process that owns the log, without read_only"
+            raise ConfigInvalid("transport", reason)
         return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -430,8 +432,7 @@ class Node:
 
     def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
         """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
-        if self.network is None:
-            raise LogReadOnly(self.need_log("publish").path)
+        assert self.network is not None
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
         if wanted(logging.DEBUG):

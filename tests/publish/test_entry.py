@@ -1,15 +1,15 @@
 """The publish path: every path enforces every step, in one order, and a rejected event uses up no sequence number.
 
-| path | open | access | key | payload | headers | schema | backpressure | identity |
-|---|---|---|---|---|---|---|---|---|
-| publish, publish_many, session.publish, session.publish_many | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
-| put | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
-| proxied write, a bus owns the log | (1) | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
-| proxied write, no bus has the log open | (1) | (2) | legal | ✓ | ✓ | ✓ | (2) | given |
-| POST | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
-| POST with an Idempotency-Key | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | follows from the Idempotency-Key |
+| path | open | read-only | access | key | payload | headers | schema | backpressure | identity |
+|---|---|---|---|---|---|---|---|---|---|
+| publish, publish_many, session.publish, session.publish_many | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| put | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, a bus owns the log | (1) | (1) | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, no bus has the log open | (1) | (1) | (2) | legal | ✓ | ✓ | ✓ | (2) | given |
+| POST | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| POST with an Idempotency-Key | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | follows from the Idempotency-Key |
 
-(1) A writer takes over a log that no bus owns, so a bus that was closed rejects nothing.
+(1) A writer takes over a log that no bus owns, so a bus that was closed or only reads rejects nothing.
 (2) Without a bus there are no access rules, no transports and no subscribers.
 """
 
@@ -44,8 +44,9 @@ import zbus
 import zbus_log
 from zbus.ports.log import Row
 
-APPLIES = [(path, step) for path in PATHS for step in STEPS if (path, step) != ("proxied write", "open")]
-WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS]
+BEFORE_PATH = ("open", "read_only")  # steps that depend on the bus alone
+APPLIES = [(path, step) for path in PATHS for step in STEPS if path != "proxied write" or step not in BEFORE_PATH]
+WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS if step != "read_only"]
 ILLEGAL = ["shop/*", "shop//orders", "@zbus/x", "shop/or ders"]
 
 
@@ -111,6 +112,21 @@ async def test_of_several_steps_that_would_reject_an_event_the_first_one_does(
         payload, headers = await bus.violate(STEPS[STEPS.index(step) :])
 
         assert await rejected_by(send(bus, payload, headers), bus) == step
+
+
+@pytest.mark.parametrize("path", IN_PROCESS)
+@pytest.mark.parametrize("step", STEPS[: STEPS.index("headers")])
+async def test_headers_that_are_not_a_mapping_are_rejected_in_their_turn_if_events_are_traced(
+    path: str, step: str
+) -> None:
+    """A span needs the headers before the first step."""
+    headers: Any = 7
+    async with rig("memory", tracing="on") as bus:
+        await PATHS[path](bus, GOOD, None)
+        assert await rejected_by(PATHS[path](bus, GOOD, headers), bus) == "headers"
+        payload, _ = await bus.violate([step])
+
+        assert await rejected_by(PATHS[path](bus, payload, headers), bus) == step
 
 
 @pytest.mark.parametrize("path", PATHS)
