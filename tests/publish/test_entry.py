@@ -42,6 +42,7 @@ from publish_paths import (
 
 import zbus
 import zbus_log
+from zbus.headers import HEADERS_BYTES_MAX, Headers
 from zbus.ports.log import Row
 
 BEFORE_PATH = ("open", "read_only")  # steps that depend on the bus alone
@@ -257,6 +258,49 @@ async def test_keys_of_events_without_a_publisher_are_known_to_other_nodes_once_
         await PATHS[path](bus, GOOD, None)
 
         assert KEY in bus.entry.published_keys
+
+
+@pytest.mark.parametrize("path", ["put", "publish", "publish_many"])
+async def test_headers_of_a_read_event_are_passed_on_as_they_were_encoded(path: str, log_path: Path) -> None:
+    raw = msgspec.msgpack.encode({"region": "eu", "content-type": "text/plain"})
+    await write_unowned(log_path, Row(7, 0, 1, KEY, GOOD, raw))
+    async with zbus.open(log_path, read_only=True) as source, zbus.open("memory", tracing="off") as copy:
+        publisher = await copy.publisher(KEY)
+        (event,) = [event async for event in source.replay()]
+        assert isinstance(event.headers, Headers)
+        if path == "put":
+            await copy.put(event)
+        elif path == "publish":
+            await publisher.publish(event.payload, headers=event.headers)
+        else:
+            await publisher.publish_many([event.payload], headers=event.headers)
+        (copied,) = [event async for event in copy.replay()]
+
+    assert event.headers._decoded is None
+    assert isinstance(copied.headers, Headers)
+    assert copied.headers.raw == raw
+
+
+async def test_headers_of_a_read_event_are_encoded_again_if_something_is_added(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher(KEY)
+        await publisher.publish(b"x", headers={"region": "eu"})
+        (event,) = [event async for event in bus.replay()]
+        await publisher.publish({"id": 1}, headers=event.headers)
+        await publisher.publish(b"x", headers=event.headers, correlation_id="order-7")
+        found = [dict(event.headers) async for event in bus.replay(after=1)]
+
+    assert found == [
+        {"content-type": "application/json", "region": "eu"},
+        {"correlation-id": "order-7", "region": "eu"},
+    ]
+
+
+async def test_headers_that_another_node_encoded_have_the_same_limit() -> None:
+    large = Headers(msgspec.msgpack.encode({"region": "x" * HEADERS_BYTES_MAX}))
+    async with zbus.open("memory") as bus:
+        with pytest.raises(zbus.EventTooLarge, match="headers"):
+            await bus.put(zbus.Event(7, 0, 1, KEY, GOOD, large))
 
 
 class Topic(StrEnum):
