@@ -24,7 +24,7 @@ from .errors import BusClosed, ConfigInvalid, LogRequired, TransportUnsupported,
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
-from .observe.burst_records import record_published
+from .observe.burst_records import BurstRecords
 from .observe.record_feed import RecordFeed
 from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
@@ -81,7 +81,8 @@ class Node:
         forward: Callable[[str], Forward] | None = None,
         open_link: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self.config, self.runtime, self._ports = config, runtime, ports
+        self.config, self._ports = config, ports
+        self.runtime = runtime = runtime.for_node()
         self._session, self._forward, self._open_link = session, forward, open_link or self.link
         self.log: Log | None = None
         self.network: Network | None = None
@@ -92,7 +93,9 @@ class Node:
         self.stats = Stats()
         self.count = self.stats.count
         self.backpressure = Backpressure(runtime)
-        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.latency_metrics else None)
+        self._burst_records = BurstRecords(runtime)
+        end_to_end = self.stats.end_to_end if config.latency_metrics else None
+        self.dispatcher = Dispatcher(self.count, self._burst_records, runtime, end_to_end)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
         self.cursors_known: Sequence[Cursor] = ()
@@ -110,6 +113,11 @@ class Node:
 
     async def start(self) -> None:
         """Open the log and the transports. If cancelled or failed, nothing stays open."""
+        with self.runtime.running():
+            starting = asyncio.get_running_loop().create_task(self._start())
+        await starting
+
+    async def _start(self) -> None:
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
@@ -148,7 +156,8 @@ class Node:
             return
         if self._closing is None:
             self.entry.is_open = False
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            with self.runtime.running():
+                self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
@@ -172,7 +181,14 @@ class Node:
             took = self.stats.commit if config.latency_metrics else None
             listeners = (self.dispatcher.stored,)
             commits = self.entry.commits = CommitQueue(
-                log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
+                log,
+                self.backpressure,
+                config.pending_bytes_max,
+                listeners,
+                took,
+                self.count,
+                self._burst_records,
+                self.runtime,
             )
             self.dispatcher.delivered = commits.tail_after
         from .mesh.network import Network  # not before: it takes a while to import
@@ -201,6 +217,11 @@ class Node:
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
         network = self.need_network("switch the transport")
+        with self.runtime.running():
+            switching = asyncio.get_running_loop().create_task(self._switch(network, url, overlap_s))
+        await switching
+
+    async def _switch(self, network: Network, url: str, overlap_s: float) -> None:
         async with self._switching:
             old = list(network.links)
             await self.link(url)
@@ -338,7 +359,11 @@ class Node:
 
     def begin(self, start: Callable[[], None]) -> None:
         """Call `start` now, or as soon as the bus is open."""
-        start() if self.is_open else self.on_start.append(start)
+        if not self.is_open:
+            self.on_start.append(start)
+            return
+        with self.runtime.running():
+            start()
 
     def subscribe(
         self,
@@ -354,16 +379,17 @@ class Node:
         self.check_open("subscribe")
         keys, reader = KeySet(key_exprs), self.reader
         policy = check_options(reader, start, after, durable, queue_events, overflow)
-        return EventSubscriber(
-            self,
-            keys,
-            start=start,
-            after=after,
-            durable=durable,
-            queue_events=queue_events,
-            overflow=policy,
-            schema=schema,
-        )
+        with self.runtime.running():
+            return EventSubscriber(
+                self,
+                keys,
+                start=start,
+                after=after,
+                durable=durable,
+                queue_events=queue_events,
+                overflow=policy,
+                schema=schema,
+            )
 
     def add_cache(self, name: str | None, default: str, *options: Any) -> Any:
         """Open a cache; without a name it gets the default one, with a number if that is taken."""
@@ -436,7 +462,7 @@ class Node:
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
         if wanted(logging.DEBUG):
-            record_published(rows)
+            self._burst_records.published(rows)
         dispatcher.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)

@@ -37,6 +37,9 @@ INJECTED = {
     "first_identity": ("randbits", 0),
 }
 
+# Their threads write log records for the node that opened them.
+STARTED_BY_A_NODE = ("adapters", "store/zbus_cache", "store/zbus_log")
+
 MEMBERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)
 
 SYSTEM_MODULES = {"_thread", "random", "secrets", "time"}
@@ -184,6 +187,19 @@ def test_the_core_hands_its_runtime_to_every_mechanism_that_could_do_without() -
                 starred = any(isinstance(each, ast.Starred) for each in node.args)
                 if not any(each.arg == name for each in node.keywords) and (starred or len(node.args) <= at):
                     found.append(f"{place(path, node)}: {function.id} without {name}")
+    assert found == []
+
+
+def test_every_thread_of_a_store_or_transport_has_the_run_id_of_its_node() -> None:
+    found = []
+    for path in [each for folder in STARTED_BY_A_NODE for each in files(ROOT / folder)]:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and dotted(node.func, imported(tree)) == "threading.Thread":
+                (target,) = [each.value for each in node.keywords if each.arg == "target"]
+                inherits = isinstance(target, ast.Call) and ast.unparse(target.func) == "inherit"
+                if not inherits and ast.unparse(target) != "self._main":  # made by `inherit` when the log was opened
+                    found.append(f"{place(path, node)}: target={ast.unparse(target)}")
     assert found == []
 
 

@@ -18,6 +18,7 @@ from zbus.errors import TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED
 from zbus.util.backoff import Backoff
+from zbus.util.run_id import inherit
 from zbus_zmq.address.options import ZmqOptions
 
 from .discovery import Changed, Discovery, NodeRecord, Nodes
@@ -50,7 +51,7 @@ class LivelinessDiscovery:
         self._problem = ""
         self._ended = False
         self._open()
-        self._thread = threading.Thread(target=self._run, name="zbus-zmq-liveliness", daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name="zbus-zmq-liveliness", daemon=True)
         self._thread.start()
 
     def announce(self, node: NodeRecord) -> None:
