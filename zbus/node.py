@@ -114,8 +114,7 @@ class Node:
     async def start(self) -> None:
         """Open the log and the transports. If cancelled or failed, nothing stays open."""
         with self.runtime.running():
-            starting = asyncio.get_running_loop().create_task(self._start())
-        await starting
+            await self._start()
 
     async def _start(self) -> None:
         if self._executor is not None:
@@ -218,8 +217,7 @@ class Node:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
         network = self.need_network("switch the transport")
         with self.runtime.running():
-            switching = asyncio.get_running_loop().create_task(self._switch(network, url, overlap_s))
-        await switching
+            await self._switch(network, url, overlap_s)
 
     async def _switch(self, network: Network, url: str, overlap_s: float) -> None:
         async with self._switching:

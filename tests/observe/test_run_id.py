@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -159,3 +161,17 @@ def test_a_bus_for_blocking_code_has_an_id_too(written: list[Written], log_path:
         record("OUTSIDE")
 
     assert ids(written, "BUS_STARTED") == ids(written, "BUS_STOPPED") != ids(written, "OUTSIDE") == [run_id.get()]
+
+
+async def test_a_start_that_is_dropped_half_way_leaves_nothing_to_report() -> None:
+    """As at the end of a program: the coroutine is closed in a context that never set the id."""
+    runtime = Runtime()
+
+    async def wait() -> None:
+        with runtime.for_node().running():
+            await asyncio.get_running_loop().create_future()
+
+    waiting = wait()
+    contextvars.copy_context().run(waiting.send, None)
+
+    waiting.close()

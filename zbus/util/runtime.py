@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, Protocol, Self
 
@@ -55,12 +55,13 @@ class Runtime:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Set the run id of the node in the `with` block, and so in the tasks that it starts. Never await in it."""
+        """Set the run id of the node in the `with` block, and so in the tasks that it starts."""
         before = run_id.set(self.run_id or run_id.get())
         try:
             yield
         finally:
-            run_id.reset(before)
+            with suppress(ValueError):  # a coroutine that was dropped in the block is closed in another context
+                run_id.reset(before)
 
     # Threads have the run id of the node, or that of the code that starts them.
 
