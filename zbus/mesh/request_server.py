@@ -48,7 +48,7 @@ class RequestServer:
         self._handlers: dict[str, _Handler] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._cancelled = Window[int](CANCELLED_KEPT)
+        self._cancelled = Window[int](CANCELLED_KEPT, monotonic=runtime.monotonic)
         self._threads = runtime.executor(THREADS, "zbus-request")
         self._last_request_at = 0.0  # on the loop's clock
         self._throttle = Throttle(monotonic=runtime.monotonic)
