@@ -100,7 +100,7 @@ class LoopThread:
     def _run(self) -> None:
         self._ident = threading.get_ident()
         workers = self._runtime.executor(WORKERS, f"{self._name}-worker")
-        self.loop.set_default_executor(workers)  # type: ignore[arg-type]  # asyncio accepts only threads here
+        self.loop.set_default_executor(workers)
         try:
             self.loop.run_until_complete(self._main())
         finally:
