@@ -258,6 +258,38 @@ def test_every_thread_of_a_store_or_transport_has_the_run_id_of_its_node() -> No
     assert found == []
 
 
+def set_loops(source: str) -> Iterator[ast.AST]:
+    """Where a module loops over a set that it makes in the same place."""
+    for node in ast.walk(ast.parse(source)):
+        loops = [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
+        if isinstance(node, ast.SetComp):
+            continue  # its result has no order either
+        for loop in loops:
+            made = loop.iter.func if isinstance(loop.iter, ast.Call) else loop.iter
+            if isinstance(made, (ast.Set, ast.SetComp)) or ast.unparse(made) in ("set", "frozenset"):
+                yield loop.iter
+
+
+def test_no_order_in_the_core_depends_on_hashes() -> None:
+    """The order of a set differs from run to run; a dict is an ordered set."""
+    assert [place(path, node) for path in files() for node in set_loops(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("for each in {1, 2}: ...", 1),
+        ("[each for each in {key for key in keys}]", 1),
+        ("for each in set(keys): ...", 1),
+        ("for each in {key: None for key in keys}: ...", 0),
+        ("for each in sorted(set(keys)): ...", 0),
+        ("{each for each in set(keys)}", 0),
+    ],
+)
+def test_a_loop_over_a_set_is_noticed(source: str, found: int) -> None:
+    assert len(list(set_loops(source))) == found
+
+
 def test_a_host_has_at_most_six_members() -> None:
     hosts = {}
     for path in files():

@@ -24,14 +24,6 @@ def test_each_key_has_a_publisher_and_sequences_from_0() -> None:
     assert [identities.next(key) for key in "aabab"] == [(7, 0), (7, 1), (8, 0), (7, 2), (8, 1)]
 
 
-def test_peeking_uses_no_sequence_up() -> None:
-    identities = Identities[str](10)
-    first = identities.peek("a")
-
-    assert [identities.peek("a"), identities.next("a")] == [first, first]
-    assert identities.peek("a") == (first[0], 1)
-
-
 def test_several_events_get_consecutive_sequences() -> None:
     identities = Identities[str](10)
 

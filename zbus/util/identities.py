@@ -22,12 +22,12 @@ class Identities(Generic[K]):
     """The publishers of at most `max` keys. Only the least recently used key is forgotten; it gets a new publisher id
     when it is used again, so a sequence is never used twice.
 
-    `peek` an identity, check the event, and call `next` once nothing can reject it: a sequence that was used for a
-    rejected event would look like a lost one.
+    Call `next` once nothing can reject the event: a sequence that was used for a rejected event would look like a lost
+    one.
 
     >>> identities = Identities[str](2, lambda bits: 7)
-    >>> identities.peek("a"), identities.next("a", 3), identities.next("a"), identities.next("b")
-    ((7, 0), (7, 0), (7, 3), (7, 0))
+    >>> identities.next("a", 3), identities.next("a"), identities.next("b")
+    ((7, 0), (7, 3), (7, 0))
     """
 
     __slots__ = ("_following",)
@@ -35,16 +35,9 @@ class Identities(Generic[K]):
     def __init__(self, max: int, randbits: Callable[[int], int] = REAL.randbits) -> None:  # noqa: A002
         self._following = Memo[K, list[int]](max, lambda _: [*first_identity(randbits)])
 
-    def peek(self, key: K) -> tuple[int, int]:
-        """Return the publisher id and the sequence that `next` will return for this key."""
-        publisher_id, sequence = self._following.use(key)
-        return publisher_id, sequence
-
     def next(self, key: K, events: int = 1) -> tuple[int, int]:
         """Use up the sequences of some events. Return the publisher id and the sequence of the first one."""
-        following = self._following
-        entry = following[key]
-        following.move_to_end(key)
+        entry = self._following.use(key)
         publisher_id, sequence = entry
         entry[1] = sequence + events
         return publisher_id, sequence
