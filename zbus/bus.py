@@ -384,8 +384,10 @@ class Bus:
 
     @property
     def zenoh(self) -> Any:
-        """The Zenoh session of this bus, for code that uses Zenoh directly."""
-        self._node.check_open("use its Zenoh session")
-        assert self._node.network is not None
-        fabrics = [*self._node.network.embedded, *(link.fabric for link in self._node.network.links)]
+        """The Zenoh session of this bus, for code that uses Zenoh directly; None without Zenoh.
+
+        Raises `ConfigInvalid` if the bus is read-only.
+        """
+        network = self._node.need_network("use its Zenoh session")
+        fabrics = [*network.embedded, *(link.fabric for link in network.links)]
         return next((fabric.session for fabric in fabrics if hasattr(fabric, "session")), None)

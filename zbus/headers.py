@@ -35,9 +35,14 @@ _ENCODED_TYPE = {kind: _encode({CONTENT_TYPE: kind}) for kind in (JSON, TEXT)}
 def encode_headers(
     headers: Mapping[str, str] | None, correlation_id: str | None, content_type: str | None
 ) -> bytes | None:
-    """Encode the headers of one event, or return None without headers. Given headers override those of zbus."""
+    """Encode the headers of one event, or return None without headers. Given headers override those of zbus.
+
+    Headers of a stored or received event are passed on without decoding them, unless something is added.
+    """
     if headers is not None and not isinstance(headers, Mapping):
         raise EventInvalid(f"headers are names and values, not {type(headers).__name__}; not stored")
+    if type(headers) is Headers and correlation_id is None and content_type is None:
+        return _check_size(headers.raw)
     if not headers and correlation_id is None:
         return None if content_type is None else _ENCODED_TYPE[content_type]
     merged: dict[str, str] = {}
@@ -60,6 +65,10 @@ def encode_headers(
         encoded = _encode(merged)
     except UnicodeEncodeError as error:
         raise EventInvalid(f"headers rejected: {error}; not stored") from error
+    return _check_size(encoded)
+
+
+def _check_size(encoded: bytes) -> bytes:
     if len(encoded) > HEADERS_BYTES_MAX:
         raise EventTooLarge("headers", len(encoded), HEADERS_BYTES_MAX)
     return encoded
@@ -111,6 +120,11 @@ class SpanHeaders(dict[str, str]):
         if headers:
             self.update(headers)  # given headers override the context
         self.sent: tuple[int, int, int] | None = None
+
+
+def takes_span(headers: object) -> bool:
+    """Return whether a span can add its context to these headers. Others have it, or are rejected when encoded."""
+    return type(headers) is not SpanHeaders and (headers is None or isinstance(headers, Mapping))
 
 
 def decode_headers(encoded: bytes | None) -> Mapping[str, str]:

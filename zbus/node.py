@@ -20,11 +20,11 @@ from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
 from .deliver.overflow import Overflow
 from .deliver.subscriber import EventSubscriber, Start, check_options
-from .errors import BusClosed, ConfigInvalid, LogReadOnly, LogRequired, TransportUnsupported, ZbusError
+from .errors import BusClosed, ConfigInvalid, LogRequired, TransportUnsupported, ZbusError
 from .event import Event
 from .keys import KeySet, check_key
 from .mesh.requests import Requests
-from .observe.burst_records import record_published
+from .observe.burst_records import BurstRecords
 from .observe.record_feed import RecordFeed
 from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
 from .observe.stats import Stats
@@ -83,7 +83,8 @@ class Node:
         forward: Callable[[str], Forward] | None = None,
         open_link: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self.config, self.runtime, self._ports = config, runtime, ports
+        self.config, self._ports = config, ports
+        self.runtime = runtime = runtime.for_node()
         self._session, self._forward, self._open_link = session, forward, open_link or self.link
         self.log: Log | None = None
         self.network: Network | None = None
@@ -94,7 +95,9 @@ class Node:
         self.stats = Stats()
         self.count = self.stats.count
         self.backpressure = Backpressure(runtime)
-        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.latency_metrics else None)
+        self._burst_records = BurstRecords(runtime)
+        end_to_end = self.stats.end_to_end if config.latency_metrics else None
+        self.dispatcher = Dispatcher(self.count, self._burst_records, runtime, end_to_end)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
         secret = config.session_secret
@@ -119,6 +122,10 @@ class Node:
 
     async def start(self) -> None:
         """Open the log and the transports. If cancelled or failed, nothing stays open."""
+        with self.runtime.running():
+            await self._start()
+
+    async def _start(self) -> None:
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
@@ -157,7 +164,8 @@ class Node:
             return
         if self._closing is None:
             self.entry.is_open = False
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            with self.runtime.running():
+                self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
@@ -174,13 +182,21 @@ class Node:
         if log is not None:
             self.cursors_known = await self.run(log.cursors.list)
             if log.read_only:
+                self.entry.read_only = log.path
                 self.dispatcher.delivered = await self.run(log.head)
                 log.watch(partial(Calls(asyncio.get_running_loop()).soon, self.dispatcher.head_moved))
                 return
             took = self.stats.commit if config.latency_metrics else None
             listeners = (self.dispatcher.stored,)
             commits = self.entry.commits = CommitQueue(
-                log, self.backpressure, config.pending_bytes_max, listeners, took, self.count, self.runtime
+                log,
+                self.backpressure,
+                config.pending_bytes_max,
+                listeners,
+                took,
+                self.count,
+                self._burst_records,
+                self.runtime,
             )
             self.dispatcher.delivered = commits.tail_after
         from .mesh.network import Network  # not before: it takes a while to import
@@ -209,6 +225,10 @@ class Node:
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""
         network = self.need_network("switch the transport")
+        with self.runtime.running():
+            await self._switch(network, url, overlap_s)
+
+    async def _switch(self, network: Network, url: str, overlap_s: float) -> None:
         async with self._switching:
             old = list(network.links)
             await self.link(url)
@@ -326,7 +346,8 @@ class Node:
         """Return the network of an open bus. Raises `ConfigInvalid` if the bus is read-only."""
         self.check_open(doing)
         if self.network is None:
-            raise ConfigInvalid("transport", "a read-only bus has no transport")
+            reason = "a read-only bus has no transport: do this in the process that owns the log, without read_only"
+            raise ConfigInvalid("transport", reason)
         return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -345,7 +366,11 @@ class Node:
 
     def begin(self, start: Callable[[], None]) -> None:
         """Call `start` now, or as soon as the bus is open."""
-        start() if self.is_open else self.on_start.append(start)
+        if not self.is_open:
+            self.on_start.append(start)
+            return
+        with self.runtime.running():
+            start()
 
     def subscribe(
         self,
@@ -361,16 +386,17 @@ class Node:
         self.check_open("subscribe")
         keys, reader = KeySet(key_exprs), self.reader
         policy = check_options(reader, start, after, durable, queue_events, overflow)
-        return EventSubscriber(
-            self,
-            keys,
-            start=start,
-            after=after,
-            durable=durable,
-            queue_events=queue_events,
-            overflow=policy,
-            schema=schema,
-        )
+        with self.runtime.running():
+            return EventSubscriber(
+                self,
+                keys,
+                start=start,
+                after=after,
+                durable=durable,
+                queue_events=queue_events,
+                overflow=policy,
+                schema=schema,
+            )
 
     def add_cache(self, name: str | None, default: str, *options: Any) -> Any:
         """Open a cache; without a name it gets the default one, with a number if that is taken."""
@@ -439,12 +465,11 @@ class Node:
 
     def deliver_unlogged(self, rows: Sequence[Row]) -> bool:
         """Deliver events of one key that no log stores. Returns whether subscribers should run now."""
-        if self.network is None:
-            raise LogReadOnly(self.need_log("publish").path)
+        assert self.network is not None
         number, dispatcher = len(rows), self.dispatcher
         self.entry.published_events += number
         if wanted(logging.DEBUG):
-            record_published(rows)
+            self._burst_records.published(rows)
         dispatcher.unlogged(rows)
         if self.network.links:
             self.network.send_unlogged(rows)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .deliver.subscriber import EventSubscriber
 from .errors import ConfigInvalid, KeyInvalid, ZbusError
-from .headers import SpanHeaders
+from .headers import takes_span
 from .keys import check_key
 from .ports.log import Row
 from .publish.entry import Entry
@@ -83,7 +83,7 @@ class Session:
         entry = self._shared.entry
         key = entry.open_key(key)
         own = entry.open_key(self.key(key))
-        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
+        if (tracing := entry.tracing) is not None and takes_span(headers):
             with tracing.sending("publish", key, headers, correlation_id) as span:
                 return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
         stored: list[tuple[int, int]] = []

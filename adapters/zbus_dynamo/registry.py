@@ -15,6 +15,7 @@ from zbus.errors import EventInvalid, TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_DISCOVERY_FAILED, TRANSPORT_INPUT_REJECTED
 from zbus.util.backoff import Backoff
+from zbus.util.run_id import inherit
 
 from .filestore import ENTRIES_MAX, TOUCH_S, FileStore
 from .records import Channel, read, record_key, write
@@ -36,7 +37,7 @@ class DynamoRegistry:
         self._touch_at = time.monotonic() + TOUCH_S
         self._wake = threading.Condition()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="zbus-dynamo-registry", daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name="zbus-dynamo-registry", daemon=True)
         self._thread.start()
 
     def register(self, channel: Channel, done: Callable[[], None]) -> None:

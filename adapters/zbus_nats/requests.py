@@ -146,7 +146,7 @@ class NatsRequests:
 
     def diagnostics(self) -> dict[str, int]:
         """Return the number of requests in flight and of served keys."""
-        return {"asking": len(self._pending), "answering": len(self._served)}
+        return {"requests_pending": len(self._pending), "keys_served": len(self._served)}
 
     def _listen_for_replies(self) -> None:
         with self._lock:
@@ -257,7 +257,7 @@ class NatsRequests:
         try:
             pending.on_reply(data)
         except Exception as error:
-            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "heard", error=repr(error)[:200])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "replies", error=repr(error)[:200])
 
     def _lost(self) -> None:
         self._assembler.clear()

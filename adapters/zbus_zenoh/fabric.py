@@ -17,6 +17,7 @@ import zenoh
 from zbus.errors import TransportError
 from zbus.keys import matches
 from zbus.util.memo import Memo
+from zbus.util.run_id import inherit
 
 from .config import trust, zenoh_config
 
@@ -172,7 +173,7 @@ class ZenohFabric:
                 return
             if self._owned:
                 # For a frozen peer, Zenoh waits until the lease ends. We wait at most `CLOSE_S`.
-                ending = threading.Thread(target=self.session.close, name="zbus-zenoh-close", daemon=True)
+                ending = threading.Thread(target=inherit(self.session.close), name="zbus-zenoh-close", daemon=True)
                 ending.start()
                 ending.join(CLOSE_S)
                 return

@@ -19,6 +19,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
 from zbus.util.backoff import Backoff
+from zbus.util.run_id import inherit
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -200,7 +201,7 @@ class SqliteLog:
                     pauses.reset()
                     moved(head)
 
-        self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
+        self._watching = threading.Thread(target=inherit(run), name="zbus-log-watch", daemon=True)
         self._watching.start()
 
     def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from inside import node_of
 
 import zbus
 
@@ -43,6 +44,35 @@ async def test_a_reader_cannot_publish_and_says_who_can(log_path: Path) -> None:
             publisher = await reader.publisher("a/b")
             with pytest.raises(zbus.LogReadOnly, match="not stored"):
                 await publisher.publish(b"x")
+
+
+async def test_what_a_reader_cannot_publish_uses_up_no_sequence_and_is_neither_counted_nor_announced(
+    log_path: Path,
+) -> None:
+    async with zbus.open(log_path), zbus.open(log_path, read_only=True) as reader:
+        publisher, session = await reader.publisher("a/b"), reader.session("s")
+        rejected: list[zbus.LogReadOnly] = []
+        for publish in (
+            lambda: publisher.publish(b"x"),
+            lambda: publisher.publish(object()),  # before the payload is looked at
+            lambda: publisher.publish_many([b"x"] * 4),
+            lambda: session.publish("a/b", b"x"),
+            lambda: reader.put(zbus.Event(7, 0, 1, "a/b", b"x")),
+        ):
+            with pytest.raises(zbus.LogReadOnly) as caught:
+                await publish()
+            rejected.append(caught.value)
+
+        assert publisher.sequence == 0
+        assert [note for error in rejected for note in getattr(error, "__notes__", ())] == []
+        assert not node_of(reader).entry.published_keys
+        assert await reader.head() == 0
+
+
+async def test_a_reader_has_no_zenoh_session_and_says_why(log_path: Path) -> None:
+    async with zbus.open(log_path), zbus.open(log_path, read_only=True) as reader:
+        with pytest.raises(zbus.ConfigInvalid, match=r"read-only bus has no transport: .* process that owns the log"):
+            _ = reader.zenoh
 
 
 async def test_a_log_that_is_not_there_cannot_be_read(log_path: Path) -> None:

@@ -64,7 +64,7 @@ async def test_events_records_schemas_and_announcements_have_the_node_s_own_time
     assert times == (NOW_NS,) * 5
     assert {event.publisher_id, told.publisher_id} <= set(range(1, runtime.drawn + 1))
     assert (own.host, own.pid, own.name) == ("elsewhere", 4711, "elsewhere:4711")
-    assert {"zbus-read", "zbus-declare", "zbus-answer", "zbus-close"} <= set(runtime.threads)
+    assert {"zbus-read", "zbus-declare", "zbus-request", "zbus-close"} <= set(runtime.threads)
 
 
 async def test_two_nodes_of_one_process_have_different_clocks() -> None:

@@ -16,6 +16,7 @@ from mesh_fakes import recorded
 import zbus
 from zbus.deliver.acknowledgements import Acknowledgements
 from zbus.errors import LogError
+from zbus.util.runtime import REAL
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ class FakeCursors:
 
 
 def durable(cursors: FakeCursors) -> Acknowledgements:
-    return Acknowledgements(cursors, lambda *call: None, "billing", ["**"])  # type: ignore[arg-type, return-value]
+    return Acknowledgements(cursors, lambda *call: None, "billing", ["**"], REAL)  # type: ignore[arg-type, return-value]
 
 
 async def test_many_acknowledgements_return_once_their_positions_are_stored() -> None:

@@ -118,6 +118,9 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
         stats = bus.stats()
         assert (stats["invalid_received"], stats["invalid_request"], "handler_errors" in stats) == (50, 50, False)
         assert told(caplog) == {"EVENT_INVALID": 1}
+        (fields,) = [each.zbus for each in caplog.records if each.name == "zbus"]  # type: ignore[attr-defined]
+        assert fields.keys() == {"record", "code", "reason", "link", "key", "correlation_id"}
+        assert (fields["code"], fields["link"], fields["key"]) == ("invalid_request", "somewhere", Asker.key)
         assert junk[0].replies == []  # there is no telling who asked for what
         for each in junk[1:]:
             assert [_read_reply(reply)[0] for reply in each.replies] == [FAILED]

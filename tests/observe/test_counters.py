@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_DROPPED, RUN_ID, TRANSPORT_INPUT_REJECTED
+from zbus.observe.records import EVENT_DROPPED, TRANSPORT_INPUT_REJECTED
 from zbus.observe.throttle import EVERY_S, KEYS_MAX
+from zbus.util.run_id import run_id
 from zbus.util.runtime import Runtime
 
 
@@ -49,7 +50,7 @@ def test_a_record_names_the_transport_the_code_the_reason_the_source_and_the_tot
     counts.report(TRANSPORT_INPUT_REJECTED, "invalid_topic", "x" * 1_000, detail="no key")
     expected = {"record": TRANSPORT_INPUT_REJECTED, "transport": "test", "code": "invalid_topic", "source": "x" * 200}
     expected["reason"] = "The topic of a message is malformed."
-    assert told() == [expected | {"count_total": 7, "detail": "no key", "correlation_id": RUN_ID}]
+    assert told() == [expected | {"count_total": 7, "detail": "no key", "correlation_id": run_id.get()}]
 
 
 def test_each_source_is_told_once_a_minute_for_each_reason(told: Any) -> None:

@@ -17,7 +17,8 @@ from inside import node_of
 
 import zbus
 from zbus.observe import records
-from zbus.observe.records import RUN_ID, correlated, record
+from zbus.observe.records import correlated, record
+from zbus.util.run_id import run_id
 
 Told = Callable[..., list[dict[str, Any]]]
 
@@ -196,7 +197,7 @@ async def test_a_replay_is_told_of_at_its_beginning_and_its_end(log_path: Path, 
 
     (asked,), (delivered,) = told("EVENT_REPLAY_REQUESTED"), told("EVENT_REPLAY_DELIVERED")
     assert (asked["keys"], delivered["events"]) == (("a/**",), 3)
-    assert asked["correlation_id"] == delivered["correlation_id"] != RUN_ID
+    assert asked["correlation_id"] == delivered["correlation_id"] != run_id.get()
 
 
 async def test_a_replay_of_what_retention_removed_is_told_of_as_failed(log_path: Path, told: Told) -> None:
@@ -222,7 +223,7 @@ async def test_json_lines_hold_every_field(lines: io.StringIO) -> None:
     assert first["error"] == "ValueError: odd"
     assert "traceback" in first
     assert first["text"] in ("ä\n", repr("ä\n"))
-    assert (second["message"], second["correlation_id"]) == ("plain text", RUN_ID)
+    assert (second["message"], second["correlation_id"]) == ("plain text", run_id.get())
 
 
 @pytest.mark.parametrize(("form", "level"), [("xml", "INFO"), ("json", "LOUD")])
@@ -243,7 +244,7 @@ async def test_records_reach_the_bus_under_a_key_that_no_wildcard_matches(log_pa
             assert (event.key, event.decode(dict)["number"], event.correlation_id) == (
                 "@zbus/record/SOMETHING",
                 7,
-                RUN_ID,
+                run_id.get(),
             )
             assert told_here.queued == everything.queued == 0
             assert await bus.head() == 0  # not stored

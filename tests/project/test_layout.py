@@ -6,6 +6,7 @@ The core takes the time, randomness and threads from its node's `Runtime`, or a 
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +22,18 @@ HAS_CODE = {CORE / "cli"}  # the entry point of the command is `zbus.cli:main`
 # `cli` runs commands, not nodes; `blocking` has a loop on a thread of its own; `util` is where it is wrapped.
 MAY_USE_THE_SYSTEM = ("zbus/cli/", "zbus/util/", "zbus/blocking.py")
 # The entry points, where a program that does not simulate gets the real runtime, and what adapters use without a node.
-MAY_DEFAULT_TO_REAL = (
+MAY_NAME_REAL = (
     *MAY_USE_THE_SYSTEM,
     "zbus/bridge/bridge.py",
     "zbus/node.py",
     "zbus/observe/counters.py",
     "zbus/observe/throttle.py",
 )
-# Mechanisms that have such a default. In the core they get the node's runtime: the argument, and its place.
-INJECTED = {
-    "Backoff": ("uniform", 3),
-    "Counts": ("runtime", 1),
-    "Identities": ("randbits", 1),
-    "Throttle": ("monotonic", 1),
-    "first_identity": ("randbits", 0),
-}
+# Where mechanisms are defined that default to the real runtime. In the core they get the node's runtime instead.
+MECHANISMS = ("zbus/observe/", "zbus/util/")
+
+# Their threads write log records for the node that opened them.
+STARTED_BY_A_NODE = ("adapters", "store/zbus_cache", "store/zbus_log")
 
 MEMBERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)
 
@@ -158,33 +156,138 @@ def test_what_goes_through_the_runtime_or_the_loop_is_allowed(source: str) -> No
     assert list(system_uses(source)) == []
 
 
-def test_no_class_of_the_core_has_the_real_runtime_as_a_default() -> None:
-    found = []
-    for path in files():
-        if in_any(path, MAY_DEFAULT_TO_REAL):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                defaults = [*node.args.defaults, *[each for each in node.args.kw_defaults if each is not None]]
-                found += [place(path, each) for each in defaults if "REAL" in ast.unparse(each)]
+def names_real(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "REAL" for each in ast.walk(node))
+
+
+def test_the_real_runtime_is_named_only_where_no_node_has_given_another_one() -> None:
+    found = [
+        place(path, node)
+        for path in files()
+        if not in_any(path, MAY_NAME_REAL)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and names_real(node)
+    ]
     assert found == []
+
+
+def injected(source: str) -> dict[str, tuple[str, int]]:
+    """The functions and classes that default to the real runtime: the argument, and its place in a call."""
+    found: dict[str, tuple[str, int]] = {}
+
+    def look(function: ast.AST, name: str, own: int) -> None:
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            given = [*function.args.posonlyargs, *function.args.args]
+            first = len(given) - len(function.args.defaults)
+            for at, default in enumerate(function.args.defaults, first):
+                if names_real(default):
+                    found[name] = given[at].arg, at - own
+            for each, only in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+                if only is not None and names_real(only):
+                    found[name] = each.arg, sys.maxsize
+
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                    look(member, node.name, own=1)
+        else:
+            look(node, getattr(node, "name", ""), own=0)
+    return found
+
+
+def not_injected(source: str, mechanisms: dict[str, tuple[str, int]]) -> Iterator[tuple[ast.AST, str]]:
+    """Where a mechanism is used without the argument that replaces the real runtime."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        if isinstance(function, ast.Name) and function.id in mechanisms:
+            name, at = mechanisms[function.id]
+            starred = any(isinstance(each, ast.Starred) for each in node.args)
+            if not any(each.arg == name for each in node.keywords) and (starred or len(node.args) <= at):
+                yield node, f"{function.id} without {name}"
 
 
 def test_the_core_hands_its_runtime_to_every_mechanism_that_could_do_without() -> None:
-    found = []
+    mechanisms: dict[str, tuple[str, int]] = {}
     for path in files():
-        if in_any(path, MAY_USE_THE_SYSTEM):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
-            if isinstance(function, ast.Name) and function.id in INJECTED:
-                name, at = INJECTED[function.id]
-                starred = any(isinstance(each, ast.Starred) for each in node.args)
-                if not any(each.arg == name for each in node.keywords) and (starred or len(node.args) <= at):
-                    found.append(f"{place(path, node)}: {function.id} without {name}")
+        if in_any(path, MECHANISMS):
+            mechanisms |= injected(path.read_text())
+    assert mechanisms.keys() >= {"Backoff", "Counters", "Identities", "LoopThread", "Throttle", "Window"}
+    found = [
+        f"{place(path, node)}: {what}"
+        for path in files()
+        if not in_any(path, MAY_USE_THE_SYSTEM)
+        for node, what in not_injected(path.read_text(), mechanisms)
+    ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("use", "missing"),
+    [
+        ("Made(1)", True),
+        ("Made[int](1)", True),
+        ("Made(*all)", True),
+        ("Made(1, clock)", False),
+        ("Made(1, clock=clock)", False),
+        ("made()", True),
+        ("made(time_ns=clock)", False),
+        ("other()", False),
+    ],
+)
+def test_a_mechanism_that_is_used_with_the_real_runtime_is_noticed(use: str, missing: bool) -> None:
+    mechanisms = injected(
+        "class Made:\n    def __init__(self, max, clock=REAL.monotonic): ...\n"
+        "def made(*, time_ns=REAL.time_ns): ...\ndef other(clock=None): ..."
+    )
+    assert bool(list(not_injected(use, mechanisms))) is missing
+
+
+def test_every_thread_of_a_store_or_transport_has_the_run_id_of_its_node() -> None:
+    found = []
+    for path in [each for folder in STARTED_BY_A_NODE for each in files(ROOT / folder)]:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and dotted(node.func, imported(tree)) == "threading.Thread":
+                (target,) = [each.value for each in node.keywords if each.arg == "target"]
+                inherits = isinstance(target, ast.Call) and ast.unparse(target.func) == "inherit"
+                if not inherits and ast.unparse(target) != "self._main":  # made by `inherit` when the log was opened
+                    found.append(f"{place(path, node)}: target={ast.unparse(target)}")
+    assert found == []
+
+
+def set_loops(source: str) -> Iterator[ast.AST]:
+    """Where a module loops over a set that it makes in the same place."""
+    for node in ast.walk(ast.parse(source)):
+        loops = [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
+        if isinstance(node, ast.SetComp):
+            continue  # its result has no order either
+        for loop in loops:
+            made = loop.iter.func if isinstance(loop.iter, ast.Call) else loop.iter
+            if isinstance(made, (ast.Set, ast.SetComp)) or ast.unparse(made) in ("set", "frozenset"):
+                yield loop.iter
+
+
+def test_no_order_in_the_core_depends_on_hashes() -> None:
+    """The order of a set differs from run to run; a dict is an ordered set."""
+    assert [place(path, node) for path in files() for node in set_loops(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("for each in {1, 2}: ...", 1),
+        ("[each for each in {key for key in keys}]", 1),
+        ("for each in set(keys): ...", 1),
+        ("for each in {key: None for key in keys}: ...", 0),
+        ("for each in sorted(set(keys)): ...", 0),
+        ("{each for each in set(keys)}", 0),
+    ],
+)
+def test_a_loop_over_a_set_is_noticed(source: str, found: int) -> None:
+    assert len(list(set_loops(source))) == found
 
 
 def test_a_host_has_at_most_six_members() -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from zbus.errors import LogError
+from zbus.observe.burst_records import BurstRecords
 from zbus.observe.records import EVENT_BACKPRESSURE
 from zbus.ports.log import Appended, AppendResult, Committed, Log, Refused, Row, Stored
 from zbus.publish.backpressure import Backpressure
@@ -53,6 +54,7 @@ class Queue:
             [self._stored],
             None,
             lambda name, events: self.counts.append((name, events)),
+            BurstRecords(REAL),
             REAL,
         )
 

@@ -1,15 +1,15 @@
 """The publish path: every path enforces every step, in one order, and a rejected event uses up no sequence number.
 
-| path | open | access | key | payload | headers | schema | backpressure | identity |
-|---|---|---|---|---|---|---|---|---|
-| publish, publish_many, session.publish, session.publish_many | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
-| put | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
-| proxied write, a bus owns the log | (1) | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
-| proxied write, no bus has the log open | (1) | (2) | legal | ✓ | ✓ | ✓ | (2) | given |
-| POST | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
-| POST with an Idempotency-Key | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | follows from the Idempotency-Key |
+| path | open | read-only | access | key | payload | headers | schema | backpressure | identity |
+|---|---|---|---|---|---|---|---|---|---|
+| publish, publish_many, session.publish, session.publish_many | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| put | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, a bus owns the log | (1) | (1) | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | given |
+| proxied write, no bus has the log open | (1) | (1) | (2) | legal | ✓ | ✓ | ✓ | (2) | given |
+| POST | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | numbered last |
+| POST with an Idempotency-Key | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | ✓ | follows from the Idempotency-Key |
 
-(1) A writer takes over a log that no bus owns, so a bus that was closed rejects nothing.
+(1) A writer takes over a log that no bus owns, so a bus that was closed or only reads rejects nothing.
 (2) Without a bus there are no access rules, no transports and no subscribers.
 """
 
@@ -42,10 +42,12 @@ from publish_paths import (
 
 import zbus
 import zbus_log
+from zbus.headers import HEADERS_BYTES_MAX, Headers
 from zbus.ports.log import Row
 
-APPLIES = [(path, step) for path in PATHS for step in STEPS if (path, step) != ("proxied write", "open")]
-WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS]
+BEFORE_PATH = ("open", "read_only")  # steps that depend on the bus alone
+APPLIES = [(path, step) for path in PATHS for step in STEPS if path != "proxied write" or step not in BEFORE_PATH]
+WITHOUT_LOG = [(path, step) for path in IN_PROCESS for step in STEPS if step != "read_only"]
 ILLEGAL = ["shop/*", "shop//orders", "@zbus/x", "shop/or ders"]
 
 
@@ -111,6 +113,21 @@ async def test_of_several_steps_that_would_reject_an_event_the_first_one_does(
         payload, headers = await bus.violate(STEPS[STEPS.index(step) :])
 
         assert await rejected_by(send(bus, payload, headers), bus) == step
+
+
+@pytest.mark.parametrize("path", IN_PROCESS)
+@pytest.mark.parametrize("step", STEPS[: STEPS.index("headers")])
+async def test_headers_that_are_not_a_mapping_are_rejected_in_their_turn_if_events_are_traced(
+    path: str, step: str
+) -> None:
+    """A span needs the headers before the first step."""
+    headers: Any = 7
+    async with rig("memory", tracing="on") as bus:
+        await PATHS[path](bus, GOOD, None)
+        assert await rejected_by(PATHS[path](bus, GOOD, headers), bus) == "headers"
+        payload, _ = await bus.violate([step])
+
+        assert await rejected_by(PATHS[path](bus, payload, headers), bus) == step
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -241,6 +258,49 @@ async def test_keys_of_events_without_a_publisher_are_known_to_other_nodes_once_
         await PATHS[path](bus, GOOD, None)
 
         assert KEY in bus.entry.published_keys
+
+
+@pytest.mark.parametrize("path", ["put", "publish", "publish_many"])
+async def test_headers_of_a_read_event_are_passed_on_as_they_were_encoded(path: str, log_path: Path) -> None:
+    raw = msgspec.msgpack.encode({"region": "eu", "content-type": "text/plain"})
+    await write_unowned(log_path, Row(7, 0, 1, KEY, GOOD, raw))
+    async with zbus.open(log_path, read_only=True) as source, zbus.open("memory", tracing="off") as copy:
+        publisher = await copy.publisher(KEY)
+        (event,) = [event async for event in source.replay()]
+        assert isinstance(event.headers, Headers)
+        if path == "put":
+            await copy.put(event)
+        elif path == "publish":
+            await publisher.publish(event.payload, headers=event.headers)
+        else:
+            await publisher.publish_many([event.payload], headers=event.headers)
+        (copied,) = [event async for event in copy.replay()]
+
+    assert event.headers._decoded is None
+    assert isinstance(copied.headers, Headers)
+    assert copied.headers.raw == raw
+
+
+async def test_headers_of_a_read_event_are_encoded_again_if_something_is_added(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher(KEY)
+        await publisher.publish(b"x", headers={"region": "eu"})
+        (event,) = [event async for event in bus.replay()]
+        await publisher.publish({"id": 1}, headers=event.headers)
+        await publisher.publish(b"x", headers=event.headers, correlation_id="order-7")
+        found = [dict(event.headers) async for event in bus.replay(after=1)]
+
+    assert found == [
+        {"content-type": "application/json", "region": "eu"},
+        {"correlation-id": "order-7", "region": "eu"},
+    ]
+
+
+async def test_headers_that_another_node_encoded_have_the_same_limit() -> None:
+    large = Headers(msgspec.msgpack.encode({"region": "x" * HEADERS_BYTES_MAX}))
+    async with zbus.open("memory") as bus:
+        with pytest.raises(zbus.EventTooLarge, match="headers"):
+            await bus.put(zbus.Event(7, 0, 1, KEY, GOOD, large))
 
 
 class Topic(StrEnum):

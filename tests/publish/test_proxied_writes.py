@@ -72,6 +72,19 @@ async def test_writes_of_the_log_s_thread_are_stored_in_order_and_answered() -> 
     assert answers == [[number] for number in range(1, 21)]
 
 
+async def test_what_a_write_waits_for_does_not_depend_on_hashes() -> None:
+    entry, keys = FakeEntry(), [f"key/{number}" for number in range(20)]
+    writes = ProxiedWrites(entry)  # type: ignore[arg-type]
+    batch = [Row(number, 0, 1, key, b"") for number, key in enumerate(keys)]
+
+    writes.take(batch, lambda answer: None)
+    await asyncio.sleep(0)
+
+    assert list(writes._last) == [name for number, key in enumerate(keys) for name in (key, number)]
+    await turns()
+    assert not writes._last
+
+
 async def test_a_rejected_write_is_answered_and_the_next_one_is_stored() -> None:
     entry, answers = FakeEntry(), list[Any]()
     writes = ProxiedWrites(entry)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from zbus.event import Event
 from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
 from zbus.schema.validators import Validator, Validators, make_validators
+from zbus.util.runtime import REAL
 
 KEY = "shop/orders/created"
 STRICT, PERMISSIVE = "shop/**", ("shop/*/created", "**")
@@ -27,7 +28,8 @@ def reject(body: bytes) -> None:
 
 
 def made(schemas: Sequence[Schema], counted: list[str]) -> Validators:
-    return Validators([Validator(each, reject) for each in schemas], lambda name, _: counted.append(name), Throttle())
+    made = [Validator(each, reject) for each in schemas]
+    return Validators(made, lambda name, _: counted.append(name), Throttle(), REAL)
 
 
 @IN_EVERY_ORDER
@@ -62,7 +64,7 @@ def test_the_first_reason_is_that_of_the_strict_schema(schemas: Sequence[Schema]
 
 @IN_EVERY_ORDER
 def test_validators_of_stored_schemas_are_strict_first_too(schemas: Sequence[Schema]) -> None:
-    validators = make_validators(schemas, lambda name, events: None)
+    validators = make_validators(schemas, lambda name, events: None, REAL)
 
     assert validators is not None
     assert [each.schema.mode for each in validators[KEY]] == ["strict", "permissive", "permissive"]

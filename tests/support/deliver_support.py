@@ -14,6 +14,7 @@ from zbus.deliver.subscriber import EventSubscriber, Start
 from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
+from zbus.observe.burst_records import BurstRecords
 from zbus.ports.log import Log, Row, Span
 from zbus.publish.backpressure import Backpressure
 from zbus.util.runtime import Runtime
@@ -79,7 +80,7 @@ class FakeHost:
         self.runtime = Runtime()
         self.runtime.monotonic = lambda: self.now
         self.counts: Counter[str] = Counter()
-        self.dispatcher = Dispatcher(self.count, self.runtime)
+        self.dispatcher = Dispatcher(self.count, BurstRecords(self.runtime), self.runtime)
         self.backpressure = Backpressure(self.runtime)
         self.log = log
         self.reader = LogReader(cast("Log | None", log), self._run, False)

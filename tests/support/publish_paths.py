@@ -27,7 +27,7 @@ SCHEMA = {"type": "object"}
 PAYLOAD_BYTES_MAX = 100
 GIVEN_ID = 7  # the publisher of paths whose events have an identity already
 DEADLINE_S = 30.0
-STEPS = ("open", "access", "key", "payload", "headers", "schema", "backpressure")
+STEPS = ("open", "read_only", "access", "key", "payload", "headers", "schema", "backpressure")
 
 Send = Callable[["Rig", bytes, "dict[str, str] | None"], Awaitable[Any]]
 
@@ -98,6 +98,9 @@ class Rig:
             await self.node.link("refuses")
         if "access" in steps:
             self.entry.access = Denies()
+        if "read_only" in steps:
+            self.entry.read_only = "app.db"
+            self.entry.recheck()
         if "open" in steps:
             await self.bus.aclose()
         payload = LARGE if "payload" in steps else BAD if "schema" in steps else GOOD
@@ -105,7 +108,7 @@ class Rig:
 
     async def restore(self) -> None:
         """Let everything be accepted again, but for a bus that was closed."""
-        self.entry.access = None
+        self.entry.read_only = self.entry.access = None
         for link in self.node.network.links[1:] if self.node.network is not None else ():
             await self.node.network.remove(link, 1.0)
         if self.full is not None:
@@ -204,9 +207,10 @@ PATHS: dict[str, Send] = IN_PROCESS | {"proxied write": proxied, "POST": post, "
 GIVEN = {"put": range(1000), "proxied write": range(1000), "POST, idempotent": [0] * 1000}  # sequences that we give
 
 _CODES = {"bus_closed": "open", "failed": "access", "invalid_key": "key", "event_too_large": "payload"}
-_CODES |= {"schema_violated": "schema", "invalid_event": "headers"}
+_CODES |= {"log_read_only": "read_only", "schema_violated": "schema", "invalid_event": "headers"}
 _ERRORS: tuple[tuple[type[Exception], str], ...] = (
     (zbus.BusClosed, "open"),
+    (zbus.LogReadOnly, "read_only"),
     (Denied, "access"),
     (zbus.KeyInvalid, "key"),
     (zbus.EventTooLarge, "payload"),

@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from typing import ClassVar
 
 import pytest
 
 from zbus.util import loop_thread
 from zbus.util.loop_thread import LoopEnded, LoopThread
+from zbus.util.runtime import Runtime, Thread
 
 
 @pytest.fixture
@@ -36,6 +39,28 @@ def thread(made: Callable[..., LoopThread]) -> LoopThread:
     found = made()
     found.start()
     return found
+
+
+def test_its_threads_are_those_of_the_runtime() -> None:
+    class Named(Runtime):
+        names: ClassVar[list[str]] = []
+
+        def executor(self, threads: int, name: str) -> Executor:
+            self.names.append(name)
+            return super().executor(threads, name)
+
+        def thread(self, target: Callable[[], object], name: str) -> Thread:
+            self.names.append(name)
+            return super().thread(target, name)
+
+    async def main() -> None:
+        await asyncio.to_thread(time.sleep, 0)
+
+    thread = LoopThread("zbus-test", main, Named())
+    thread.start()
+
+    assert thread.stop(10.0)
+    assert Named.names == ["zbus-test", "zbus-test-worker"]
 
 
 async def name() -> str:

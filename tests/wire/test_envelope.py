@@ -128,6 +128,12 @@ def test_envelopes_that_share_a_frame_are_the_same_as_alone(several: list[Event]
     assert open_frame(join(frames)) == [open_frame(frame)[0] for frame in frames]
 
 
+def test_of_several_keys_that_could_not_be_published_the_first_one_is_named() -> None:
+    keys = [f"no//{number}" for number in range(20)]
+    with pytest.raises(EventInvalid, match=f"key '{keys[0]}' rejected"):
+        open_frame(join([encode(msgspec.structs.replace(EVENT, key=key)) for key in keys]))
+
+
 def test_nothing_at_all_is_refused() -> None:
     with pytest.raises(EventInvalid, match="it is empty"):
         decode(b"")

@@ -108,7 +108,8 @@ class Bridge:
             await self.aclose()
             raise
         level = logging.INFO if self.durable else logging.WARNING
-        record(BRIDGE_STARTED, level, bridge=self.name, durable=self.durable, promise=self.promise)
+        with self._node.runtime.running():
+            record(BRIDGE_STARTED, level, bridge=self.name, durable=self.durable, promise=self.promise)
 
     @property
     def promise(self) -> str:

@@ -13,6 +13,7 @@ from zbus.keys import includes
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursors, Lease
 from zbus.util.mailbox import Calls
+from zbus.util.runtime import Runtime
 
 STORE_S = 0.02
 
@@ -22,8 +23,8 @@ Run = Callable[..., "asyncio.Future[Any]"]
 class Acknowledgements:
     """Advances one cursor. Positions only rise. Those that no caller awaits are stored together after `STORE_S`."""
 
-    def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str]) -> None:
-        self.name, self._cursors, self._run, self._keys = name, cursors, run, keys
+    def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str], runtime: Runtime) -> None:
+        self.name, self._cursors, self._run, self._keys, self._runtime = name, cursors, run, keys, runtime
         self.acknowledged = 0
         self._claiming: asyncio.Future[Lease] | None = None
         self._token = ""
@@ -96,7 +97,9 @@ class Acknowledgements:
                 f"their events up to offset {lease.offset} are not delivered. To receive them, use another name, or "
                 "move its position: zbus log cursors LOG --reset NAME --to OFFSET"
             )
-            record_reason("DURABLE_KEYS_ADDED", logging.WARNING, code="keys_added", reason=reason, durable=self.name)
+            name = self.name
+            with self._runtime.running():
+                record_reason("DURABLE_KEYS_ADDED", logging.WARNING, code="keys_added", reason=reason, durable=name)
 
     def _store(self) -> None:
         if self._timer is not None:

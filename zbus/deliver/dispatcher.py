@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, Headers
 from zbus.keys import KeySet
-from zbus.observe.burst_records import record_received
+from zbus.observe.burst_records import BurstRecords
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.cache import Target
@@ -67,8 +67,15 @@ class LocalSubscription(Target, Protocol):
 class Dispatcher:
     """Lives on the event loop, like the subscriptions it delivers to."""
 
-    def __init__(self, count: Callable[[str, int], None], runtime: Runtime, taken: Histogram | None = None) -> None:
+    def __init__(
+        self,
+        count: Callable[[str, int], None],
+        burst_records: BurstRecords,
+        runtime: Runtime,
+        taken: Histogram | None = None,
+    ) -> None:
         self.count, self._time_ns, self._taken = count, runtime.time_ns, taken
+        self._burst_records = burst_records
         self.interest: RemoteInterest | None = None  # set while the node has a network
         self.subscriptions: dict[LocalSubscription, None] = {}  # the open ones, in the order of opening
         self.crowded = False  # a queue is half full: a publisher that never waits should yield to the subscribers
@@ -181,7 +188,7 @@ class Dispatcher:
             if self._taken is not None:
                 self._taken.buckets[0] += taken  # age 0: reading the clock would take longer
             if taken and wanted(logging.DEBUG):
-                record_received([events] * len(targets))
+                self._burst_records.received([events] * len(targets))
 
     def unstored(self, events: Sequence[Event]) -> None:
         """Deliver events that the log of this node does not have."""
@@ -229,4 +236,4 @@ class Dispatcher:
         if taken and self._taken is not None:
             self._taken.add_ages(self._time_ns(), [event.published_at for events in taken for event in events])
         if taken and wanted(logging.DEBUG):
-            record_received(taken)
+            self._burst_records.received(taken)

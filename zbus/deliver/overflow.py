@@ -46,7 +46,8 @@ class Policy:
 
     def __init__(self, subscription: OverflowTarget, queue: Buffer, host: Host) -> None:
         self._subscription, self._queue = subscription, queue
-        self._count, self._throttle = host.dispatcher.count, Throttle(REPORT_EVERY_S, host.runtime.monotonic)
+        self._count, self._runtime = host.dispatcher.count, host.runtime
+        self._throttle = Throttle(REPORT_EVERY_S, host.runtime.monotonic)
         self.dropped = 0
 
     def overflow(self, events: Sequence[Event], received: bool) -> int:
@@ -83,16 +84,9 @@ class Policy:
         self.dropped += events
         self._count(f"dropped_{code}", events)
         if events and self._throttle.due(code):
-            keys, total = self._subscription.key_exprs, self.dropped
-            record_reason(
-                EVENT_DROPPED,
-                logging.WARNING,
-                code=code,
-                reason=reason,
-                keys=keys,
-                policy=self.name,
-                dropped_total=total,
-            )
+            fields = {"keys": self._subscription.key_exprs, "policy": self.name, "dropped_total": self.dropped}
+            with self._runtime.running():
+                record_reason(EVENT_DROPPED, logging.WARNING, code=code, reason=reason, **fields)
 
 
 class DropOldest(Policy):

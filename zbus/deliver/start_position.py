@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from zbus.errors import ConfigInvalid
-from zbus.util.runtime import REAL
 
 OFFSET_MAX = (1 << 63) - 1
 _AGE = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
@@ -18,15 +18,16 @@ _TIME_MIN, _TIME_MAX = datetime(1970, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tz
 Position = int | datetime
 
 
-def read_start(text: str) -> Literal["new", "beginning"] | Position:
+def read_start(text: str, time_ns: Callable[[], int]) -> Literal["new", "beginning"] | Position:
     """Parse the start of a subscription: `new`, `beginning`, or a position. Raises `ValueError` with the reason.
 
-    >>> read_start("beginning"), read_start("42")
+    >>> from time import time_ns
+    >>> read_start("beginning", time_ns), read_start("42", time_ns)
     ('beginning', 42)
     """
     if text == "new":
         return "new"
-    return "beginning" if text == "beginning" else read_position(text, "'new', 'beginning', ")
+    return "beginning" if text == "beginning" else read_position(text, time_ns, "'new', 'beginning', ")
 
 
 def read_age(text: str) -> float:
@@ -41,11 +42,12 @@ def read_age(text: str) -> float:
     return float(found[1]) * _UNIT_S[found[2]]
 
 
-def read_position(text: str, others: str = "") -> Position:
+def read_position(text: str, time_ns: Callable[[], int], others: str = "") -> Position:
     """Parse an offset, an ISO time, or an age such as `-10m`. Raises `ValueError`; `others` completes its message.
 
-    >>> read_position("42")
-    42
+    >>> from time import time_ns
+    >>> read_position("42", time_ns), read_position("-10m", lambda: 600 * 10**9).timestamp()
+    (42, 0.0)
     """
     text = text.strip()
     if text.isascii() and text.isdigit():
@@ -53,7 +55,7 @@ def read_position(text: str, others: str = "") -> Position:
             return int(text)
         raise ValueError(f"{text[:40]} is larger than the largest offset, {OFFSET_MAX}")
     try:
-        moment = _moment(text)
+        moment = _moment(text, time_ns)
         if _TIME_MIN <= moment.astimezone(UTC) < _TIME_MAX:
             return moment
     except (ValueError, OverflowError, OSError):
@@ -61,9 +63,9 @@ def read_position(text: str, others: str = "") -> Position:
     raise ValueError(f"{text!r} must be {others}an offset, an ISO time from 1970 to 2261, or an age such as -10m")
 
 
-def _moment(text: str) -> datetime:
+def _moment(text: str, time_ns: Callable[[], int]) -> datetime:
     if text.startswith("-"):
-        return datetime.fromtimestamp(REAL.time_ns() / 1e9, UTC) - timedelta(seconds=read_age(text[1:]))
+        return datetime.fromtimestamp(time_ns() / 1e9, UTC) - timedelta(seconds=read_age(text[1:]))
     return datetime.fromisoformat(text)
 
 

@@ -89,9 +89,8 @@ class EventSubscriber:
         self._handed = self._position
         self._durable: Acknowledgements | None = None
         if durable is not None:
-            self._durable = Acknowledgements(
-                self._reader.required("a durable subscription").cursors, self._reader.run, durable, keys.expressions
-            )
+            cursors = self._reader.required("a durable subscription").cursors
+            self._durable = Acknowledgements(cursors, self._reader.run, durable, keys.expressions, host.runtime)
         self._handle = DeliveryHandle(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and after is None and durable is None
         self._live = self._resolved and not self._reader.read_only
@@ -423,7 +422,8 @@ class EventSubscriber:
             self._dispatcher.count("spilled", 1)
             fields: dict[str, Any] = {"keys": self.key_exprs, "queue_events": self.queue_events}
             reason = "a subscription's queue is full; it continues from the log"
-            record_reason(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
+            with self._host.runtime.running():
+                record_reason(EVENT_SUBSCRIBER_SLOW, logging.DEBUG, code="spilled", reason=reason, **fields)
         return taken
 
     def _set_aside(self, events: Sequence[Event]) -> int:
@@ -445,7 +445,9 @@ class EventSubscriber:
         span: dict[str, Any] = {"missed": gap.missed, "after": self._handed, "until": gap.until}
         self._handed = max(self._handed, gap.until)  # a later gap begins after this one
         reason = "a subscription did not keep up with its events and missed some"
-        record_reason(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, keys=self.key_exprs, **span)
+        fields = {"keys": self.key_exprs, **span}
+        with self._host.runtime.running():
+            record_reason(EVENT_SUBSCRIBER_SLOW, logging.WARNING, code="lagged", reason=reason, **fields)
         return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
 
 

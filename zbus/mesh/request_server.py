@@ -1,7 +1,7 @@
 """The server side of request/reply: passes requests from the fabrics' threads to handlers, and sends their replies.
 
 Handlers of users run on the loop. Pages of the log are read and sent on separate threads, so that a long replay does
-not slow down the loop. Malformed requests are counted, logged at most once per minute and source, and never reach a
+not slow down the loop. Malformed requests are counted, logged at most once per minute and link, and never reach a
 handler.
 """
 
@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from zbus.errors import EventInvalid, TransportError, ZbusError
-from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_INVALID, record, record_reason
+from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import IncomingRequest
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
@@ -25,6 +25,7 @@ from .request_client import ACCEPTED, DATA, END, FAILED, decode_request, encode_
 
 THREADS = 4
 CANCELLED_KEPT = 100
+REASON_CHARACTERS_MAX = 500
 Handler = Callable[[Any], Awaitable[bytes]]
 Source = Callable[[bytes, str], Iterable[bytes]]  # called with the body of the request and the link that it arrived on
 
@@ -47,10 +48,10 @@ class RequestServer:
         self._handlers: dict[str, _Handler] = {}
         self._sources: dict[str, Source] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._cancelled = Window[int](CANCELLED_KEPT)
-        self._threads = runtime.executor(THREADS, "zbus-answer")
+        self._cancelled = Window[int](CANCELLED_KEPT, monotonic=runtime.monotonic)
+        self._threads = runtime.executor(THREADS, "zbus-request")
         self._last_request_at = 0.0  # on the loop's clock
-        self._rejected = Counters("questions", runtime)
+        self._throttle = Throttle(monotonic=runtime.monotonic)
 
     @property
     def keys(self) -> list[str]:
@@ -135,10 +136,12 @@ class RequestServer:
             request.close()
 
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
-        """Count a malformed request, and log it at most once per minute and source."""
+        """Count a malformed request, and log it at most once per minute and link."""
         self._count("invalid_received", 1)
         self._count("invalid_request", 1)
-        self._rejected.report(EVENT_INVALID, "invalid_request", link, key=key, detail=str(error)[:500])
+        if self._throttle.due(link):
+            reason = str(error)[:REASON_CHARACTERS_MAX]
+            record_reason(EVENT_INVALID, logging.WARNING, code="invalid_request", reason=reason, link=link, key=key)
 
     def _fail(self, request: IncomingRequest, error: BaseException) -> None:
         try:

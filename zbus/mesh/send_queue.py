@@ -66,7 +66,7 @@ class SendQueue:
         congested.
         """
         self._fabric, self._origin, self._log, self._count, self._on_capacity = fabric, origin, log, count, on_capacity
-        self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
+        self._monotonic, self._time_ns, self._running = runtime.monotonic, runtime.time_ns, runtime.running
         self._lock = threading.Lock()
         # Guarded by the lock, because other threads write or read them.
         self._backlog: deque[tuple[Sequence[Row], Sequence[int]]] = deque()
@@ -105,7 +105,8 @@ class SendQueue:
         self._driver.wake()
         if lost:
             reason = "the transport is too slow or disconnected, and the node has no log"
-            record_reason(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
+            with self._running():
+                record_reason(EVENT_DROPPED, logging.WARNING, code="send_queue_full", reason=reason, events=lost)
 
     def announce(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Queue frames that are not events of the log, after the events. They are sent once, or dropped."""

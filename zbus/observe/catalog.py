@@ -66,7 +66,7 @@ RECORDS: dict[str, RecordInfo] = {
     "EVENT_INVALID": RecordInfo(
         "WARNING",
         "A frame, a request or a payload is malformed; at most one record per minute and link.",
-        f"code, reason, link; of a request: {_SOURCE}, key, detail",
+        "code, reason, link; of a request: key",
     ),
     "EVENT_INVALID_SCHEMA": RecordInfo(
         "WARNING",

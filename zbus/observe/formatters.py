@@ -12,7 +12,7 @@ import msgspec
 
 from zbus.errors import ConfigInvalid
 
-from .records import RUN_ID, logger
+from .records import current_id, logger
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. A record of another library gets the same shape, with its text as `message`."""
-        fields = getattr(record, "zbus", None) or {"correlation_id": RUN_ID, "message": record.getMessage()}
+        fields = getattr(record, "zbus", None) or {"correlation_id": current_id(), "message": record.getMessage()}
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         line: dict[str, Any] = {"time": time, "level": record.levelname, **fields}
         if record.exc_info is not None and record.exc_info[1] is not None:

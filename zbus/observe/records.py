@@ -4,8 +4,8 @@ A record is one line of the logger `zbus`, `NAME field=value …`, and has the s
 that need them. Records about events are written once per burst, not per event, and are made only if a handler or a
 listener receives them: EVENT_PUBLISHED, EVENT_RECEIVED and replays at level DEBUG, the start and end of buses and nodes
 at INFO, and problems at WARNING or above. Every record has a `correlation_id`: that of the event that it is about, or
-else the id of this run. A record that has a `reason`, a sentence for people, also has a `code`, a stable name for
-programs. `catalog` describes every record and every code.
+else the run id of the node that writes it. A record that has a `reason`, a sentence for people, also has a `code`, a
+stable name for programs. `catalog` describes every record and every code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from zbus.util.runtime import REAL
+from zbus.util.run_id import run_id
 
 logger = logging.getLogger("zbus")
 RECORDS = "@zbus/record/"  # followed by the name: the key on which a record is published
@@ -52,8 +52,7 @@ TRANSPORT_ERROR = "TRANSPORT_ERROR"
 # Called on any thread with the level and the fields of a record. It must only append to a queue and wake its reader.
 Listener = Callable[[int, dict[str, Any]], None]
 
-RUN_ID = REAL.token_hex(8)  # of this process
-_correlation: ContextVar[str] = ContextVar("zbus_correlation", default=RUN_ID)
+_correlation: ContextVar[str | None] = ContextVar("zbus_correlation", default=None)
 _Listeners = tuple[tuple[int, Listener], ...]
 _listeners: _Listeners = ()  # each with its minimum level; the tuple is replaced, never changed
 SILENT = 1 << 30
@@ -64,12 +63,14 @@ _changing = threading.RLock()
 def record(name: str, level: int = logging.INFO, exc_info: BaseException | None = None, /, **fields: Any) -> None:
     """Write one record if a handler or a listener receives this level. For a record with a reason, use
     `record_reason`.
+
+    Code that the tasks of users call, on behalf of a node, writes records in a `with runtime.running()` block.
     """
     logged = logger.isEnabledFor(level)
     listeners = [listener for least, listener in _listeners if level >= least] if _listeners else ()
     if not logged and not listeners:
         return
-    fields.setdefault("correlation_id", _correlation.get())
+    fields.setdefault("correlation_id", current_id())
     found = {"record": name, **fields}
     if logged:  # made by hand: finding the caller's line takes as long as everything else, and it is always in zbus
         about = None if exc_info is None else (type(exc_info), exc_info, exc_info.__traceback__)
@@ -88,6 +89,11 @@ def record_reason(
     sentence for people.
     """
     record(name, level, exc_info, code=code, reason=reason, **fields)
+
+
+def current_id() -> str:
+    """Return the correlation id of this task or thread: that of the event that it handles, or else its run id."""
+    return _correlation.get() or run_id.get()
 
 
 class _Text:

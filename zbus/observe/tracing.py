@@ -235,7 +235,7 @@ def _end(span: Span, error: BaseException | None) -> None:
 
 def _creation(headers: Mapping[str, str]) -> SpanContext | None:
     """Return the context that an event was published in, or None if it is missing or malformed."""
-    if not headers or TRACEPARENT not in headers:
+    if not headers or not isinstance(headers, Mapping) or TRACEPARENT not in headers:
         return None
     found = _w3c.extract(_readable(headers, TRACEPARENT, TRACESTATE), Context())
     context = trace.get_current_span(found).get_span_context()

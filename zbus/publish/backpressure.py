@@ -36,11 +36,12 @@ class Backpressure:
     that waited for it; otherwise it would overtake them, and a busy publisher would take every free place.
     """
 
-    __slots__ = ("_clearing", "_reasons", "_throttle", "_waiters", "blocked", "blocked_count")
+    __slots__ = ("_clearing", "_reasons", "_runtime", "_throttle", "_waiters", "blocked", "blocked_count")
 
     def __init__(self, runtime: Runtime) -> None:
         self.blocked = False
         self.blocked_count = 0  # how often publishers were blocked
+        self._runtime = runtime
         self._throttle = Throttle(RECORD_EVERY_S, runtime.monotonic)
         self._reasons: dict[Any, None] = {}
         self._clearing: dict[Any, None] = {}  # removed reasons whose waiters have not all had their turn
@@ -54,7 +55,9 @@ class Backpressure:
         self.blocked = True
         self.blocked_count += 1
         if self._throttle.due():
-            record_reason(EVENT_BACKPRESSURE, logging.INFO, code=code, reason=why, blocked_total=self.blocked_count)
+            total = self.blocked_count
+            with self._runtime.running():
+                record_reason(EVENT_BACKPRESSURE, logging.INFO, code=code, reason=why, blocked_total=total)
 
     def unblock(self, reason: object) -> None:
         """Remove a reason. The publishers that wait then check the remaining ones, in order."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from zbus.event import Offset, offset_of
-from zbus.observe.burst_records import record_published
+from zbus.observe.burst_records import BurstRecords
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
 from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
@@ -54,12 +54,13 @@ class CommitQueue:
         listeners: Sequence[Listener],
         took: Histogram | None,
         count: Callable[[str, int], None],
+        burst_records: BurstRecords,
         runtime: Runtime,
     ) -> None:
         """Open the queue. `listeners` are called in order with each part of the log's tail."""
         self._append, self._backpressure, self.listeners = log.append, backpressure, tuple(listeners)
         self._pending_bytes_max, self._took, self._count = pending_bytes_max, took, count
-        self._monotonic_ns = runtime.monotonic_ns
+        self._monotonic_ns, self._burst_records = runtime.monotonic_ns, burst_records
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
@@ -118,7 +119,7 @@ class CommitQueue:
                 for listener in self.listeners:
                     listener(item.rows, item.offsets)
                 if wanted(logging.DEBUG):
-                    _record_published(item)
+                    self._record_published(item)
                 continue
             assert type(item) is AppendResult
             burst: Burst = item.about
@@ -157,6 +158,11 @@ class CommitQueue:
             if not future.done():
                 future.set_exception(outcome.error)
 
+    def _record_published(self, committed: Committed) -> None:
+        own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
+        if own:
+            self._burst_records.published([row for row, _ in own], [offset for _, offset in own])
+
 
 def _resolve(burst: Burst, stored: Stored) -> None:
     """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
@@ -173,9 +179,3 @@ def _resolve(burst: Burst, stored: Stored) -> None:
                 row = burst.rows[at]
                 future.set_result(offset_of(offsets[at], row.publisher_id, row.sequence, at not in repeated))
         at += number or 1
-
-
-def _record_published(committed: Committed) -> None:
-    own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
-    if own:
-        record_published([row for row, _ in own], [offset for _, offset in own])

@@ -1,10 +1,10 @@
 """The publish path: every event that is published on this node passes through here.
 
-The steps, in order: open → access → key → payload and headers → schema → backpressure → identity → store. Access comes
-first, so that an event that may not be published costs nothing and reveals nothing. The schema comes before
-backpressure, so that a rejected event never waits. Backpressure is the last wait: nothing may be awaited between
-numbering an event and handing it to the commit queue, or a publisher's order is lost. A sequence number is taken only
-after every step that can reject the event, so none is wasted.
+The steps, in order: open → access → key → payload and headers → schema → backpressure → identity → store. A bus that
+is closed or read-only rejects every event. Access comes next, so that an event that may not be published costs nothing
+and reveals nothing. The schema comes before backpressure, so that a rejected event never waits. Backpressure is the
+last wait: nothing may be awaited between numbering an event and handing it to the commit queue, or a publisher's order
+is lost. A sequence number is taken only after every step that can reject the event, so none is wasted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge
+from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly
 from zbus.event import Event, Offset, offset_of
-from zbus.headers import check_encoded, encode_headers
+from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
 from zbus.ports.log import Row, Stored
 from zbus.util.runtime import Runtime
@@ -42,6 +42,7 @@ class Entry:
         # Rises when a result of `open_key` may change: publishers compare it instead of calling that for each event.
         self.generation = 0
         self._is_open = False
+        self.read_only: str | None = None  # the path of a log that this node only reads; set before the bus opens
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
         self.tracing: Tracing | None = None
@@ -74,20 +75,26 @@ class Entry:
         self.generation += 1
 
     def check_open(self) -> None:
-        """Raise `BusClosed` if the bus is not open."""
+        """Raise `BusClosed` if the bus is not open, or `LogReadOnly` if it only reads its log."""
         if not self.is_open:
             raise BusClosed("publish")
+        if self.read_only is not None:
+            raise LogReadOnly(self.read_only)
 
     def open_key(self, key: str) -> str:
-        """Return the key if events may be published to it now. Raises `BusClosed`, `KeyInvalid` or an access error."""
+        """Return the key if events may be published to it now. Raises the errors of `check_open` and `check_key`."""
         self.check_open()
+        return self.check_key(key)
+
+    def check_key(self, key: str) -> str:
+        """Return the key if this node may publish to it. Raises `KeyInvalid` or an access error."""
         if self.access is not None:
             self.access.check_publish(key)
         return self._host.check_key(key)
 
     def announce_key(self, key: str) -> None:
         """Announce to other nodes that this node publishes to a key."""
-        if len(self.published_keys) < KEYS_ANNOUNCED_MAX:
+        if self.read_only is None and len(self.published_keys) < KEYS_ANNOUNCED_MAX:
             self.published_keys[key] = None
 
     def announce_keys(self, rows: Iterable[Row]) -> None:
@@ -161,7 +168,9 @@ class Entry:
         rows: list[Row] = []
         for event in events:
             check_identity(event)
-            headers = event.headers if span is None else span.onto(event.headers)
+            headers = event.headers
+            if span is not None and takes_span(headers):
+                headers = span.onto(headers)
             key = keys[event.key]
             body, encoded = self.encode(key, event.payload, headers or None, None)
             # The encoders accept no subclass of int, such as the offset that `publish` returns.

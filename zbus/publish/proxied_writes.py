@@ -7,7 +7,7 @@ commits, and so they reach subscribers, durable subscriptions and other nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from zbus.errors import BusClosed, ZbusError
@@ -39,18 +39,18 @@ class ProxiedWrites:
 
     def _begin(self, writes: list[Write]) -> None:
         for rows, done in writes:
-            names: set[str | int] = {name for row in rows for name in (row.key, row.publisher_id)}
-            before = {self._last[name] for name in names if name in self._last}
+            names: dict[str | int, None] = {name: None for row in rows for name in (row.key, row.publisher_id)}
+            before = {self._last[name]: None for name in names if name in self._last}
             task = self._loop.create_task(self._store(rows, done, before))
             self._last.update(dict.fromkeys(names, task))
             task.add_done_callback(partial(self._ended, names))
 
-    def _ended(self, names: set[str | int], task: asyncio.Task[None]) -> None:
+    def _ended(self, names: Iterable[str | int], task: asyncio.Task[None]) -> None:
         for name in names:
             if self._last.get(name) is task:
                 del self._last[name]
 
-    async def _store(self, rows: Sequence[Row], done: WriteDone, before: set[asyncio.Task[None]]) -> None:
+    async def _store(self, rows: Sequence[Row], done: WriteDone, before: Collection[asyncio.Task[None]]) -> None:
         entry = self._entry
         if before:
             await asyncio.wait(before)

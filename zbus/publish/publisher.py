@@ -9,7 +9,7 @@ from typing import Any
 
 from zbus.errors import ZbusError
 from zbus.event import Offset
-from zbus.headers import SpanHeaders
+from zbus.headers import SpanHeaders, takes_span
 from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
 from zbus.util.identities import first_identity
@@ -19,6 +19,7 @@ from .entry import UNYIELDED_MAX, Entry
 CHUNK_EVENTS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_IN_FLIGHT = 4
+UNCHECKED = -1  # the first event checks that the bus is open
 
 
 class EventPublisher:
@@ -30,8 +31,8 @@ class EventPublisher:
     __slots__ = ("_entry", "_generation", "_sequence", "key", "publisher_id")
 
     def __init__(self, entry: Entry, key: str) -> None:
-        self._entry, self.key = entry, entry.open_key(key)
-        self._generation = entry.generation
+        self._entry, self.key = entry, entry.check_key(key)
+        self._generation = UNCHECKED
         self.publisher_id, self._sequence = first_identity(entry.randbits)
         entry.announce_key(key)
 
@@ -74,7 +75,7 @@ class EventPublisher:
         If cancelled while waiting, the event may or may not have been stored. The bus and this publisher remain usable.
         """
         entry = self._entry
-        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
+        if (tracing := entry.tracing) is not None and takes_span(headers):
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
         if self._generation != entry.generation:
@@ -117,7 +118,7 @@ class EventPublisher:
         call that were stored. If cancelled, the first events of `payloads` may have been stored.
         """
         entry = self._entry
-        if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
+        if (tracing := entry.tracing) is not None and takes_span(headers):
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 offsets = await self.publish_many(payloads, headers=span.headers, correlation_id=correlation_id)
                 span.note("messaging.batch.message_count", len(offsets))
@@ -130,8 +131,9 @@ class EventPublisher:
                 await entry.admit((self.key, body) for body, _ in bodies)
                 rows = self._number(bodies)
                 if entry.commits is None:
+                    crowded = entry.deliver(rows)
                     stored += [0] * len(rows)
-                    if entry.deliver(rows):
+                    if crowded:
                         await asyncio.sleep(0)
                     continue
                 waiting.append(entry.commits.add_many(rows))

@@ -231,7 +231,7 @@ class _Comparison:
             return True
         if types_of(known) != {"object"}:
             return False
-        for name in {name for old in known for name in old.get("required", ())}:
+        for name in {name: None for old in known for name in old.get("required", ())}:
             mine = values_of([each for fact in facts_about(known, name) or () for each in self._parts(fact, self._old)])
             theirs = values_of(
                 [each for part in parts if name in part.get("properties", {})

@@ -68,7 +68,7 @@ class Schemas:
     """The schemas of one bus. If several expressions match a key, a payload is validated against all of them."""
 
     def __init__(self, host: Host, runtime: Runtime) -> None:
-        self._host, self._time_ns = host, runtime.time_ns
+        self._host, self._runtime, self._time_ns = host, runtime, runtime.time_ns
         self._versions: dict[str, list[Schema]] = {}
         self._active: dict[str, Schema] = {}
         self._ready: Ready = {}
@@ -185,7 +185,8 @@ class Schemas:
         self._active, self._ready = schemas, ready
         if self._host.validates:
             found = [Validator(each, ready[expression, each.hash]) for expression, each in schemas.items()]
-            self._host.validate_with(Validators(found, self._host.count, self._throttle) if found else None)
+            made = Validators(found, self._host.count, self._throttle, self._runtime) if found else None
+            self._host.validate_with(made)
 
     def _check_open(self) -> None:
         if not self._host.is_open:

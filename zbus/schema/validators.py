@@ -17,7 +17,7 @@ from zbus.observe.records import EVENT_INVALID_SCHEMA, record_reason
 from zbus.observe.throttle import Throttle
 from zbus.ports.log import Schema
 from zbus.util.memo import Memo
-from zbus.util.runtime import REAL
+from zbus.util.runtime import Runtime
 
 from .json_schema import Validate, compile_schema, reason_of
 
@@ -39,10 +39,10 @@ class Validator(NamedTuple):
 class Validators(Memo[str, tuple[Validator, ...]]):
     """The validators of each key, strict ones first, so that a permissive one never hides a rejection."""
 
-    def __init__(self, validators: Iterable[Validator], count: Count, throttle: Throttle) -> None:
+    def __init__(self, validators: Iterable[Validator], count: Count, throttle: Throttle, runtime: Runtime) -> None:
         super().__init__(KEYS_KEPT_MAX, self._match)
         self._validators = sorted(validators, key=lambda each: each.schema.mode != STRICT)
-        self._count, self._throttle = count, throttle
+        self._count, self._throttle, self._runtime = count, throttle, runtime
 
     def validate(self, key: str, body: bytes) -> None:
         """Validate a payload before it is stored. Raises `SchemaInvalid` if it violates a strict schema."""
@@ -81,12 +81,13 @@ class Validators(Memo[str, tuple[Validator, ...]]):
         self._count(COUNTED, 1)
         if self._throttle.due(key):
             fields = _fields(schema, key, body, event)
-            record_reason(EVENT_INVALID_SCHEMA, logging.WARNING, code=COUNTED, reason=reason, **fields)
+            with self._runtime.running():
+                record_reason(EVENT_INVALID_SCHEMA, logging.WARNING, code=COUNTED, reason=reason, **fields)
         if schema.mode == STRICT:
             raise SchemaInvalid(key, schema.expression, reason, body, schema.hash, event) from error
 
 
-def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | None:
+def make_validators(schemas: Iterable[Schema], count: Count, runtime: Runtime) -> Validators | None:
     """Return the validators of the active schemas, or None if there are none. For a log without a bus.
 
     Raises `ConfigInvalid` if the validation library is not installed.
@@ -94,7 +95,7 @@ def make_validators(schemas: Iterable[Schema], count: Count) -> Validators | Non
     checks = [
         Validator(each, compile_schema(each.expression, each.schema)) for each in active_schemas(schemas).values()
     ]
-    return Validators(checks, count, Throttle(monotonic=REAL.monotonic)) if checks else None
+    return Validators(checks, count, Throttle(monotonic=runtime.monotonic), runtime) if checks else None
 
 
 def active_schemas(versions: Iterable[Schema]) -> dict[str, Schema]:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from .run_id import inherit
+
 # Does what is due. Returns the monotonic time of the next step (`inf`: only when woken), or None when finished.
 Step = Callable[[], float | None]
 
@@ -30,7 +32,7 @@ class ThreadDriver:
     def __init__(self, step: Step, name: str, monotonic: Callable[[], float]) -> None:
         self._step, self._monotonic = step, monotonic
         self._woken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name=name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from .mailbox import Calls
@@ -99,7 +99,7 @@ class LoopThread:
 
     def _run(self) -> None:
         self._ident = threading.get_ident()
-        workers = ThreadPoolExecutor(WORKERS, f"{self._name}-worker")
+        workers = self._runtime.executor(WORKERS, f"{self._name}-worker")
         self.loop.set_default_executor(workers)
         try:
             self.loop.run_until_complete(self._main())

@@ -13,13 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from .run_id import run_id
+
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
     """A queue that any thread may fill and that one event loop empties: `take(batch)` is called on the loop.
 
-    `post` never waits. Once the loop is closed, nothing is left to take the items, and `post` only keeps them.
+    `take` has the run id of the code that made the mailbox, whichever thread posts. `post` never waits. Once the loop
+    is closed, nothing is left to take the items, and `post` only keeps them.
 
     With `max`, items that do not fit are dropped and counted; `take_overflowed` returns how many, or the sum of
     their `worth` if that is given. If `size` is given, `max` limits the sum of the items' sizes instead of their
@@ -39,6 +42,7 @@ class Mailbox(Generic[T]):
         "_overflowed",
         "_paused",
         "_ready",
+        "_run_id",
         "_size",
         "_take",
         "_turn",
@@ -65,6 +69,7 @@ class Mailbox(Generic[T]):
         self._paused, self._ready = False, ready
         self._overflowed = 0
         self._lock = threading.Lock()
+        self._run_id = run_id.get()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -129,6 +134,7 @@ class Mailbox(Generic[T]):
             self._paused = True
             return
         self._armed = False  # before it is emptied
+        run_id.set(self._run_id)  # in the context of this callback only
         items = self._items
         if self._limited:
             batch = self._out(self._turn, self._turn_size)

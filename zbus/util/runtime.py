@@ -13,11 +13,14 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from copy import copy
+from typing import Any, Protocol, Self
 
 from .driver import Driver, Step, ThreadDriver
+from .run_id import inherit, run_id
 
 
 class Thread(Protocol):
@@ -42,20 +45,40 @@ class Runtime:
         self.uniform: Callable[[float, float], float] = random.uniform
         self.pid: Callable[[], int] = os.getpid
         self.hostname: Callable[[], str] = platform.node
+        self.run_id: str | None = None  # of the node that this runtime belongs to
+
+    def for_node(self) -> Self:
+        """Return the runtime of a new node: the same clocks, randomness and threads, and a run id of its own."""
+        own = copy(self)
+        own.run_id = own.token_hex(8)
+        return own
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Set the run id of the node in the `with` block, and so in the tasks that it starts."""
+        before = run_id.set(self.run_id or run_id.get())
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # a coroutine that was dropped in the block is closed in another context
+                run_id.reset(before)
+
+    # Threads have the run id of the node, or that of the code that starts them.
 
     def executor(self, threads: int, name: str) -> Executor:
         """Return an executor whose threads begin with `name`."""
-        return ThreadPoolExecutor(threads, name)
+        return ThreadPoolExecutor(threads, name, run_id.set, (self.run_id or run_id.get(),))
 
     def thread(self, target: Callable[[], Any], name: str) -> Thread:
         """Start a daemon thread."""
-        started = threading.Thread(target=target, name=name, daemon=True)
+        started = threading.Thread(target=inherit(target, self.run_id), name=name, daemon=True)
         started.start()
         return started
 
     def driver(self, step: Step, name: str) -> Driver:
         """Call `step` until it returns None, on a thread of its own."""
-        return ThreadDriver(step, name, self.monotonic)
+        with self.running():
+            return ThreadDriver(step, name, self.monotonic)
 
 
 REAL = Runtime()

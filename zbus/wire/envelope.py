@@ -169,7 +169,7 @@ def open_frame(frame: bytes) -> list[Envelope]:
                 _decode_headers(envelope.headers)
     except MALFORMED as error:
         raise EventInvalid(f"malformed envelope: {error}") from error
-    for key in {envelope.key for envelope in envelopes}:
+    for key in {envelope.key: None for envelope in envelopes}:
         _checked[key]
     return envelopes
 

@@ -8,6 +8,7 @@ does not read costs at most a few hundred events of memory: its subscription spi
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from time import time_ns
 
 import msgspec
 from sse_starlette.event import ServerSentEvent
@@ -68,7 +69,7 @@ async def _read_start(bus: zbus.Bus, request: Request) -> Start:
             raise HttpError(409, "unknown_position", message, state)
         return int(last) + 1
     try:
-        return read_start(request.query_params.get("from") or "new")
+        return read_start(request.query_params.get("from") or "new", time_ns)
     except ValueError as error:
         raise HttpError(400, "invalid_from", f"from: {error}") from None
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import time_ns
 from typing import Annotated, Any
 
 import strawberry
@@ -170,7 +171,7 @@ async def _live_events(
             raise HttpError(400, "invalid_keys", f"keys: give 1 to {limit} key expressions, not {len(keys)}")
         context.permissions.check_read(keys)
         try:
-            start = read_start(from_)
+            start = read_start(from_, time_ns)
         except ValueError as error:
             raise HttpError(400, "invalid_from", f"from: {error}") from None
         shows, queue = context.permissions.shows, context.settings.stream_queue_events

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from time import time_ns
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -204,7 +205,7 @@ def _read_span(request: Request) -> Span:
         if not text:
             continue
         try:
-            position = read_position(text)
+            position = read_position(text, time_ns)
         except ValueError as error:
             raise HttpError(400, f"invalid_{name}", f"{name}: {error}") from None
         if isinstance(position, datetime):

@@ -6,6 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Any
 
+from zbus.util.run_id import inherit
+
 from .discovery import Changed, Nodes
 
 END_S = 2.0
@@ -44,7 +46,7 @@ class WatchingDiscovery(ABC):
             self._withdraw()
 
     def _start(self, name: str) -> None:
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name=name, daemon=True)
         self._thread.start()
 
     def _notify(self, nodes: Nodes) -> None:

@@ -20,6 +20,7 @@ import zmq
 from zbus.errors import TransportError
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_ERROR
+from zbus.util.run_id import inherit
 
 from .failures import zmq_errors
 
@@ -49,7 +50,7 @@ class IoThread:
         self._ordinal = itertools.count()
         self._last: list[Step] = []
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name=name, daemon=True)
         self._thread.start()
 
     # any thread

@@ -25,6 +25,7 @@ from zbus.schema.asyncapi import asyncapi
 from zbus.schema.compatibility import differences
 from zbus.schema.json_schema import canonical, compile_schema, hash_of, to_json_schema
 from zbus.schema.validators import REMOVED, Validators, active_schemas, make_validators
+from zbus.util.runtime import REAL
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import keys
 from zbus_log.log import SqliteLog
@@ -111,7 +112,7 @@ def check(
                 raise typer.BadParameter("give EXPR and FILE, or neither", param_hint="FILE")
             _check_next(versions, expression, file)
             return
-        checks = make_validators(versions, lambda name, events: None)
+        checks = make_validators(versions, lambda name, events: None, REAL)
         if checks is None:
             note(f"{log} has no schemas: every event is valid")
             return

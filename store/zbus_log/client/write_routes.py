@@ -17,6 +17,7 @@ from zbus.ports.log import Outcome, Row, Stored, WriteDone
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_validators
 from zbus.util.backoff import Backoff
+from zbus.util.runtime import REAL
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
@@ -126,7 +127,9 @@ class _DirectRoute:
     @cached_property
     def _validators(self) -> Validators | None:
         """Created with the first rows: retention needs neither the schemas nor the validation library."""
-        return make_validators(self._log.schemas.load(), lambda name, events: None) if self._check_schemas else None
+        return (
+            make_validators(self._log.schemas.load(), lambda name, events: None, REAL) if self._check_schemas else None
+        )
 
     def _write(self, rows: Sequence[Row], done: WriteDone) -> None:
         try:

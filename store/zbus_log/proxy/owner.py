@@ -22,6 +22,7 @@ from typing import Any
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record, record_reason
 from zbus.ports.log import Row, WriteDone
+from zbus.util.run_id import inherit
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
@@ -59,7 +60,7 @@ class ProxiedWriteServer:
         self._closed = False
         self._fifo: int | None = None
         self._fifo_use = threading.Lock()  # the number of a closed file descriptor may be reused for another file
-        self._thread = threading.Thread(target=self._run, name="zbus-log-writes", daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writes", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
@@ -163,7 +164,7 @@ class ProxiedWriteServer:
             else:
                 # It may take long, and rows must not wait for it.
                 pruning = partial(self._prune, path.name, decode_rules(data))
-                threading.Thread(target=pruning, name="zbus-log-retain", daemon=True).start()
+                threading.Thread(target=inherit(pruning), name="zbus-log-retain", daemon=True).start()
         except ZbusError as error:
             self._results.append((path.name, error))
             self._wake()

@@ -15,6 +15,7 @@ from typing import Any
 
 from zbus.observe.records import record
 from zbus.ports.log import Appended, AppendResult, Committed, Outcome
+from zbus.util.run_id import inherit
 
 # One append: its callback, the argument of its caller, its outcome, and the events that are new to the tail.
 Notice = tuple[Appended, Any, Outcome, Committed | None]
@@ -40,7 +41,7 @@ class CommitNotifier:
     def soon(self, notices: list[Notice]) -> None:
         """Let the other thread notify, so that this one keeps the interpreter lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="zbus-log-notifier", daemon=True)
+            self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-notifier", daemon=True)
             self._thread.start()
         self._queued += 1
         self._queue.put(notices)

@@ -24,6 +24,7 @@ from sqlalchemy.schema import CreateTable
 from zbus.errors import CursorError, LogError, ZbusError
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
+from zbus.util.run_id import inherit
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.name_locks import NameLock, NameLocks
 
@@ -71,6 +72,7 @@ class SqliteCursors:
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
+        self._main = inherit(self._run)
         self._thread: threading.Thread | None = None
         self._ended = False
         self._flushing = threading.Lock()
@@ -189,7 +191,7 @@ class SqliteCursors:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="zbus-log-cursors", daemon=True)
+            self._thread = threading.Thread(target=self._main, name="zbus-log-cursors", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:

@@ -27,6 +27,7 @@ from zbus.errors import LogDamaged, LogError, LogWriterFailed
 from zbus.observe.records import record
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
+from zbus.util.run_id import inherit
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
 from zbus_log.file.rows import encode_rows
@@ -103,7 +104,7 @@ class Writer:
         self._due = time.monotonic() + IDLE_S
         self._ended = False
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="zbus-log-writer", daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
         self._thread.start()
 
     def submit(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:

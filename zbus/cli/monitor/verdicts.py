@@ -10,6 +10,7 @@ from zbus.errors import ConfigInvalid
 from zbus.event import Event
 from zbus.observe.throttle import Throttle
 from zbus.schema.validators import Validators, make_validators
+from zbus.util.runtime import REAL
 
 LOOK_EVERY_S = 2.0  # schemas are seldom registered during a `zbus monitor`
 
@@ -33,7 +34,7 @@ class SchemaChecker:
             return
         self._known = found
         try:
-            self._checks = make_validators(found, lambda name, events: None)
+            self._checks = make_validators(found, lambda name, events: None, REAL)
         except ConfigInvalid as error:
             self._checks = None
             note(f"zbus: payloads are not validated: {error}")

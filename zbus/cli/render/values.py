@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from time import time_ns
 from typing import Literal
 
 import typer
@@ -21,7 +22,7 @@ def parse_start(text: str) -> Literal["new", "beginning"] | Position:
     ('beginning', 42)
     """
     try:
-        return read_start(text)
+        return read_start(text, time_ns)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -29,7 +30,7 @@ def parse_start(text: str) -> Literal["new", "beginning"] | Position:
 def parse_position(text: str) -> Position:
     """Parse an offset, an ISO time, or an age such as `-10m`."""
     try:
-        return read_position(text)
+        return read_position(text, time_ns)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
