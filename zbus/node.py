@@ -92,7 +92,7 @@ class Node:
         self.stats = Stats()
         self.count = self.stats.count
         self.backpressure = Backpressure(runtime)
-        self.dispatcher = Dispatcher(self.count, runtime, self.stats.end_to_end if config.latency_metrics else None)
+        self.dispatcher = Dispatcher(self.count, runtime, self.stats.delivery if config.latency_metrics else None)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
         self.cursors_known: Sequence[Cursor] = ()

@@ -359,11 +359,11 @@ async def test_a_bridge_with_a_log_starts_while_a_side_is_away_and_keeps_what_th
         url = f"zenoh://127.0.0.1:{port}"
         async with zbus.Bridge((server.url, url), ["shop/**"], log=tmp_path / "bridge.db") as bridge:
             assert "BRIDGE_DISCONNECTED" in caplog.text
-            assert not bridge.stats()["forward"]["linked"]
+            assert not bridge.stats()["forward"]["connected"]
             await publish(left, "shop/orders", 20)
             await until(lambda: bridge.stats()["forward"]["pending_events"] == 20)
             async with router(port), zbus.open(transport=url) as right, ears(right, "shop/**", start="new") as at_right:
-                await until(lambda: bridge.stats()["forward"]["linked"])
+                await until(lambda: bridge.stats()["forward"]["connected"])
                 await publish(left, "shop/later", 5)
                 assert len(await at_right.wait(5)) >= 5
                 await until(lambda: bridge.stats()["forward"]["forwarded"] == 25)

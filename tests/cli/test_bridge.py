@@ -48,7 +48,7 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
     assert report["forward"] | {"lag_ms": 0} == {
         "from": server.url,
         "to": url,
-        "linked": True,
+        "connected": True,
         "forwarded": 11,
         "lag_ms": 0,
         "pending_events": 0,

@@ -99,7 +99,7 @@ def test_beside_the_owner_of_a_log_it_tells_rates_keys_and_lag(log_path: Path) -
     assert [(each["key"], each["events"]) for each in seen["topics"]] == [("shop/orders", 40), ("audit/login", 1)]
     assert [each["name"] for each in seen["cursors"]] == ["billing"]
     assert seen["log_bytes"] > 0
-    for unknown in ("delivered_per_s", "dropped_per_s", "commit_ms", "subscribers"):
+    for unknown in ("delivered_per_s", "dropped_per_s", "commit_ms", "subscriptions"):
         assert seen[unknown] is None  # they are figures of the owner's
 
 
@@ -380,9 +380,9 @@ FULL = Frame(
     delivered_per_s=0.0,
     dropped_per_s=9.0,
     dropped=99,
-    subscribers=3,
+    subscriptions=3,
     commit_ms=Quantiles(0.5, 1234.5),
-    end_to_end_ms=Quantiles(0.5, 1234.5),
+    delivery_ms=Quantiles(0.5, 1234.5),
     topics=tuple(KeyRate(f"{EVIL}/{'é' * 200}/{at}", at, at * 1.5) for at in range(200)),
     cursors=tuple(CursorLag(f"{EVIL}{at}", at) for at in range(50)),
     nodes=tuple(NodeSeen(f"{EVIL}{at}", at % 2 == 0, True) for at in range(50)),

@@ -179,7 +179,7 @@ async def test_publishers_that_must_wait_are_told_of(told: Told) -> None:
         publisher = await bus.publisher("a/b")
         await publisher.publish_many([b"x"] * 2)
         waiting = asyncio.create_task(publisher.publish(b"y"))
-        await until(lambda: bus.stats()["backpressure"] == 1)
+        await until(lambda: bus.stats()["publish_blocked"] == 1)
         assert not waiting.done()
         for _ in range(3):
             await anext(subscription)

@@ -45,7 +45,7 @@ class StatsSnapshot:
         self.latency = {
             f"{name}_ms": _between(earlier.get("latency", {}).get(name), histogram)
             for name, histogram in stats.get("latency", {}).items()
-            if name in ("commit", "end_to_end")
+            if name in ("commit", "delivery")
         }
         kept = views.activity.log_records
         seen: int = before.record if before is not None else kept.last
@@ -60,7 +60,7 @@ class StatsSnapshot:
             "topics": self._views.topics(permissions, TOPICS),
             "rates": self.rates,
             "latency": self.latency,
-            "subscribers": self._views.subscribers(permissions),
+            "subscriptions": self._views.subscriptions(permissions),
             "cursors": shown_cursors(permissions, self._cursors),
             "nodes": self._views.nodes(permissions),
             "log_records": self._log_records if permissions.sees_all else [],
