@@ -89,7 +89,7 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -
     if tier:
         offload(log, EVENTS // 4, EVENTS // 2)
         Path(f"{log}-cold").rename(cold)  # a folder that the node does not read: only it has the trimmed events
-        prune(log, Rules(upto=EVENTS // 3))
+        prune(log, Rules(until=EVENTS // 3))
     with ExitStack() as stack:
         place = "--host", "127.0.0.1", "--webui-port", "0"
         stack.enter_context(started(tmp_path, "master", "org.apache.spark.deploy.master.Master", "--port", "0", *place))

@@ -156,7 +156,7 @@ async def test_corrupt_events_are_left_out_and_counted(log: SqliteLog, log_path:
 
 async def test_what_retention_removed_is_told_by_the_low_water_mark(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
-    log.retain(Rules(events=4))
+    log.prune(Rules(max_events=4))
 
     page, gone = await Asking(log).page(after=2, until=8), await Asking(log).page(after=2, until=5, from_ns=1)
 
@@ -204,7 +204,7 @@ async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> No
 
 async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
-    log.retain(Rules(events=4))
+    log.prune(Rules(max_events=4))
 
     told = await request_log_info(Asking(log, (11, 13)).ask, 5.0)
 

@@ -394,7 +394,7 @@ def test_keys_are_stored_once_when_more_are_in_use_than_are_remembered(
 
 def test_stored_events_cannot_be_updated_or_deleted(path: str, log: SqliteLog) -> None:
     append(log, [row(1, n) for n in range(10)])
-    log.retain(Rules(events=6))  # the low-water mark is 4
+    log.prune(Rules(max_events=6))  # the low-water mark is 4
     connection = raw(path)
 
     for statement in (

@@ -203,7 +203,7 @@ async def test_unread_events_of_a_slow_client_are_not_held_in_the_server(log_pat
 async def test_events_removed_by_retention_are_a_gap_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
-        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=60))
+        await node_of(server.bus).run(node_of(server.bus).log.prune, _rules(until=60))
     async with web(log_path) as server:
         for query in ("?last_event_id=20", "?from=21", "?last_event_id=0"):
             async with server.stream(query) as stream:
@@ -227,7 +227,7 @@ async def test_retention_that_overtakes_a_slow_client_is_reported_as_a_gap_in_it
             await publisher.publish_many([b"x" * size] * 100)
         (subscription,) = [each.subscriber for each in node_of(server.bus).dispatcher.subscriptions]
         await until(lambda: not subscription.is_live)
-        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=events - 10))
+        await node_of(server.bus).run(node_of(server.bus).log.prune, _rules(until=events - 10))
         expected, gaps = 1, []
         while expected <= events:
             frame = await slow.frame()
