@@ -467,8 +467,8 @@ async def test_a_stream_ends_when_its_token_expires_and_a_new_token_resumes_it(
             now += 3601
             (second,) = await site.publish("sessions/a/x", b"2")
 
-            assert "expired" in (await busy.event("end"))["reason"]
-            assert "expired" in (await idle.event("end"))["reason"]
+            assert (await busy.event("end"))["code"] == "token_expired"
+            assert (await idle.event("end"))["code"] == "token_expired"
             assert await busy.frame() is None
 
         now -= 3601

@@ -15,6 +15,7 @@ from zbus.errors import ZbusError
 from zbus.introspection import CursorPosition, of
 from zbus.observe.histogram import Histogram
 from zbus_web.access.permissions import Permissions
+from zbus_web.http.streams import EndReason
 
 from .views import Views, shown_cursors
 
@@ -175,7 +176,7 @@ class LiveStream:
     def pulse(self) -> None:
         """Do nothing: the stream sends a frame every second."""
 
-    def end(self, reason: str | None) -> None:
+    def end(self, reason: EndReason | None) -> None:
         """End after the queued snapshots. `reason` is not sent."""
         self._listener.end()
 
