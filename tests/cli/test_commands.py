@@ -69,6 +69,19 @@ def test_the_command_has_the_version_of_the_library(command: list[str]) -> None:
     assert (done.stdout.decode(), done.stderr) == (f"zbus {zbus.__version__}\n", b"")
 
 
+def test_a_log_can_be_given_as_a_url(log_path: Path) -> None:
+    url = f"sqlite://{log_path}"
+
+    (stored,) = lines("pub", "a/b", "1", "--log", url)
+    (event,) = lines("sub", "a/*", "--log", url, "--from", "beginning", "--count", 1)
+    (watched,) = lines("monitor", "a/*", "--log", url, "--from", "beginning", "--count", 1)
+    (frame,) = lines("top", url, "--once", "--json")
+    (state,) = lines("log", "stats", url, "--json")
+
+    assert stored["offset"] == event["offset"] == watched["offset"] == frame["head"] == state["head"] == 1
+    assert log_path.is_file()
+
+
 def test_pub_prints_where_the_event_is_stored_and_sub_prints_the_event(log_path: Path) -> None:
     (stored,) = lines("pub", "shop/orders/created", '{"id": 1}', "--log", log_path, "--header", "x=a=b")
 
