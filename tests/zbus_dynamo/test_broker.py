@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
-from dynamo_ears import Ears, frame
+from dynamo_support import Ears, frame
 from dynamo_peer import Broker, ZmqPublisher, ZmqSubscriber, closing_all, message, subject, zmq_context
 from log_support import wait_until
 

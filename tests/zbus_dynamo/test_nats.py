@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_ears import AT_NS, Ears, frame
+from dynamo_support import AT_NS, Ears, frame
 from dynamo_peer import NatsPeer, envelope, subject
 from log_support import wait_until
 from nats_support import NatsServer, nats_server

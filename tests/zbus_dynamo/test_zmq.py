@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import zmq
-from dynamo_ears import AT_NS, Ears, frame
+from dynamo_support import AT_NS, Ears, frame
 from dynamo_peer import Records, ZmqPublisher, ZmqSubscriber, closing_all, message, zmq_context
 from log_support import wait_until
 from mesh_fakes import recorded
@@ -476,7 +476,7 @@ def test_a_store_that_cannot_be_opened_is_an_error_and_leaves_nothing_behind(tmp
 CHILD = """
 import sys, time
 sys.path.insert(0, sys.argv[3])
-from dynamo_ears import frame
+from dynamo_support import frame
 from zbus.config import BusConfig
 from zbus_dynamo.zmq_plane import open_fabric
 fabric = open_fabric(BusConfig(), "zmq://?store=" + sys.argv[1])
