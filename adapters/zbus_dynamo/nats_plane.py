@@ -83,7 +83,7 @@ class DynamoNats:
             elif now is HandoverPhase.DONE:
                 self._seen = None
 
-        added = [Subscribed(subject, "", self._heard) for subject in new]
+        added = [Subscribed(subject, "", self._on_message) for subject in new]
         sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], phase)
         self._sids.update(zip(new, sids, strict=True))
         check_expressions(NAME, expressions)
@@ -115,7 +115,7 @@ class DynamoNats:
         """Close the connection, in bounded time. Calling it again has no effect."""
         self._connection.close()
 
-    def _heard(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+    def _on_message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
         wanted, receive = self._wanted, self._receive
         if wanted is None or receive is None:
             return

@@ -257,7 +257,7 @@ class NatsRequests:
         try:
             pending.on_reply(data)
         except Exception as error:
-            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "heard", error=repr(error)[:200])
+            self._counts.report(TRANSPORT_INPUT_REJECTED, "receiver_failed", "reply", error=repr(error)[:200])
 
     def _lost(self) -> None:
         self._assembler.clear()

@@ -43,7 +43,7 @@ class FileRegistry:
         self._own: RegistryLease | None = None
         self._beat_due = self._thorough_at = 0.0
         self._known: dict[str, tuple[tuple[int, int, int], RegistryLease | None]] = {}  # by file name
-        self._told: Nodes | None = None
+        self._reported: Nodes | None = None
         self._changed: Changed | None = None
         self._problem = ""
         self._ended = False
@@ -62,7 +62,7 @@ class FileRegistry:
     def watch(self, changed: Changed) -> None:
         """Call `changed` with the nodes now, and after every change."""
         with self._lock:
-            self._changed, self._told = changed, None
+            self._changed, self._reported = changed, None
         self._wake.set()
 
     def look(self) -> Nodes:
@@ -99,7 +99,7 @@ class FileRegistry:
             return {
                 "discovery": "file",
                 "registry": str(self.folder),
-                "nodes": len(self._told or ()),
+                "nodes": len(self._reported or ()),
                 "problem": self._problem,
             }
 
@@ -124,14 +124,14 @@ class FileRegistry:
         backoff = Backoff(2 * self._poll_s, PAUSE_MAX_S)
         while not self._ended:
             self._wake.wait(pause)
-            asked = self._wake.is_set()
+            woken = self._wake.is_set()
             self._wake.clear()
             try:
                 self._beat()
                 now, before = time.monotonic(), stamp
                 stamp = self.folder.stat().st_mtime_ns
                 fresh = time.time() - stamp / 1e9 < FRESH_S
-                if asked or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
+                if woken or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
                     scanned = now
                     self._notify()
                 pause, self._problem = self._poll_s, ""
@@ -152,8 +152,8 @@ class FileRegistry:
     def _notify(self) -> None:
         nodes = {lease.node.node: lease.node for lease in self.leases()}
         with self._lock:
-            if self._changed is not None and nodes != self._told:
-                self._told = nodes
+            if self._changed is not None and nodes != self._reported:
+                self._reported = nodes
                 self._changed(nodes)
 
     def _read(self, entry: os.DirEntry[str]) -> RegistryLease | None:

@@ -45,7 +45,7 @@ class LivelinessDiscovery:
         self._tokens: dict[str, Any] = {}
         self._seen: defaultdict[str, set[str]] = defaultdict(set)  # node id -> the tails of its tokens
         self._samples: deque[tuple[str, bool]] = deque()
-        self._told: Nodes | None = None
+        self._reported: Nodes | None = None
         self._changed: Changed | None = None
         self._problem = ""
         self._ended = False
@@ -65,7 +65,7 @@ class LivelinessDiscovery:
     def watch(self, changed: Changed) -> None:
         """Call `changed` with the nodes now, and after every change."""
         with self._lock:
-            self._changed, self._told = changed, None
+            self._changed, self._reported = changed, None
         self._wake.set()
 
     def look(self) -> Nodes:
@@ -95,7 +95,7 @@ class LivelinessDiscovery:
             return {
                 "discovery": "zenoh",
                 "zid": str(self._session.zid()) if self._session is not None else "",
-                "nodes": len(self._told or ()),
+                "nodes": len(self._reported or ()),
                 "problem": self._problem,
             }
 
@@ -202,8 +202,8 @@ class LivelinessDiscovery:
     def _notify(self) -> None:
         nodes = self._nodes()
         with self._lock:
-            if self._changed is not None and nodes != self._told:
-                self._told = nodes
+            if self._changed is not None and nodes != self._reported:
+                self._reported = nodes
                 self._changed(nodes)
 
 
