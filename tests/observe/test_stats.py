@@ -102,7 +102,7 @@ async def test_events_of_other_nodes_are_received_not_published(tmp_path: Path, 
             assert (stats["published"], stats["delivered"], stats["log"]["head"]) == (0, 10, 10)
 
 
-async def test_prometheus_is_shown_the_same_figures(log_path: Path) -> None:
+async def test_prometheus_is_shown_the_same_metrics(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
         publisher = await bus.publisher("a/b")
         async with bus.subscribe("a/*", queue_events=4), bus.subscribe("a/**", durable="billing") as billing:
@@ -194,7 +194,7 @@ async def test_counting_on_many_threads_loses_nothing() -> None:
         assert bus.stats()["odd"] == 80_000
 
 
-def test_prometheus_is_imported_by_nobody_who_did_not_ask_and_missing_it_says_how_to_install_it() -> None:
+def test_prometheus_is_imported_only_on_use_and_if_missing_the_error_says_how_to_install_it() -> None:
     script = """
 import sys, asyncio, zbus
 class Missing:

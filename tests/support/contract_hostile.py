@@ -135,7 +135,7 @@ def subscriptions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint:
             subscriber.send_multipart([b"\1", blob[:200]])
 
 
-def questions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answered: str) -> None:
+def requests_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answered: str) -> None:
     """Questions of the wrong form to those who answer."""
     with context.socket(zmq.DEALER) as asker:
         asker.linger = LINGER_MS

@@ -11,7 +11,7 @@ from zbus.wire import envelope as codec
 AT_NS = 1_700_000_000_123_456_789
 
 
-class Ears:
+class Receiver:
     """What a fabric received, decoded."""
 
     def __init__(self) -> None:

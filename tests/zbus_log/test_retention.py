@@ -237,7 +237,7 @@ def test_retention_that_no_cursor_stands_in_the_way_of_names_none(log: SqliteLog
     assert log.prune(Rules(max_events=10)) == (90, 0, None)
 
 
-def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
+def test_retention_passes_a_durable_cursor_when_requested(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
     log.cursors.claim("slow", ["**"], 30)
 
@@ -304,7 +304,7 @@ def test_events_that_stayed_are_still_known_by_their_identity(path: Path, restar
     assert head == size + 1
 
 
-def test_a_reader_that_was_overtaken_is_told_and_sees_no_hole(log: SqliteLog) -> None:
+def test_a_reader_that_was_overtaken_gets_an_error_and_sees_no_gap(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(1000)])
     page = log.read(EVERYTHING, Span(), 100)
     assert page.covered == 100
@@ -319,21 +319,21 @@ def test_a_reader_that_was_overtaken_is_told_and_sees_no_hole(log: SqliteLog) ->
         log.narrow(Span(100))
 
 
-def test_a_reader_beside_retention_sees_every_event_or_is_told(log: SqliteLog) -> None:
+def test_a_reader_beside_retention_sees_every_event_or_an_error(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(40_000)])
     trimming = threading.Thread(target=log.prune, args=(Rules(max_events=100),))
     trimming.start()
-    seen, told, after = [], False, 0
+    seen, reported, after = [], False, 0
     try:
         while after < 40_000:
             page = log.read(EVERYTHING, Span(after), 500)
             seen += [event.offset for event in page.events()[0]]
             after = page.covered
     except LogTrimmed as error:
-        told = error.after == seen[-1]
+        reported = error.after == seen[-1]
     trimming.join(20)
 
-    assert told or seen[-1] == 40_000
+    assert reported or seen[-1] == 40_000
     assert seen == list(range(seen[0], seen[-1] + 1))
 
 
@@ -440,7 +440,9 @@ def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch:
         wait_until(lambda: log.low_water() == 90)
 
 
-def test_configured_retention_passes_a_durable_cursor_when_told_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_retention_passes_a_durable_cursor_when_requested(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, retain_events=10, retain_ignore_cursors=True) as log:
         log.cursors.claim("worker", ["**"], 40)
