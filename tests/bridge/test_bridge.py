@@ -109,7 +109,7 @@ async def test_events_on_other_keys_do_not_cross(places: Places, kept: bool) -> 
 
 
 async def settled(bridges: list[zbus.Bridge]) -> list[dict[str, Any]]:
-    """Their figures, once nothing has moved for a second."""
+    """Return their statistics, once nothing has changed for a second."""
     stats, same = [each.stats() for each in bridges], 0
     async with asyncio.timeout(30):
         while same < 5:

@@ -463,7 +463,7 @@ def test_the_wire_of_dynamo_is_decoded(transport: str, frame: dict[str, Any]) ->
 
 
 def events_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The events that a frame (or a question, or a reply) holds, as a subscriber gets them."""
+    """Return the events of a frame, a request or a reply, as a subscriber receives them."""
     names = ("key", "publisher_id", "sequence", "published_at", "headers")
     return [
         {**{name: each[name] for name in names}, "payload": each["payload"]["hex"]}
@@ -511,7 +511,7 @@ async def check_asking(bus: zbus.Bus, transport: str) -> None:
 
 
 def serving(bus: zbus.Bus) -> list[dict[str, Any]]:
-    """Answer questions; returns what was asked."""
+    """Serve requests; return the list to which each one is added."""
     asked: list[dict[str, Any]] = []
 
     @bus.serve("shop/quote")

@@ -100,7 +100,7 @@ def test_beside_the_owner_of_a_log_it_tells_rates_keys_and_lag(log_path: Path) -
     assert [each["name"] for each in seen["cursors"]] == ["billing"]
     assert seen["log_bytes"] > 0
     for unknown in ("delivered_per_s", "dropped_per_s", "commit_ms", "subscriptions"):
-        assert seen[unknown] is None  # they are figures of the owner's
+        assert seen[unknown] is None  # only the owner has these values
 
 
 def test_one_frame_is_a_table_and_a_log_without_an_owner_can_be_watched(log_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_it_is_drawn_anew_when_the_terminal_has_another_size() -> None:
     reported = SSE + b'data: {"stats": {"log": {"head": 7}}}\n\n' * 2
     with answering(reported, hold=True) as url, Terminal("top", "--url", url, rows=24, columns=100) as terminal:
         terminal.wait_for("log head 7")
-        terminal.wait_for(lambda text: text.count("\r\n") >= 46)  # two screens: one before the first figures
+        terminal.wait_for(lambda text: text.count("\r\n") >= 46)  # two screens: one before the first values
         size = len(terminal.raw)
         terminal.resize(10, 50)
         shown = terminal.wait_for(is_narrow, since=size)

@@ -38,7 +38,7 @@ def test_a_huge_leap_costs_bounded_memory() -> None:
     seen.first_time(1, 0)
 
     assert seen.first_time(1, 1 << 60)
-    assert not seen.first_time(1, 1)  # too long ago to be told from a repetition
+    assert not seen.first_time(1, 1)  # too long ago to be distinguished from a repetition
     assert seen.first_time(1, (1 << 60) - 1)
 
 

@@ -23,7 +23,7 @@ async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def reported(listener: zbus.Bus, speaker: zbus.Bus) -> None:
-    """Until one bus has heard, by a beacon, of all that the other has sent so far."""
+    """Wait until one bus has received a beacon about everything that the other has sent so far."""
     assert node_of(listener).network is not None
     assert node_of(speaker).network is not None
     origin, head, positions = (

@@ -337,7 +337,7 @@ async def test_a_gap_in_what_is_recorded_is_open_until_its_publisher_is_back(
         reported = gap.decode(dict)
         assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 6, 6)
         assert reported["open"]
-        await nothing_more(gaps, 1.5)  # it is asked for all the time, and told once
+        await nothing_more(gaps, 1.5)  # it is requested again and again, and reported once
         await nothing_more(subscription, 0.1)
         assert b.stats()["gaps_open"] == 1
         assert gaps_reported(caplog) == [(publisher.publisher_id, 6, 6)]

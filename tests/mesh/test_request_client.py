@@ -66,7 +66,7 @@ def without(*places: int) -> list[bytes | None]:
 
 @contextmanager
 def sent_to_the_other_end(fabric: Replying, reported: bool = True) -> Iterator[None]:
-    """Who answers is told that nobody listens any more, unless it had ended itself."""
+    """The responder is notified that the requester is gone, unless it had ended by itself."""
     yield
     assert [(key, frame[0], len(frame)) for key, frame in fabric.sent] == ([(CANCELS, CANCEL, 9)] if reported else [])
     assert fabric.closed == 1

@@ -1,4 +1,4 @@
-"""What beacons told is kept with a recorder's log: the end of a publisher is known although it is missing there."""
+"""Sequence marks from beacons are kept in the log: the end of a publisher is known although its events are missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_last_event_that_never_came_is_reported_because_of_beacons_of_it
 
         def kill_it_once_it_announced(frame: bytes) -> bool:
             if any(sequence == 9 for _, _, sequence in decode_beacon(frame).newest.values()):
-                node.kill()  # before this beacon arrives: nobody has what is missing
+                node.kill()  # before this beacon arrives: no node has the missing events
             return False
 
         losses.of_beacons = kill_it_once_it_announced
@@ -78,7 +78,7 @@ async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_
     writes: list[dict[str, int]] = []
     store = node_of(sink).log.positions.store
     orders, audit = await a.publisher(KEY), await a.publisher("audit/x")
-    async with sink.subscribe("**"):  # heard, but not recorded
+    async with sink.subscribe("**"):  # received, but not stored
         await wanted(a, KEY)
         node_of(sink).log.positions.store = lambda changed: (writes.append(dict(changed)), store(changed))[1]  # type: ignore[method-assign]
         await orders.publish_many([b""] * 5)

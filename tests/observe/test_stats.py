@@ -1,4 +1,4 @@
-"""`bus.stats()` and what Prometheus is shown: the same figures, made when they are asked for."""
+"""`bus.stats()` and what Prometheus is shown: the same values, computed when they are read."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_a_bridge_shows_what_crossed_per_direction(tmp_path: Path) -> None
             async with zbus.open(mode="peer", connect=[first]) as near:
                 publisher = await near.publisher("shop/orders")
                 async with asyncio.timeout(30):
-                    while not subscription.queued:  # the bridge is heard of in a moment
+                    while not subscription.queued:  # the bridge announces itself in a moment
                         await publisher.publish(b"x")
                         await asyncio.sleep(0.02)
         found = await asyncio.to_thread(scrape, bridge)

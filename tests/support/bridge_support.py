@@ -1,4 +1,4 @@
-"""Helpers for the tests of bridges: places for the fabrics, and ears that keep what they hear."""
+"""Helpers for the tests of bridges: addresses for the fabrics, and receivers that keep their events."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Replies:
         self.replies: list[bytes] = []
         self.ends = 0
         self.after_end = 0
-        self.asking: RequestHandle | None = None  # kept, as whoever asks keeps it
+        self.asking: RequestHandle | None = None  # kept, as a requester keeps it
         self.changed = threading.Condition()
 
     def received(self, data: bytes | None) -> None:
@@ -54,7 +54,7 @@ class Node:
         self._requests: queue.SimpleQueue[tuple[IncomingRequest, dict[str, Any]] | None] = queue.SimpleQueue()
         self._held: list[IncomingRequest] = []
         self._asked: list[bytes] = []
-        self.strange_keys: list[str] = []  # of requests for which nobody said to answer
+        self.strange_keys: list[str] = []  # of requests without a script
         self._worker: threading.Thread | None = None
         self._flood: tuple[threading.Thread, threading.Event, dict[str, Any]] | None = None
 
@@ -211,13 +211,13 @@ class Node:
                 for number in range(script.get("count", 0)):
                     request.reply(b"%d" % number)
             except TransportError:
-                pass  # whoever asked is gone, or this fabric is closing
+                pass  # the requester is gone, or this fabric is closing
             finally:
                 request.close()
                 request.close()  # safe to call twice
 
     def ask(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> dict[str, Any]:
-        """Ask and wait for the end: {"replies", "ends", "after_end", "took_s"}."""
+        """Send a request and wait for the end: {"replies", "ends", "after_end", "took_s"}."""
         reported = Replies()
         began = time.monotonic()
         asking = self.fabric.request(key, payload, reported.received, timeout_s)
@@ -228,13 +228,13 @@ class Node:
         return {"replies": reported.replies, "ends": reported.ends, "after_end": reported.after_end, "took_s": took_s}
 
     def ask_later(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> Replies:
-        """Ask, and do not wait."""
+        """Send a request without waiting for its replies."""
         reported = Replies()
         reported.asking = self.fabric.request(key, payload, reported.received, timeout_s)
         return reported
 
     def ask_and_leave(self, key: str, payload: bytes = b"", after_replies: int = 0, timeout_s: float = 10.0) -> float:
-        """Ask, listen no longer after some replies, and say how long leaving took."""
+        """Send a request, close it after some replies, and return how long closing took."""
         reported = Replies()
         asking: RequestHandle = self.fabric.request(key, payload, reported.received, timeout_s)
         assert reported.wait(lambda: len(reported.replies) >= after_replies or reported.ends > 0, WAIT_S)

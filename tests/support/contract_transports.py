@@ -162,7 +162,7 @@ class Zmq(Mesh):
                 publisher.linger = publisher.sndhwm = 0
                 publisher.bind("tcp://127.0.0.1:*")
                 lease = hostile.forged_lease(registry, publisher.get_string(zmq.LAST_ENDPOINT))
-                assert publisher.poll(20_000), "nobody connected to the forged node"
+                assert publisher.poll(20_000), "no node connected to the forged node"
                 hostile.through_zmq(publisher, hostile.zmq_topic(attack.key), list, attack.reached)
                 lease.unlink(missing_ok=True)
         finally:
@@ -172,7 +172,7 @@ class Zmq(Mesh):
 
 
 class ZmqBroker(Mesh):
-    """`zbus broker` in the middle, for events; questions go from process to process."""
+    """`zbus broker` in the middle, for events; requests go from process to process."""
 
     name = "zmq-broker"
     has_middle = True

@@ -121,7 +121,7 @@ class Program:
         return publisher.publisher_id
 
     async def start_load(self, key: str, publishers: int, pause_s: float) -> None:
-        """Publish on `key/0`, `key/1`, … until told to stop, noting what was acknowledged."""
+        """Publish on `key/0`, `key/1`, … until it is stopped, noting what was acknowledged."""
         self.stopping = False
 
         async def run(number: int) -> None:

@@ -65,7 +65,7 @@ def repair_under_way(mesh: Mesh) -> None:
         node.call("subscribe", "d2", ["shop/**"], durable="d", start="beginning")
     until(lambda: len(b.facts.seen("d2")) > 10, what="the repair")
     a.freeze()
-    until_still(lambda: [len(node.facts.seen("d2")) for node in (b, c)])  # nobody answers any more
+    until_still(lambda: [len(node.facts.seen("d2")) for node in (b, c)])  # no node replies any more
     closes_in_time(b, c)
 
 

@@ -146,7 +146,7 @@ async def nothing_more(subscription: zbus.EventSubscriber, for_s: float = 0.5) -
 async def eventually(
     true: Callable[[], Any], wait_s: float = WAIT_S, reported: Callable[[], Any] | None = None
 ) -> None:
-    """Until it is true; where it stays false, the failure says what `told` says."""
+    """Wait until it is true. If it stays false, the failure contains the result of `reported`."""
     deadline = asyncio.get_running_loop().time() + wait_s
     while not true():
         assert asyncio.get_running_loop().time() < deadline, (

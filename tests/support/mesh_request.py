@@ -43,7 +43,7 @@ def server_killed_in_the_middle(mesh: Mesh) -> None:
     server.kill()
     reported = asker.result(asking)
 
-    assert reported["error"] in ("TransportError", "RequestTimeout"), reported  # never: nobody was asked
+    assert reported["error"] in ("TransportError", "RequestTimeout"), reported  # never NoResponders
     assert reported["took_s"] < 4.0
     server.start()
     server.call("serve", "calc/echo", "echo")

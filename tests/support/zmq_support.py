@@ -55,7 +55,7 @@ class Collector:
 
 
 class Replies:
-    """A `OnReply` that keeps what is heard."""
+    """An `OnReply` that keeps the replies."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []

@@ -13,7 +13,7 @@ from zbus.util.mailbox import Calls, Mailbox
 
 
 class Loop:
-    """A loop that runs what was scheduled only when it is told to, and counts how often it was woken."""
+    """A loop that runs what was scheduled only on demand, and counts how often it was woken."""
 
     def __init__(self) -> None:
         self.woken = 0

@@ -408,7 +408,7 @@ def test_requests_are_refused_by_name_and_hopeless_expressions_too(opened: Any) 
 def test_an_address_that_cannot_be_listened_on_is_counted_and_does_not_block_what_follows(
     tmp_path: Path, keep: Any
 ) -> None:
-    fabric = keep(open_fabric(BusConfig(), f"zmq://192.0.2.1?store={tmp_path}"))  # an address of nobody
+    fabric = keep(open_fabric(BusConfig(), f"zmq://192.0.2.1?store={tmp_path}"))  # an address that no host has
 
     for n in range(300):
         fabric.send([frame("ns/t", m) for m in range(n * 100, n * 100 + 100)])

@@ -168,7 +168,7 @@ def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
 
 
 def login_of(way: str, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The options of a wrong login, and what of it nobody may see."""
+    """The options of a wrong login, and the part of it that must stay secret."""
     seed, file = user_key().seed, folder / "login"
     if way == "nkey":
         return {"nkey": seed}, [seed]

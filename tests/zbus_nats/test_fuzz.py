@@ -1,4 +1,4 @@
-"""What others send to our inboxes and to the subjects we answer on: never a crash, and what follows is heard."""
+"""What others send to our inboxes and to the subjects we answer on: never a crash, and later messages arrive."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_no_reply_crashes_a_requester_and_the_next_request_receives_its_own(
     wire.away = away
     for data, headers in replies:
         hear(inbox, b"", data, headers)
-        hear(inbox + b"x", b"", data, headers)  # nobody waits there
+        hear(inbox + b"x", b"", data, headers)  # no request waits there
     wire.away = False
     second: list[bytes | None] = []
     asks.request("a/b", b"?", second.append, 5.0)

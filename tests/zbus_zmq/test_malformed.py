@@ -1,4 +1,4 @@
-"""Bad input on the event sockets: counted by reason, told rarely, and what follows arrives."""
+"""Bad input on the event sockets: counted by reason, reported rarely, and later messages arrive."""
 
 from __future__ import annotations
 

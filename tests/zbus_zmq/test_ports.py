@@ -1,4 +1,4 @@
-"""Ports: binding is the allocation, so nobody is given a port that another process has."""
+"""Ports: binding is the allocation, so no node gets a port that another process has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def port_of(endpoint: str) -> int:
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
-    """A range of four ports that nobody uses now, two of which a node needs."""
+    """A range of four ports that are free now, two of which a node needs."""
     low = free_ports(4)
     return low, low + 3
 

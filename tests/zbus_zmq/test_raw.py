@@ -220,7 +220,7 @@ def test_with_a_log_nothing_is_sent_without_subscribers_nor_counted_twice(legacy
     try:
         with pytest.raises(TransportError, match="no subscriber; nothing was sent"):
             fabric.send(page)
-        fabric.send(page[:1])  # nobody could ever receive it: there is no topic for it
+        fabric.send(page[:1])  # it cannot be received: there is no topic for it
         legacy.sub.set(zmq.SUBSCRIBE, b"a")
         legacy.sub.connect(fabric.endpoint)
         assert until(lambda: fabric.ready("a"))
