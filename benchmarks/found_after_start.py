@@ -138,13 +138,13 @@ async def subscriber(settings: dict[str, Any]) -> None:
 
     async with zbus.open(**settings) as bus, bus.subscribe(KEY) as subscription:
         report(ready=True)
-        leaving = asyncio.create_task(_end_when_told(subscription))
+        leaving = asyncio.create_task(_end_on_request(subscription))
         async for event in subscription:
             _received(event.payload)
         await leaving
 
 
-async def _end_when_told(subscription: Any) -> None:
+async def _end_on_request(subscription: Any) -> None:
     await asyncio.to_thread(wait_for_turn)
     await subscription.aclose()
 

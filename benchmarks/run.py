@@ -49,22 +49,22 @@ BENCHMARKS = (
 
 def main() -> int:
     """Run the benchmarks, then print and store the rows."""
-    asked = _arguments()
+    arguments = _arguments()
     # Without a terminal, the table is as wide as necessary.
     notes, out = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 200)
     found_machine = machine()
     rows: list[Row] = []
     failed = False
-    for name in asked.only or BENCHMARKS:
+    for name in arguments.only or BENCHMARKS:
         begin = time.monotonic()
         try:
-            rows += importlib.import_module(name).rows(Sizes(asked.quick))
+            rows += importlib.import_module(name).rows(Sizes(arguments.quick))
         except Exception:
             failed = True
             notes.print_exception()
         notes.print(f"{name}: {time.monotonic() - begin:.0f} s", style="dim")
-    where = store(rows, found_machine, asked.quick)
-    if asked.markdown:
+    where = store(rows, found_machine, arguments.quick)
+    if arguments.markdown:
         print(markdown(rows))
     else:
         out.print(table(rows))

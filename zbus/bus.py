@@ -62,7 +62,7 @@ def open(  # noqa: A001 - zbus.open reads best
 
 
 class Bus:
-    """An open bus. All of its methods belong to the event loop that entered it."""
+    """An open bus. All of its methods belong to the event loop that entered it, except `stats`."""
 
     def __init__(self, config: BusConfig, session: Any = None) -> None:
         self._node = Node(config, session)
@@ -370,7 +370,7 @@ class Bus:
         return max(head, node.dispatcher.delivered)  # a log with stale reads may lag behind the delivered events
 
     def stats(self) -> dict[str, Any]:
-        """Return the statistics of this bus; `zbus.metrics` exports the same numbers to Prometheus. Any thread.
+        """Return the statistics of this bus; `zbus.metrics` exports them to Prometheus. Any thread may call it.
 
         Counters by name (`published`, `delivered`, `dropped_queue_full`, `gaps`, …; a counter that is 0 may be absent),
         and groups: `queues`, `latency`, `log`, `cursors` (the lag of each durable subscription in events; for those of

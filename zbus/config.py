@@ -55,7 +55,9 @@ class BusConfig(BaseSettings):
     }
 
     log: str | None = Field(
-        None, description="path of the log file; 'memory': a log that ends with the bus; unset: no log"
+        None,
+        description="path or URL of the log: a SQLite file, such as app.db or sqlite://app.db; 'memory': a log that "
+        "ends with the bus; another scheme: a log of an installed plugin; unset: no log",
     )
     cold_dir: str | None = Field(None, description="folder of the cold tier; unset: <log>-cold, if it exists")
     read_only: bool = Field(False, description="whether to only read the log, which another process may own")
@@ -77,7 +79,9 @@ class BusConfig(BaseSettings):
     )
     listen: Strings = Field((), description="Zenoh endpoints to listen on, such as tcp/127.0.0.1:7447")
     connect: Strings = Field((), description="Zenoh endpoints to connect to")
-    options: dict[str, str] = Field({}, repr=False, description="transport-specific options; see docs/transports.md")
+    options: dict[str, str] = Field(
+        {}, repr=False, description="transport-specific options; see docs/zenoh.md, docs/nats.md and docs/zmq.md"
+    )
     keep: Literal["own"] | Strings = Field(
         "own",
         description="events that the log stores: 'own', or own events and those of other nodes on these keys",

@@ -142,15 +142,15 @@ def snapshot(node: Node) -> dict[str, Any]:
         **node.stats.counts(),
         "published": node.published_events,
         "delivered": dispatcher.deliveries,
-        "backpressure": node.backpressure.blocked_count,
-        "subscribers": len(subscriptions),
-        "queues": {"events": sum(queued), "events_max": max(queued, default=0)},
-        "readers_behind": sum(not each.is_live for each in subscriptions),
+        "publish_blocked": node.backpressure.blocked_count,
+        "subscriptions": len(subscriptions),
+        "queues": {"events": sum(queued), "largest_events": max(queued, default=0)},
+        "subscriptions_catching_up": sum(not each.is_live for each in subscriptions),
     }
     if node.config.latency_metrics:
         found["latency"] = {
             "commit": node.stats.commit.snapshot(),
-            "end_to_end": node.stats.end_to_end.snapshot(),
+            "delivery": node.stats.delivery.snapshot(),
         }
     if node.log is not None:
         found["log"] = {

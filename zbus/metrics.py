@@ -89,11 +89,11 @@ _COUNTERS = {
     "gaps_unrepaired": "zbus_gaps_unrepaired",
     "events_repaired": "zbus_events_repaired",
     "duplicates_received": "zbus_duplicates_received",
-    "backpressure": "zbus_publish_blocked",
+    "publish_blocked": "zbus_publish_blocked",
 }
 _GAUGES = {
-    "subscribers": "zbus_subscriptions",
-    "readers_behind": "zbus_subscriptions_catching_up",
+    "subscriptions": "zbus_subscriptions",
+    "subscriptions_catching_up": "zbus_subscriptions_catching_up",
     "nodes": "zbus_nodes",
     "gaps_open": "zbus_gaps_open",
 }
@@ -161,14 +161,14 @@ def _bus(stats: dict[str, Any]) -> Iterator[Metric]:
         if name in stats:
             yield _family(metric, [([], stats[name])])
     yield _family("zbus_subscription_queue_events", [([], stats["queues"]["events"])])
-    yield _family("zbus_subscription_queue_largest_events", [([], stats["queues"]["events_max"])])
+    yield _family("zbus_subscription_queue_largest_events", [([], stats["queues"]["largest_events"])])
     if "log" in stats:
         yield _family("zbus_log_head", [([], stats["log"]["head"])])
         yield _family("zbus_log_bytes", [([], stats["log"]["bytes"])])
         yield _family("zbus_cursor_lag_events", [([name], lag) for name, lag in stats["cursors"].items()])
     if "latency" in stats:
         yield _histogram("zbus_commit_duration_seconds", stats["latency"]["commit"])
-        yield _histogram("zbus_delivery_latency_seconds", stats["latency"]["end_to_end"])
+        yield _histogram("zbus_delivery_latency_seconds", stats["latency"]["delivery"])
     links = stats.get("links", {})
     yield _family("zbus_transport_sent", [([label], link["sent"]) for label, link in links.items()])
     yield _family("zbus_transport_received", [([label], link["received"]) for label, link in links.items()])
@@ -185,4 +185,6 @@ def _bridge(stats: dict[str, Any]) -> Iterator[Metric]:
     yield _family(
         "zbus_bridge_lag_seconds", [([bridge, way], found["lag_ms"] / 1e3) for way, found in directions.items()]
     )
-    yield _family("zbus_bridge_connected", [([bridge, way], int(found["linked"])) for way, found in directions.items()])
+    yield _family(
+        "zbus_bridge_connected", [([bridge, way], int(found["connected"])) for way, found in directions.items()]
+    )

@@ -96,8 +96,8 @@ class Node:
         self.count = self.stats.count
         self.backpressure = Backpressure(runtime)
         self._burst_records = BurstRecords(runtime)
-        end_to_end = self.stats.end_to_end if config.latency_metrics else None
-        self.dispatcher = Dispatcher(self.count, self._burst_records, runtime, end_to_end)
+        delivery = self.stats.delivery if config.latency_metrics else None
+        self.dispatcher = Dispatcher(self.count, self._burst_records, runtime, delivery)
         self.entry = Entry(self, self.backpressure, config.payload_bytes_max, runtime)
         self.schemas = Schemas(self, runtime)
         secret = config.session_secret

@@ -78,7 +78,7 @@ class DynamoNats(EventsOnly):
             elif now is HandoverPhase.DONE:
                 self._seen = None
 
-        added = [Subscribed(subject, "", self._heard) for subject in new]
+        added = [Subscribed(subject, "", self._on_message) for subject in new]
         sids = self._connection.change(added, [self._sids.pop(subject) for subject in gone], phase)
         self._sids.update(zip(new, sids, strict=True))
         check_expressions(NAME, expressions)
@@ -101,7 +101,7 @@ class DynamoNats(EventsOnly):
         """Close the connection, in bounded time. Calling it again has no effect."""
         self._connection.close()
 
-    def _heard(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+    def _on_message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
         wanted, receive = self._wanted, self._receive
         if wanted is None or receive is None:
             return

@@ -32,7 +32,7 @@ app = new_app()
 @app.command()
 def serve(
     log: Annotated[
-        Path | None, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="The log: a SQLite file of zbus.")
+        str | None, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="Path or URL of the log, such as app.db.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Listen on this address (default: 127.0.0.1).")] = None,
     port: Annotated[
@@ -80,13 +80,14 @@ def serve(
     run_until_stopped(_serve(log, settings, config, demo=demo, read_only=read_only))
 
 
-async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *, demo: bool, read_only: bool) -> None:
+async def _serve(log: str | None, settings: WebSettings, config: Path | None, *, demo: bool, read_only: bool) -> None:
     from .demo import play
     from .server.running import serve as serve_http
 
     async with AsyncExitStack() as open_things:
         if log is None and demo:
-            log = Path(open_things.enter_context(tempfile.TemporaryDirectory(prefix="zbus-demo-"))) / "demo.db"
+            folder = open_things.enter_context(tempfile.TemporaryDirectory(prefix="zbus-demo-"))
+            log = str(Path(folder) / "demo.db")
         bus = _bus(log, config, read_only)
         await open_things.enter_async_context(bus)
         server = await open_things.enter_async_context(serve_http(bus, settings))
@@ -102,7 +103,7 @@ async def _serve(log: Path | None, settings: WebSettings, config: Path | None, *
         await (play(bus) if demo else asyncio.Event().wait())
 
 
-def _bus(log: Path | None, config: Path | None, read_only: bool) -> zbus.Bus:
+def _bus(log: str | None, config: Path | None, read_only: bool) -> zbus.Bus:
     given: dict[str, Any] = dict(READER) if read_only else {}
     bus = zbus.open(log, config=config, **given)
     if bus.config.log is None:

@@ -19,6 +19,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
 from zbus.util.backoff import Backoff
+from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
 from .cold.tier import Cold
@@ -207,9 +208,11 @@ class SqliteLog:
     def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
         """Execute the write requests of other processes, unless the log is in memory or read-only."""
         if self._writer is not None and self._folder is None:
-            self._proxied_writes = ProxiedWriteServer(self.path, write, self.retain)
+            self._proxied_writes = ProxiedWriteServer(self.path, write, self.prune)
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
+    retain = Renamed("prune")
+
+    def prune(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
         """Remove the events that the rules do not keep, now. Commits continue in between."""
         if self._writer is None:
             raise LogReadOnly(self.path)
@@ -310,7 +313,7 @@ class SqliteLog:
         self._record.sync()
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
-        periodic = self._retain_periodically if self._rules else None
+        periodic = self._prune_periodically if self._rules else None
         self._writer = Writer(
             self.path, self._connection, self._record, self._synchronous, max(state.head, lost), periodic
         )
@@ -371,10 +374,10 @@ class SqliteLog:
         sealed = self._writing.exec_driver_sql(f"SELECT {SEALED_UNTIL}").scalar_one()
         return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
-    def _retain_periodically(self) -> None:
+    def _prune_periodically(self) -> None:
         target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
         if trim_step(self._writing, target)[1]:
-            self._owner.run(self._retain_periodically)
+            self._owner.run(self._prune_periodically)
 
 
 if TYPE_CHECKING:

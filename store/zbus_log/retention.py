@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from zbus.ports.log import Cursor
+from zbus.util.renamed import renamed_arguments
 
 from .file.database import transaction
 from .file.tables import BLOCK, get_low_water
@@ -16,17 +17,24 @@ from .read.reader import first_at
 STEP = 4096
 
 
+@renamed_arguments(
+    age_s="max_age_s",
+    size_bytes="max_bytes",
+    events="max_events",
+    past_cursors="ignore_cursors",
+    upto="until",
+)
 class Rules(NamedTuple):
     """The events to keep: at most this age, size and number. None means no limit."""
 
-    age_s: float | None = None
-    size_bytes: int | None = None
-    events: int | None = None
-    past_cursors: bool = False
-    upto: int | None = None  # events up to this offset may be removed, whatever the other rules say
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+    max_events: int | None = None
+    ignore_cursors: bool = False  # whether events that a durable subscription has not acknowledged may be removed too
+    until: int | None = None  # events up to this offset may be removed, whatever the other rules say
 
     def __bool__(self) -> bool:
-        return any(rule is not None for rule in (self.age_s, self.size_bytes, self.events, self.upto))
+        return any(rule is not None for rule in (self.max_age_s, self.max_bytes, self.max_events, self.until))
 
 
 class Pruned(NamedTuple):
@@ -40,16 +48,16 @@ class Pruned(NamedTuple):
 def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None) -> tuple[int, str | None]:
     """Return the offset up to which events may be removed, and the name of the cursor that limits it, if one does."""
     target = get_low_water(connection)
-    if rules.events is not None:
-        target = max(target, _by_count(connection, rules.events, head))
-    if rules.age_s is not None:
-        cutoff_ns = time.time_ns() - int(rules.age_s * 1e9)
+    if rules.max_events is not None:
+        target = max(target, _by_count(connection, rules.max_events, head))
+    if rules.max_age_s is not None:
+        cutoff_ns = time.time_ns() - int(rules.max_age_s * 1e9)
         target = max(target, first_at(connection, cutoff_ns, head) - 1)
-    if rules.size_bytes is not None:
-        target = max(target, _by_size(connection, rules.size_bytes, head))
-    if rules.upto is not None:
-        target = max(target, min(rules.upto, head))
-    if lowest is not None and lowest.offset < target and not rules.past_cursors:
+    if rules.max_bytes is not None:
+        target = max(target, _by_size(connection, rules.max_bytes, head))
+    if rules.until is not None:
+        target = max(target, min(rules.until, head))
+    if lowest is not None and lowest.offset < target and not rules.ignore_cursors:
         return lowest.offset, lowest.name
     return target, None
 
@@ -60,13 +68,13 @@ def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
     if low >= target:
         return 0, False
     first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
-    upto = target if first is None else min(target, max(low, int(first) - 1) + STEP)
+    until = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
-        connection.exec_driver_sql("UPDATE state SET low_water = ?", (upto,))
-        gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (upto,)).rowcount
+        connection.exec_driver_sql("UPDATE state SET low_water = ?", (until,))
+        gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.
         newest = connection.exec_driver_sql("SELECT ifnull(max(block), 0) FROM blocks").scalar_one()
-        whole = min((upto + 1) // BLOCK, newest)
+        whole = min((until + 1) // BLOCK, newest)
         for table in ("by_key", "runs", "blocks"):
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
         connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
@@ -88,13 +96,13 @@ def _by_count(connection: Connection, events: int, head: int) -> int:
         target = head - events - lost
 
 
-def _by_size(connection: Connection, size_bytes: int, head: int) -> int:
-    """Return the offset up to which events must be removed to reach `size_bytes`, from the mean size of an event."""
+def _by_size(connection: Connection, max_bytes: int, head: int) -> int:
+    """Return the offset up to which events must be removed to reach `max_bytes`, from the mean size of an event."""
     pages, free, page = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")
     )
     used, low = (pages - free) * page, get_low_water(connection)
-    if used <= size_bytes or head <= low:
+    if used <= max_bytes or head <= low:
         return low
-    return low + min(head - low, int((used - size_bytes) / (used / (head - low))) + 1)
+    return low + min(head - low, int((used - max_bytes) / (used / (head - low))) + 1)

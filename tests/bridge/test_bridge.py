@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_support import Ears, ears, identity, router, until
+from bridge_support import Receiver, identity, receiving, router, until
 from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
@@ -52,7 +52,7 @@ async def places(tmp_path: Path, server: NatsServer) -> AsyncIterator[Places]:
 async def test_an_event_crosses_both_ways_as_the_same_event(places: Places, other: str, kept: bool) -> None:
     there = getattr(places, other)
     async with zbus.open(transport=there) as left, zbus.open(transport=places.zenoh) as right:
-        async with ears(left, "shop/**") as at_left, ears(right, "shop/**") as at_right:
+        async with receiving(left, "shop/**") as at_left, receiving(right, "shop/**") as at_right:
             between = (there, places.zenoh)
             async with zbus.Bridge(between, ["shop/**"], log=places.log("bridge", kept)) as bridge:
                 for near, key in ((left, "shop/orders/created"), (right, "shop/100%/a.b/ünï")):
@@ -76,7 +76,7 @@ async def test_an_event_crosses_both_ways_as_the_same_event(places: Places, othe
 @pytest.mark.parametrize("kept", [True, False], ids=["log", "no-log"])
 async def test_one_way_is_one_way(places: Places, direction: Any, kept: bool) -> None:
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
-        async with ears(left, "shop/**") as at_left, ears(right, "shop/**") as at_right:
+        async with receiving(left, "shop/**") as at_left, receiving(right, "shop/**") as at_right:
             log = places.log("bridge", kept)
             async with zbus.Bridge((places.nats, places.zenoh), ["shop/**"], direction=direction, log=log) as bridge:
                 await (await left.publisher("shop/left")).publish(b"from the left")
@@ -96,7 +96,7 @@ async def test_one_way_is_one_way(places: Places, direction: Any, kept: bool) ->
 async def test_events_on_other_keys_do_not_cross(places: Places, kept: bool) -> None:
     between, keys = (places.nats, places.zenoh), ["shop/*/created", "audit/**"]
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
-        async with ears(right, "**") as at_right:
+        async with receiving(right, "**") as at_right:
             async with zbus.Bridge(between, keys, log=places.log("bridge", kept)) as bridge:
                 for key in ("shop/a/created", "shop/a/b/created", "shop/a/gone", "private/x", "audit/a/b"):
                     await (await left.publisher(key)).publish(key)
@@ -109,7 +109,7 @@ async def test_events_on_other_keys_do_not_cross(places: Places, kept: bool) -> 
 
 
 async def settled(bridges: list[zbus.Bridge]) -> list[dict[str, Any]]:
-    """Their figures, once nothing has moved for a second."""
+    """Return their statistics, once nothing has changed for a second."""
     stats, same = [each.stats() for each in bridges], 0
     async with asyncio.timeout(30):
         while same < 5:
@@ -135,7 +135,7 @@ async def test_in_a_ring_of_three_every_event_arrives_once_everywhere_and_traffi
     urls = [places.nats, places.zenoh, places.zmq]
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(zbus.open(transport=url)) for url in urls]
-        heard = [await stack.enter_async_context(ears(node, "shop/**")) for node in nodes]
+        received = [await stack.enter_async_context(receiving(node, "shop/**")) for node in nodes]
         bridges = [
             await stack.enter_async_context(
                 zbus.Bridge((url, urls[(at + 1) % 3]), ["shop/**"], log=places.log(f"b{at}", kept))
@@ -144,7 +144,7 @@ async def test_in_a_ring_of_three_every_event_arrives_once_everywhere_and_traffi
         ]
         await asyncio.gather(*[publish(node, f"shop/from/{at}", 200) for at, node in enumerate(nodes)])
 
-        for each in heard:
+        for each in received:
             events = await each.only(600)
             for at in range(3):
                 assert [event.sequence for event in events if event.key == f"shop/from/{at}"] == list(range(200))
@@ -164,7 +164,7 @@ async def test_an_event_says_which_nodes_it_crossed_and_is_dropped_where_it_was_
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
         frames: list[bytes] = []
         subscriber = right.zenoh.declare_subscriber("shop/**", lambda sample: frames.append(sample.payload.to_bytes()))
-        async with ears(left, "shop/**") as at_left:
+        async with receiving(left, "shop/**") as at_left:
             log = places.log("bridge", kept)
             async with zbus.Bridge((places.nats, places.zenoh), ["shop/**"], log=log) as bridge:
                 await publish(left, "shop/orders", 1)
@@ -194,7 +194,7 @@ async def publish(node: Bus, key: str, count: int) -> None:
 async def test_two_bridges_side_by_side_bring_nothing_twice(places: Places, kept: bool) -> None:
     between = (places.nats, places.zenoh)
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
-        async with ears(left, "shop/**") as at_left, ears(right, "shop/**") as at_right:
+        async with receiving(left, "shop/**") as at_left, receiving(right, "shop/**") as at_right:
             one = zbus.Bridge(between, ["shop/**"], log=places.log("one", kept))
             two = zbus.Bridge(between, ["shop/**"], log=places.log("two", kept))
             async with one, two:
@@ -212,7 +212,7 @@ async def test_what_a_nats_side_misses_while_its_server_is_dead_crosses_later_in
     places: Places, tmp_path: Path
 ) -> None:
     async with zbus.open(transport=places.nats) as left, zbus.open(tmp_path / "r.db", transport=places.zenoh) as right:
-        async with ears(left, "shop/**") as at_left:
+        async with receiving(left, "shop/**") as at_left:
             async with zbus.Bridge((places.nats, places.zenoh), ["shop/**"], log=tmp_path / "bridge.db") as bridge:
                 publisher = await right.publisher("shop/orders")
                 await publisher.publish_many([b"%d" % n for n in range(100)])
@@ -307,7 +307,7 @@ async def test_what_a_zenoh_side_misses_while_its_router_is_dead_crosses_later_i
     first = router(port)
     await first.start()
     async with zbus.open(tmp_path / "l.db", transport=between[0]) as left, zbus.open(transport=between[1]) as right:
-        async with ears(right, "shop/**") as at_right:
+        async with receiving(right, "shop/**") as at_right:
             async with zbus.Bridge(between, ["shop/**"], log=tmp_path / "bridge.db") as bridge:
                 publisher = await left.publisher("shop/orders")
                 await publisher.publish_many([b"%d" % n for n in range(100)])
@@ -330,7 +330,7 @@ async def test_what_retention_removes_before_it_crossed_is_counted_and_the_rest_
 ) -> None:
     between, log = (places.nats, places.zenoh), tmp_path / "bridge.db"
     async with zbus.open(transport=places.nats) as left, zbus.open(transport=places.zenoh) as right:
-        async with ears(left, "shop/**", "@zbus/gap") as at_left:
+        async with receiving(left, "shop/**", "@zbus/gap") as at_left:
             async with zbus.Bridge(between, ["shop/**"], log=log, retain_events=100) as bridge:
                 publisher = await right.publisher("shop/orders")
                 await publisher.publish(b"first")
@@ -359,11 +359,15 @@ async def test_a_bridge_with_a_log_starts_while_a_side_is_away_and_keeps_what_th
         url = f"zenoh://127.0.0.1:{port}"
         async with zbus.Bridge((server.url, url), ["shop/**"], log=tmp_path / "bridge.db") as bridge:
             assert "BRIDGE_DISCONNECTED" in caplog.text
-            assert not bridge.stats()["forward"]["linked"]
+            assert not bridge.stats()["forward"]["connected"]
             await publish(left, "shop/orders", 20)
             await until(lambda: bridge.stats()["forward"]["pending_events"] == 20)
-            async with router(port), zbus.open(transport=url) as right, ears(right, "shop/**", start="new") as at_right:
-                await until(lambda: bridge.stats()["forward"]["linked"])
+            async with (
+                router(port),
+                zbus.open(transport=url) as right,
+                receiving(right, "shop/**", start="new") as at_right,
+            ):
+                await until(lambda: bridge.stats()["forward"]["connected"])
                 await publish(left, "shop/later", 5)
                 assert len(await at_right.wait(5)) >= 5
                 await until(lambda: bridge.stats()["forward"]["forwarded"] == 25)
@@ -425,7 +429,7 @@ def test_a_bridge_takes_no_setting_from_the_environment(monkeypatch: pytest.Monk
 async def test_a_payload_that_is_larger_than_the_bridge_allows_does_not_cross(tmp_path: Path) -> None:
     between = (f"zmq://?registry={tmp_path}/a", f"zmq://?registry={tmp_path}/b")
     async with zbus.open(transport=between[0]) as left, zbus.open(transport=between[1]) as right:
-        async with ears(right, "shop/**") as at_right, zbus.Bridge(between, ["shop/**"], payload_bytes_max=10):
+        async with receiving(right, "shop/**") as at_right, zbus.Bridge(between, ["shop/**"], payload_bytes_max=10):
             publisher = await left.publisher("shop/a")
             await publisher.publish(b"x" * 11)
             await publisher.publish(b"x" * 10)
@@ -444,7 +448,7 @@ def test_a_secret_in_a_url_is_never_shown() -> None:
 async def test_two_transports_that_only_options_tell_apart_can_be_bridged(tmp_path: Path) -> None:
     between = (f"zmq://?registry={tmp_path}/a", f"zmq://?registry={tmp_path}/b")
     async with zbus.open(transport=between[0]) as left, zbus.open(transport=between[1]) as right:
-        async with ears(right, "shop/**") as at_right, ears(left, "shop/**") as at_left:
+        async with receiving(right, "shop/**") as at_right, receiving(left, "shop/**") as at_left:
             async with zbus.Bridge(between, ["shop/**"], log=tmp_path / "bridge.db") as bridge:
                 await publish(left, "shop/left", 20)
                 await publish(right, "shop/right", 20)
@@ -455,7 +459,7 @@ async def test_two_transports_that_only_options_tell_apart_can_be_bridged(tmp_pa
 
 def test_ears_tell_what_did_not_come() -> None:
     async def deaf() -> None:
-        await Ears().wait(1, timeout_s=0.01)
+        await Receiver().wait(1, timeout_s=0.01)
 
     with pytest.raises(AssertionError, match="0 of 1"):
         asyncio.run(deaf())

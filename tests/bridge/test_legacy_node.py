@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_support import WAIT_S, ears, router
+from bridge_support import WAIT_S, receiving, router
 from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
@@ -88,12 +88,12 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
     port = free_port()
     zenoh = f"zenoh://127.0.0.1:{port}"
     log = tmp_path / "bridge.db" if kept else None
-    async with router(port), zbus.open(transport=zenoh) as node, ears(node, "**") as heard:
+    async with router(port), zbus.open(transport=zenoh) as node, receiving(node, "**") as arrived:
         async with zbus.Bridge((server.url, zenoh), ["shop/**"], raw=True, log=log) as bridge:
             async with legacy(service, server) as running:
                 # What it publishes are events: in order, with its headers, and a publisher of their own.
                 running.say("publish")
-                events = await heard.wait(ORDERS)
+                events = await arrived.wait(ORDERS)
                 assert [event.decode(dict) for event in events] == [{"id": n, "from": "legacy"} for n in range(ORDERS)]
                 assert [event.sequence for event in events] == list(range(ORDERS))
                 assert {event.key for event in events} == {"shop/orders/created"}
@@ -109,7 +109,7 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
                 assert [each["data"]["id"] for each in received[ORDERS:]] == list(range(20))
                 assert received[-1]["subject"] == "shop.orders.placed"
                 assert received[-1]["headers"]["content-type"] == "application/json"
-                invoices = (await heard.wait(ORDERS + 40))[ORDERS:]
+                invoices = (await arrived.wait(ORDERS + 40))[ORDERS:]
                 invoices = [event for event in invoices if event.key == "shop/invoices/made"]
                 assert [event.decode(dict)["order"] for event in invoices] == list(range(20))
                 assert [event.headers["correlation-id"] for event in invoices] == [f"c-{n}" for n in range(20)]
@@ -117,7 +117,7 @@ async def test_a_node_service_publishes_and_consumes_plain_messages_through_the_
                 # Its requests and replies among its own kind go on as if there were no bridge.
                 running.say("request")
                 assert await running.lines("quoted", 1) == [{"quoted": {"price": 12}}]
-                (request,) = (await heard.only(ORDERS + 41))[-1:]
+                (request,) = (await arrived.only(ORDERS + 41))[-1:]
                 assert request.key == "shop/quote"
             stats = bridge.stats()
     assert (stats["forward"]["forwarded"], stats["reverse"]["forwarded"]) == (ORDERS + 21, 20)

@@ -15,7 +15,7 @@ from pathlib import Path
 import nats
 import pytest
 import zmq
-from bridge_support import ears, router, until
+from bridge_support import receiving, router, until
 from free_ports import free_port
 from nats_support import NatsServer, nats_server
 from zmq_support import raw_socket
@@ -44,9 +44,9 @@ async def test_plain_nats_messages_become_events_and_events_plain_messages(
 ) -> None:
     log = tmp_path / "bridge.db" if kept else None
     plain = await nats.connect(server.url)
-    heard = await plain.subscribe("shop.>")
+    received = await plain.subscribe("shop.>")
     try:
-        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+        async with zbus.open(transport=zenoh_url) as node, receiving(node, "**") as at_node:
             async with zbus.Bridge((server.url, zenoh_url), ["shop/**"], raw=True, log=log) as bridge:
                 await plain.publish("shop.orders.created", b"\x00plain", headers={"Trace-Id": "7"})
                 await plain.publish("bank.secret", b"stays")
@@ -57,10 +57,10 @@ async def test_plain_nats_messages_become_events_and_events_plain_messages(
 
                 publisher = await node.publisher("shop/prices")
                 await publisher.publish(b"\xffevent", headers={"tenant": "x"})
-                own = await heard.next_msg(timeout=20)
-                message = await heard.next_msg(timeout=20)
+                own = await received.next_msg(timeout=20)
+                message = await received.next_msg(timeout=20)
                 with pytest.raises(nats.errors.TimeoutError):  # what came from here is not sent back
-                    await heard.next_msg(timeout=0.5)
+                    await received.next_msg(timeout=0.5)
                 stats = bridge.stats()
     finally:
         await plain.close()
@@ -82,7 +82,7 @@ async def test_requests_and_their_inboxes_are_left_to_those_who_use_them(server:
 
     try:
         await plain.subscribe("shop.quote", cb=answer)
-        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+        async with zbus.open(transport=zenoh_url) as node, receiving(node, "**") as at_node:
             async with zbus.Bridge((server.url, zenoh_url), ["**"], raw=True):
                 reply = await plain.request("shop.quote", b"how much?", timeout=10)
                 (event,) = await at_node.only(1)  # the request was published for all to hear; its answer was not
@@ -106,7 +106,7 @@ async def test_plain_zmq_messages_become_events_and_events_plain_messages(zenoh_
     try:
         sender.bind(f"tcp://127.0.0.1:{theirs}")
         url = f"zmq://?connect=tcp://127.0.0.1:{theirs}&bind=tcp://127.0.0.1:{ours}&separator=."
-        async with zbus.open(transport=zenoh_url) as node, ears(node, "**") as at_node:
+        async with zbus.open(transport=zenoh_url) as node, receiving(node, "**") as at_node:
             async with zbus.Bridge((url, zenoh_url), ["shop/**"], raw=True) as bridge:
                 receiver.connect(f"tcp://127.0.0.1:{ours}")
                 async with asyncio.timeout(20):
@@ -131,7 +131,7 @@ async def test_a_durable_bridge_keeps_what_plain_zmq_subscribers_miss_while_none
     ours, log = f"tcp://127.0.0.1:{free_port()}", tmp_path / "bridge.db"
     raw = f"zmq+raw://?bind={ours}&separator=."
 
-    async def heard(context: zmq.Context[zmq.Socket[bytes]], count: int) -> list[bytes]:
+    async def received(context: zmq.Context[zmq.Socket[bytes]], count: int) -> list[bytes]:
         receiver = raw_socket(context, zmq.SUB, SUBSCRIBE=b"shop", RCVTIMEO=20_000)
         receiver.connect(ours)
         try:
@@ -148,13 +148,13 @@ async def test_a_durable_bridge_keeps_what_plain_zmq_subscribers_miss_while_none
                 await publisher.publish_many([b"%d" % number for number in range(50)])
                 await until(lambda: bridge.stats()["forward"]["pending_events"] == 50)
                 assert bridge.stats()["forward"]["forwarded"] == 0
-                before = await heard(context, 50)
+                before = await received(context, 50)
                 await until(lambda: bridge.stats()["forward"]["forwarded"] == 50)
                 await until(lambda: bridge.diagnostics()["links"][1]["subscriptions"] == 0)
                 await publisher.publish_many([b"%d" % number for number in range(50, 100)])
                 await until(lambda: bridge.stats()["forward"]["pending_events"] == 50)
             async with zbus.Bridge((zenoh_url, raw), ["shop/**"], direction="forward", log=log):  # and from its cursor
-                after = await heard(context, 50)
+                after = await received(context, 50)
 
     assert before + after == [b"%d" % number for number in range(100)]
 
@@ -208,7 +208,7 @@ async def test_a_stream_is_acknowledged_when_the_log_has_it_so_a_killed_bridge_n
             await stream.publish("shop.orders", b"%d" % number)
         async with (
             zbus.open(tmp_path / "node.db", transport=zenoh_url) as node,
-            ears(node, "shop/**", **PAST) as at_node,
+            receiving(node, "shop/**", **PAST) as at_node,
         ):
             again = await asyncio.create_subprocess_exec(*program, "never", stdin=subprocess.PIPE)
             try:
@@ -269,7 +269,7 @@ async def test_a_stream_that_fills_while_the_bridge_is_away_crosses_whole_and_in
             await stream.publish("shop.orders", json.dumps({"n": number}).encode(), headers={"N": str(number)})
         async with (
             zbus.open(tmp_path / "node.db", transport=zenoh_url) as node,
-            ears(node, "shop/**", **PAST) as at_node,
+            receiving(node, "shop/**", **PAST) as at_node,
         ):
             log = tmp_path / "bridge.db"
             async with zbus.Bridge((url, zenoh_url), ["shop/**"], direction="forward", log=log) as bridge:

@@ -82,7 +82,7 @@ def test_events_removed_by_retention_during_an_outage_are_shown_as_a_gap(log_pat
     server.stop()
     elsewhere = Server(log_path)  # on another port, which the page does not know
     elsewhere.publish("a/b", *["later"] * 80)
-    elsewhere.call(_retain(elsewhere, after=60))
+    elsewhere.call(_prune(elsewhere, after=60))
     elsewhere.stop()
 
     server = Server(log_path, port=port)
@@ -117,5 +117,5 @@ def test_a_thousand_events_a_second_do_not_freeze_it(server: Server, console: Co
     assert console.page.evaluate("window.longest") < FRAME_MS_MAX
 
 
-async def _retain(server: Server, *, after: int) -> None:
-    await node_of(server.bus).run(node_of(server.bus).need_log("a test").retain, Rules(upto=after))
+async def _prune(server: Server, *, after: int) -> None:
+    await node_of(server.bus).run(node_of(server.bus).need_log("a test").prune, Rules(until=after))

@@ -133,7 +133,7 @@ def test_a_rejected_reset_shows_the_error_and_changes_nothing(server: Server, co
     expect(page.locator("#reset")).to_be_visible()
 
 
-def test_subscribers_publishers_and_this_node_are_listed(server: Server, console: Console) -> None:
+def test_subscriptions_publishers_and_this_node_are_listed(server: Server, console: Console) -> None:
     server.publish("shop/orders", *["order"] * 3)
     console.open(server.url)
     page = console.page
@@ -141,7 +141,7 @@ def test_subscribers_publishers_and_this_node_are_listed(server: Server, console
     page.click("#tab-participants")
 
     expect(page.locator("#publishers tbody tr", has_text="shop/orders")).to_be_visible()
-    expect(page.locator("#subscribers tbody tr").first).to_be_visible()
+    expect(page.locator("#subscriptions tbody tr").first).to_be_visible()
     expect(page.locator("#nodes tbody tr", has_text="this node")).to_be_visible()
 
 

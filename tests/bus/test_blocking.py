@@ -124,7 +124,7 @@ def test_a_timeout_of_zero_still_takes_what_is_there(bus: blocking.Bus) -> None:
     assert event.payload == b"1"
 
 
-def test_a_slow_reader_is_told_of_its_gap_between_the_events_around_it(bus: blocking.Bus) -> None:
+def test_a_slow_reader_receives_its_gap_between_the_events_around_it(bus: blocking.Bus) -> None:
     publisher = bus.publisher("a/b")
     with bus.subscribe("a/b", queue_events=2, overflow="drop_newest") as subscription:
         publisher.publish_many([b"1", b"2", b"3", b"4"])
@@ -152,7 +152,7 @@ def test_an_event_of_the_wrong_type_is_refused_in_its_place(bus: blocking.Bus) -
         assert [event.decode() for event in take(subscription, 1)] == [{"n": 3}]
 
 
-def test_a_durable_name_acknowledges_an_event_only_when_the_next_one_is_asked_for(bus: blocking.Bus) -> None:
+def test_a_durable_name_acknowledges_an_event_only_when_the_next_one_is_requested(bus: blocking.Bus) -> None:
     bus.publisher("a/b").publish_many([b"1", b"2", b"3", b"4"])
 
     with bus.subscribe("a/b", durable="billing", start="beginning") as subscription:

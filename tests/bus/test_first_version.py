@@ -340,7 +340,7 @@ def decoded_frame(frame: bytes) -> dict[str, Any]:
     return {"events": plain(open_frame(frame))}
 
 
-def decoded_question(about: str, payload: bytes) -> dict[str, Any]:
+def decoded_request(about: str, payload: bytes) -> dict[str, Any]:
     asked = decode_request(payload)
     found: dict[str, Any] = {"about": about, "id": asked.id, "body": plain(asked.body)}
     if about == "page":
@@ -389,8 +389,8 @@ def test_frames_to_everybody_are_decoded(transport: str, frame: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("transport", "frame"), every("question"))
-def test_questions_are_decoded(transport: str, frame: dict[str, Any]) -> None:
-    found = decoded_question(frame["decoded"]["about"], payload_of(frame))
+def test_requests_are_decoded(transport: str, frame: dict[str, Any]) -> None:
+    found = decoded_request(frame["decoded"]["about"], payload_of(frame))
     check({"key": key_in(transport, frame["wire"]), **found}, frame)
 
 
@@ -420,7 +420,7 @@ def test_messages_in_parts_are_put_together(kind: str) -> None:
     last = frames[-1]
     found: dict[str, Any] = {"key": key_in("nats", last["wire"]), **decoded_frame(whole)} if kind == "event" else {}
     if kind != "event":
-        found = (decoded_question if kind == "question" else decoded_reply)("request", whole)
+        found = (decoded_request if kind == "question" else decoded_reply)("request", whole)
     check(found, last)
 
 
@@ -455,15 +455,15 @@ def test_the_wire_of_dynamo_is_decoded(transport: str, frame: dict[str, Any]) ->
         check({"topic": topic.decode(), "envelope": plain(found), **by_subject}, frame)
     else:
         channel = read_dynamo_record(base64.b64decode(wire["file"]))
-        told = {"publisher_id": channel.publisher_id, "endpoint": channel.endpoint}
-        check({"key": channel.place.key, **told}, frame)
+        reported = {"publisher_id": channel.publisher_id, "endpoint": channel.endpoint}
+        check({"key": channel.place.key, **reported}, frame)
 
 
 # Plain clients as a node of version 0.1, beside a node of now.
 
 
 def events_of(frame: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The events that a frame (or a question, or a reply) holds, as a subscriber gets them."""
+    """Return the events of a frame, a request or a reply, as a subscriber receives them."""
     names = ("key", "publisher_id", "sequence", "published_at", "headers")
     return [
         {**{name: each[name] for name in names}, "payload": each["payload"]["hex"]}
@@ -511,16 +511,16 @@ async def check_asking(bus: zbus.Bus, transport: str) -> None:
 
 
 def serving(bus: zbus.Bus) -> list[dict[str, Any]]:
-    """Answer questions; returns what was asked."""
+    """Serve requests; return the list to which each one is added."""
     asked: list[dict[str, Any]] = []
 
     @bus.serve("shop/quote")
-    async def quote(question: zbus.Event) -> dict[str, int]:
-        asked.append(as_received(question))
+    async def quote(request: zbus.Event) -> dict[str, int]:
+        asked.append(as_received(request))
         return {"price": 12}
 
     @bus.serve("shop/fail")
-    async def fail(question: zbus.Event) -> None:
+    async def fail(request: zbus.Event) -> None:
         raise ValueError("no price")
 
     return asked
@@ -553,7 +553,7 @@ def is_subscribed(session: zenoh.Session, key: str) -> bool:
         publisher.undeclare()
 
 
-async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp_path: Path) -> None:
+async def test_events_requests_and_replies_of_a_zenoh_node_of_the_first_version_are_understood(tmp_path: Path) -> None:
     frames = captured("zenoh")
     answered = {each: replies_to("zenoh", each) for each in ("request", "request-fail", "page")}
     log_key = frames["question-page"]["wire"]["key"]
@@ -591,11 +591,11 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
                 assert await received(subscription, len(known)) == by_key(known)
                 await until(lambda: len(bus.nodes()) == 2)
                 (first,) = [each for each in bus.nodes() if not each.is_self]
-                told = frames["node"]["decoded"]["node"]
+                reported = frames["node"]["decoded"]["node"]
                 for name in ("name", "host", "pid", "version", "started_at", "has_log", "metadata"):
-                    assert getattr(first, name) == told[name], name
+                    assert getattr(first, name) == reported[name], name
                 for name in ("publishes", "subscribes", "serves"):
-                    assert list(getattr(first, name)) == told[name], name
+                    assert list(getattr(first, name)) == reported[name], name
                 assert (first.alive, first.buses) == (True, ("control",))
                 put("node-leaving")
                 await until(lambda: not [each for each in bus.nodes() if not each.is_self and each.alive])
@@ -620,11 +620,11 @@ async def test_a_zenoh_node_of_the_first_version_is_heard_asked_and_answered(tmp
             known = [event for name in SENT_BY_FIRST for event in events_of(frames[name])]
             known = [each for each in known if each["key"].startswith("shop/")]
             assert await received(subscription, len(known)) == by_key(known)
-            assert decoded_question("page", pages[0])["wanted"]["keys"] == ["shop/**"]
+            assert decoded_request("page", pages[0])["wanted"]["keys"] == ["shop/**"]
             own = bus.nodes()[0].id
-            told = [decoded_reply("logs", each) for each in await asyncio.to_thread(get, session, "question-logs")]
-            assert [each["kind"] for each in told] == ["accepted", "data", "end"]
-            assert (f"{told[1]['log']['origin']:x}", told[1]["log"]["head"]) == (own, len(known))
+            reported = [decoded_reply("logs", each) for each in await asyncio.to_thread(get, session, "question-logs")]
+            assert [each["kind"] for each in reported] == ["accepted", "data", "end"]
+            assert (f"{reported[1]['log']['origin']:x}", reported[1]["log"]["head"]) == (own, len(known))
             page = await asyncio.to_thread(get, session, "question-page-span", f"@zbus/log/{own}")
             data = [each for each in (decoded_reply("page", reply) for reply in page) if each["kind"] == "data"]
             assert [each["offset"] for each in data[0]["events"]] == [2, 3, 4]  # it asks for three after the first
@@ -640,7 +640,7 @@ async def plain_client(url: str) -> AsyncIterator[Any]:
         await client.close()
 
 
-async def test_a_nats_node_of_the_first_version_is_heard_asked_and_answered(tmp_path: Path) -> None:
+async def test_events_requests_and_replies_of_a_nats_node_of_the_first_version_are_understood(tmp_path: Path) -> None:
     frames = captured("nats")
 
     async def publish(client: Any, *names: str) -> None:
@@ -691,8 +691,8 @@ async def test_a_nats_node_of_the_first_version_is_heard_asked_and_answered(tmp_
                 asked = serving(bus)
 
                 @bus.serve("shop/echo")
-                async def echo(question: zbus.Event) -> bytes:
-                    asked.append(as_received(question))
+                async def echo(request: zbus.Event) -> bytes:
+                    asked.append(as_received(request))
                     return b"heard"
 
                 await asyncio.sleep(0.3)
@@ -714,21 +714,21 @@ async def test_a_nats_node_of_the_first_version_is_heard_asked_and_answered(tmp_
                         assert each[name] == envelope[name]
 
 
-def lease_of_now(publish: str, questions: str) -> bytes:
+def lease_of_now(publish: str, requests: str) -> bytes:
     """The lease of a node of version 0.1, as it would be if this process had taken it."""
     lease = json.loads(base64.b64decode(captured("zmq")["lease"]["wire"]["file"]))
-    lease["node"] |= {"publish": publish, "questions": questions}
+    lease["node"] |= {"publish": publish, "questions": requests}
     lease |= {"beat_s": time.monotonic(), "lease_s": 600.0, "pid": os.getpid()}
     lease["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return json.dumps(lease).encode()
 
 
-async def test_a_zmq_node_of_the_first_version_is_heard_asked_and_answered(tmp_path: Path) -> None:
+async def test_events_requests_and_replies_of_a_zmq_node_of_the_first_version_are_understood(tmp_path: Path) -> None:
     frames, registry = captured("zmq"), tmp_path / "registry"
     node = frames["lease"]["decoded"]["lease"]["node"]["node"]
     context = zmq.asyncio.Context()
-    events, questions, asking = (context.socket(kind) for kind in (zmq.XPUB, zmq.ROUTER, zmq.DEALER))
-    ends = [f"tcp://127.0.0.1:{each.bind_to_random_port('tcp://127.0.0.1')}" for each in (events, questions)]
+    events, requests, asking = (context.socket(kind) for kind in (zmq.XPUB, zmq.ROUTER, zmq.DEALER))
+    ends = [f"tcp://127.0.0.1:{each.bind_to_random_port('tcp://127.0.0.1')}" for each in (events, requests)]
 
     async def subscribed(topic: bytes) -> None:
         """Wait for a subscription, and let the node know that its own arrived, as version 0.1 does."""
@@ -742,11 +742,11 @@ async def test_a_zmq_node_of_the_first_version_is_heard_asked_and_answered(tmp_p
 
     async def answer() -> None:
         while True:
-            route, kind, ident, key, _ = await questions.recv_multipart()
+            route, kind, ident, key, _ = await requests.recv_multipart()
             name = {b"shop/quote": "request", b"shop/fail": "request-fail"}[key]
             for each in replies_to("zmq", name):
                 kind, _, *rest = parts_of(each["wire"])
-                await questions.send_multipart([route, kind, ident, *rest])
+                await requests.send_multipart([route, kind, ident, *rest])
 
     async def ask(name: str) -> list[bytes]:
         found: list[bytes] = []
@@ -783,7 +783,7 @@ async def test_a_zmq_node_of_the_first_version_is_heard_asked_and_answered(tmp_p
         context.destroy(0)
 
 
-async def test_what_the_first_version_sent_through_a_zmq_broker_is_heard(tmp_path: Path) -> None:
+async def test_what_the_first_version_sent_through_a_zmq_broker_is_received(tmp_path: Path) -> None:
     frame = captured("zmq")["event-brokered"]
     context = zmq.asyncio.Context()
     taking, giving = context.socket(zmq.SUB), context.socket(zmq.XPUB)

@@ -238,7 +238,7 @@ def test_the_embedded_bus_opens_no_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["peer", "client", "router"])
-def test_a_networked_zenoh_bus_opens_the_sockets_it_was_asked_for_and_no_multicast(mode: str) -> None:
+def test_a_networked_zenoh_bus_opens_the_configured_sockets_and_no_multicast(mode: str) -> None:
     """One that listens on a loopback port, and the link to the node that was named: nothing else, and no datagrams."""
     script = textwrap.dedent("""
         import asyncio, os, re, socket, sys, zbus

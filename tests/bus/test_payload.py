@@ -126,7 +126,7 @@ def test_a_typed_value_comes_back_equal_as_its_type(value: Any) -> None:
 
 
 @pytest.mark.parametrize("type_", [Order, Reading], ids=["pydantic", "msgspec"])
-def test_plain_bytes_that_hold_json_decode_to_the_type_asked_for(type_: Any) -> None:
+def test_plain_bytes_that_hold_json_decode_to_the_type_requested(type_: Any) -> None:
     assert Event(1, 0, 5, "a", b'{"id": 3}').decode(type_) == type_(id=3)
 
 

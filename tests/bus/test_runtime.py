@@ -54,15 +54,15 @@ async def test_events_records_schemas_and_announcements_have_the_node_s_own_time
         await publisher.publish({})
         record(EVENT_RETRY, logging.WARNING)
         async with asyncio.timeout(10):
-            event, told = await anext(events), await anext(records)
+            event, reported = await anext(events), await anext(records)
         assert node.network is not None
         own = node.network.registry.nodes()[0]
     finally:
         await node.aclose()
 
-    times = (schema.registered_at_ns, event.published_at, told.published_at, own.started_at, own.last_seen)
+    times = (schema.registered_at_ns, event.published_at, reported.published_at, own.started_at, own.last_seen)
     assert times == (NOW_NS,) * 5
-    assert {event.publisher_id, told.publisher_id} <= set(range(1, runtime.drawn + 1))
+    assert {event.publisher_id, reported.publisher_id} <= set(range(1, runtime.drawn + 1))
     assert (own.host, own.pid, own.name) == ("elsewhere", 4711, "elsewhere:4711")
     assert {"zbus-read", "zbus-declare", "zbus-request", "zbus-close"} <= set(runtime.threads)
 

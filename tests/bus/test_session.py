@@ -230,7 +230,7 @@ async def test_a_key_that_only_begins_like_a_sessions_is_a_key_like_any_other() 
 
 
 @pytest.mark.parametrize("side", ["a/b", "sessions/*/a/b"])
-async def test_what_a_schema_of_either_key_refuses_is_stored_on_neither_and_leaves_no_hole(side: str) -> None:
+async def test_what_a_schema_of_either_key_refuses_is_stored_on_neither_and_leaves_no_gap(side: str) -> None:
     class Order(pydantic.BaseModel):
         id: int
 
@@ -299,7 +299,7 @@ async def test_a_session_waits_for_a_reader_that_must_not_drop() -> None:
         assert sorted(found) == [0, 1, 2, 3]
 
 
-async def test_other_nodes_are_told_of_the_global_key_alone() -> None:
+async def test_only_the_global_key_is_announced_to_other_nodes() -> None:
     async with zbus.open("memory") as bus:
         await bus.session("alice").publish("a/b", b"x")
 
@@ -450,7 +450,7 @@ def test_a_token_ends_when_its_time_is_over() -> None:
         zbus.verify_session_token(SECRET, token, time_ns=lambda: now)
 
 
-def test_whether_it_has_expired_is_not_told_of_a_token_that_was_not_signed() -> None:
+def test_the_expiry_of_a_token_that_was_not_signed_is_not_reported() -> None:
     text = urlsafe_b64encode(b"alice").rstrip(b"=").decode()
     with pytest.raises(zbus.SessionTokenInvalid, match="another secret"):
         zbus.verify_session_token(SECRET, f"zs1.1.{text}.{'A' * 43}")
@@ -477,7 +477,7 @@ def test_the_same_secret_may_sign_other_texts() -> None:
     ["", ".", "...", "zs1...", "zs1.1.é.x", "\ud800", "zs1." + "9" * 5000, "x" * 3000, 7, None, b"zs1"],
     ids=ascii,
 )
-def test_what_is_no_token_is_refused_and_never_told(token: Any) -> None:
+def test_a_malformed_token_is_refused_and_never_repeated(token: Any) -> None:
     with pytest.raises(zbus.SessionTokenInvalid) as caught:
         zbus.verify_session_token(SECRET, token)
 
@@ -521,7 +521,7 @@ def test_the_secret_comes_from_an_argument_a_variable_or_a_file(
         assert expected not in repr(config) + str(config)
 
 
-def test_a_secret_that_cannot_be_used_is_told_by_its_field_and_not_repeated(tmp_path: Path) -> None:
+def test_a_secret_that_cannot_be_used_is_reported_by_its_field_and_not_repeated(tmp_path: Path) -> None:
     short, binary, folder = tmp_path / "short", tmp_path / "binary", tmp_path / "folder"
     short.write_text("  tooshort \n")
     binary.write_bytes(b"\xff" * 40)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nats
 import pytest
-from bridge_support import command, ears, router, until
+from bridge_support import command, receiving, router, until
 from free_ports import free_port
 from nats_support import NatsServer, nats_server
 
@@ -25,12 +25,12 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
         yield running
 
 
-async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer) -> None:
+async def test_the_command_bridges_reports_and_ends_on_a_signal(server: NatsServer) -> None:
     port = free_port()
     url = f"zenoh://127.0.0.1:{port}"
     arguments = ["bridge", "--between", server.url, url, "--keys", "shop/**", "--keys", "audit/*", "--name", "b"]
     async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
-        async with ears(right, "**") as at_right:
+        async with receiving(right, "**") as at_right:
             with command(*arguments, "--json", "--report-interval", "0.2") as running:
                 ready = await asyncio.to_thread(running.line)
                 assert ready == {
@@ -48,7 +48,7 @@ async def test_the_command_bridges_reports_and_ends_when_told(server: NatsServer
     assert report["forward"] | {"lag_ms": 0} == {
         "from": server.url,
         "to": url,
-        "linked": True,
+        "connected": True,
         "forwarded": 11,
         "lag_ms": 0,
         "pending_events": 0,
@@ -64,7 +64,7 @@ async def test_prose_goes_to_stderr_and_ctrl_c_is_no_error(server: NatsServer, t
     arguments = ["bridge", "--between", server.url, "zenoh://", "--keys", "shop/**", "--listen", endpoint]
     with command(*arguments, "--log", tmp_path / "b.db", "--report-interval", "0.1") as running:
         assert (await asyncio.to_thread(running.line))["ready"] is True
-        async with zbus.open(mode="client", connect=[endpoint]) as right, ears(right, "**") as at_right:
+        async with zbus.open(mode="client", connect=[endpoint]) as right, receiving(right, "**") as at_right:
             async with zbus.open(transport=server.url) as left:
                 await (await left.publisher("shop/orders")).publish(b"x")
                 await at_right.only(1)
@@ -85,20 +85,20 @@ async def test_a_bridge_that_is_killed_goes_on_where_it_was_and_nothing_is_lost(
     arguments += ["--report-interval", "0.1"]
     async with router(port), zbus.open(tmp_path / "near.db", transport=near) as here, zbus.open(transport=far) as there:
         publisher = await here.publisher("shop/orders")
-        async with ears(there, "shop/**") as heard:
+        async with receiving(there, "shop/**") as received:
             for kill in range(3):
                 with command(*arguments) as running:
                     assert (await asyncio.to_thread(running.line))["ready"] is True
                     first = 300 * kill
                     publishing = asyncio.gather(*[publisher.publish(b"%d" % n) for n in range(first, first + 100)])
                     if kill == 0:
-                        await heard.wait(100)
+                        await received.wait(100)
                         await until(lambda: sent(tmp_path / "b.db", far) == 100)
                     running.kill()  # while events are on their way through it, but for the first time
                     await publishing
                 await publisher.publish_many([b"%d" % n for n in range(first + 100, first + 300)])
             with command(*arguments) as running:
-                events = await heard.only(900)
+                events = await received.only(900)
                 assert await asyncio.to_thread(running.end) == 0
                 *_, report = running.rest()
     assert [event.sequence for event in events] == list(range(900))
@@ -138,10 +138,10 @@ async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_w
         server.start()
         plain = await nats.connect(server.url)
         try:
-            heard = await plain.subscribe("shop.>")
+            received = await plain.subscribe("shop.>")
             await plain.flush()
             with command(*arguments) as running:
-                messages = [await heard.next_msg(timeout=20) for _ in range(200)]
+                messages = [await received.next_msg(timeout=20) for _ in range(200)]
                 assert await asyncio.to_thread(running.end) == 0
         finally:
             await plain.close()
@@ -173,7 +173,7 @@ async def test_a_file_runs_several_bridges(server: NatsServer, tmp_path: Path) -
         direction = "reverse"
     """)
     async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=url) as right:
-        async with ears(left, "**") as at_left, ears(right, "**") as at_right:
+        async with receiving(left, "**") as at_left, receiving(right, "**") as at_right:
             with command("bridge", "--config", file, "--report-interval", "0") as running:
                 ready = await asyncio.to_thread(running.line)
                 for node in (left, right):
@@ -203,7 +203,9 @@ async def test_a_file_runs_several_bridges(server: NatsServer, tmp_path: Path) -
         ("[[bridge\n", "config: "),
     ],
 )
-def test_a_wrong_file_is_told_by_table_and_field_before_anything_starts(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_reported_by_table_and_field_before_anything_starts(
+    tmp_path: Path, text: str, said: str
+) -> None:
     file = tmp_path / "bridges.toml"
     file.write_text(text)
     with command("bridge", "--config", file) as running:
@@ -239,7 +241,7 @@ def test_a_side_that_is_not_there_ends_a_bridge_without_a_log_with_one(server: N
     assert running.lines.empty()
 
 
-async def test_a_router_process_carries_events_and_ends_when_told() -> None:
+async def test_a_router_process_carries_events_and_ends_on_a_signal() -> None:
     endpoint = f"tcp/127.0.0.1:{free_port()}"
     with command("router", "--listen", endpoint) as running:
         ready = await asyncio.to_thread(running.line)
@@ -248,9 +250,9 @@ async def test_a_router_process_carries_events_and_ends_when_told() -> None:
             zbus.open(mode="client", connect=[endpoint]) as one,
             zbus.open(mode="client", connect=[endpoint]) as two,
         ):
-            async with ears(two, "a/**") as heard:
+            async with receiving(two, "a/**") as received:
                 await (await one.publisher("a/b")).publish(b"x")
-                assert (await heard.only(1))[0].payload == b"x"
+                assert (await received.only(1))[0].payload == b"x"
         assert await asyncio.to_thread(running.end) == 0
     assert not any("Traceback" in line for line in running.errors)
 
@@ -272,9 +274,9 @@ def test_routers_join_each_other() -> None:
                 zbus.open(mode="client", connect=[one]) as left,
                 zbus.open(mode="client", connect=[two]) as right,
             ):
-                async with ears(right, "a/**") as heard:
+                async with receiving(right, "a/**") as received:
                     await (await left.publisher("a/b")).publish(b"x")
-                    await heard.only(1)
+                    await received.only(1)
 
         asyncio.run(cross())
         assert (first.end(), second.end()) == (0, 0)

@@ -69,6 +69,19 @@ def test_the_command_has_the_version_of_the_library(command: list[str]) -> None:
     assert (done.stdout.decode(), done.stderr) == (f"zbus {zbus.__version__}\n", b"")
 
 
+def test_a_log_can_be_given_as_a_url(log_path: Path) -> None:
+    url = f"sqlite://{log_path}"
+
+    (stored,) = lines("pub", "a/b", "1", "--log", url)
+    (event,) = lines("sub", "a/*", "--log", url, "--from", "beginning", "--count", 1)
+    (watched,) = lines("monitor", "a/*", "--log", url, "--from", "beginning", "--count", 1)
+    (frame,) = lines("top", url, "--once", "--json")
+    (state,) = lines("log", "stats", url, "--json")
+
+    assert stored["offset"] == event["offset"] == watched["offset"] == frame["head"] == state["head"] == 1
+    assert log_path.is_file()
+
+
 def test_pub_prints_where_the_event_is_stored_and_sub_prints_the_event(log_path: Path) -> None:
     (stored,) = lines("pub", "shop/orders/created", '{"id": 1}', "--log", log_path, "--header", "x=a=b")
 
@@ -125,7 +138,7 @@ def test_many_lines_keep_their_order(log_path: Path, tmp_path: Path) -> None:
         assert [event.payload for event in bus.replay("**")] == [b"%d" % number for number in range(20_000)]
 
 
-def test_sub_starts_where_it_is_told_to(log_path: Path) -> None:
+def test_sub_starts_at_the_position_of_from(log_path: Path) -> None:
     with zbus.blocking.open(log_path) as bus:
         publisher = bus.publisher("a/b")
         publisher.publish_many([b"1", b"2"])
@@ -167,11 +180,11 @@ def test_a_durable_name_resumes_after_the_last_event_that_was_printed(log_path: 
             subscription.next(timeout=0.2)
 
 
-def test_a_durable_name_does_not_acknowledge_what_nobody_received(log_path: Path, start: Any) -> None:
+def test_a_durable_name_does_not_acknowledge_events_that_were_not_received(log_path: Path, start: Any) -> None:
     publish(log_path, b"1")
     common = ("sub", "a/b", "--log", log_path, "--durable", "printer", "--from", "beginning")
-    nobody, gone = os.pipe()
-    os.close(nobody)
+    no_responders, gone = os.pipe()
+    os.close(no_responders)
     done = start(*common, stdout=gone)
     os.close(gone)
 
@@ -263,11 +276,11 @@ def test_a_log_that_another_process_owns_is_not_published_to(log_path: Path) -> 
 
 
 def test_bench_measures_this_machine(tmp_path: Path) -> None:
-    (figures,) = lines("bench", tmp_path, "--seconds", 1, "--json")
+    (metrics,) = lines("bench", tmp_path, "--seconds", 1, "--json")
 
-    measured = [name for name in figures if name.endswith(("_per_s", "_p50", "_p99"))]
+    measured = [name for name in metrics if name.endswith(("_per_s", "_p50", "_p99"))]
     assert len(measured) == 6
-    assert all(figures[name] > 0 for name in measured)
+    assert all(metrics[name] > 0 for name in measured)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,11 +346,11 @@ JAVAS = {
 
 @pytest.mark.parametrize("case", JAVAS)
 def test_doctor_tells_what_installs_the_java_that_spark_needs(tmp_path: Path, case: str) -> None:
-    told, version, shown = JAVAS[case]
+    reported, version, shown = JAVAS[case]
     java = tmp_path / "home" / "bin" / "java"
     java.parent.mkdir(parents=True)
-    if told:
-        java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    if reported:
+        java.write_text(f"#!/bin/sh\necho '{reported}' >&2\n")
         java.chmod(0o755)
     home = {"JAVA_HOME": str(tmp_path / "home")}
 
@@ -370,8 +383,8 @@ def test_a_command_without_its_library_prints_the_exact_line_that_installs_it(
         [sys.executable, "-c", WITHOUT, library, *command], capture_output=True, text=True, timeout=60
     )
 
-    told = f"zbus: {command[0]}: it needs {library}, which is not installed: pip install 'zbus-mesh[{extra}]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+    reported = f"zbus: {command[0]}: it needs {library}, which is not installed: pip install 'zbus-mesh[{extra}]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", reported)
 
 
 def test_doctor_finds_a_wrong_configuration(tmp_path: Path) -> None:

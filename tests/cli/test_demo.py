@@ -139,16 +139,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "progresses", "told"),
+    ("seconds", "progresses", "reported"),
     [(0.5, True, None), (60, False, "made no progress for 0.2 s"), (60, True, "did not end within 1 s")],
     ids=["slow", "stuck", "endless"],
 )
 async def test_a_slow_demo_goes_on_and_one_that_is_stuck_or_endless_gives_up(
-    seconds: float, progresses: bool, told: str | None, impatient: None
+    seconds: float, progresses: bool, reported: str | None, impatient: None
 ) -> None:
     play = Slow(seconds, progresses)
 
-    with nullcontext() if told is None else pytest.raises(TimeoutError, match=told):
+    with nullcontext() if reported is None else pytest.raises(TimeoutError, match=reported):
         await command._while_it_progresses(cast("Any", play))
 
     assert play.ended

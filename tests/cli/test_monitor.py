@@ -79,7 +79,7 @@ def test_piped_it_prints_json_lines_of_every_key(log: Path) -> None:
     assert b"\x1b" not in done.stdout
 
 
-def test_it_shows_the_keys_that_are_asked_for(log: Path) -> None:
+def test_it_shows_the_keys_that_are_requested(log: Path) -> None:
     assert offsets(log, "shop/**", count=2) == [1, 2]
     assert offsets(log, "audit/*", count=5) == [3, 4, 5, 6, 7]
     assert offsets(log, "shop/**", "audit/login", count=7) == [1, 2, 3, 4, 5, 6, 7]
@@ -187,16 +187,16 @@ def test_it_follows_the_owner_of_the_log_and_learns_of_new_schemas(log_path: Pat
             assert monitoring.stdout is not None
             assert "schema" not in json.loads(monitoring.stdout.readline())
             bus.schemas.register("a/*", ORDER)
-            publisher, told = bus.publisher("a/b"), None
-            while told is None:  # it looks for schemas every few seconds; a pytest timeout ends what never comes
+            publisher, reported = bus.publisher("a/b"), None
+            while reported is None:  # it looks for schemas every few seconds; a pytest timeout ends what never comes
                 publisher.publish({"id": 2})
-                told = json.loads(monitoring.stdout.readline()).get("schema")
+                reported = json.loads(monitoring.stdout.readline()).get("schema")
             monitoring.terminate()
             assert monitoring.wait(WAIT_S) == 0
             assert monitoring.stderr is not None
             assert monitoring.stderr.read() == b""
 
-    assert told == {"expression": "a/*", "version": 1, "valid": True}
+    assert reported == {"expression": "a/*", "version": 1, "valid": True}
 
 
 def test_on_a_terminal_it_is_readable_cannot_be_controlled_and_ends_with_ctrl_c(log: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import typer
 
+import zbus
 import zbus_log
+from zbus.bridge.config import BridgeConfig
 from zbus.cli.app import app, run
-from zbus.cli.renamed import COMMANDS, OPTIONS
+from zbus.cli.renamed import COMMANDS, OPTIONS, VALUES
 
 RETIRED_OPTIONS = [(path, old, new) for path, names in OPTIONS.items() for old, new in names.items()]
 
@@ -73,14 +75,36 @@ def test_help_lists_the_new_options_and_not_the_retired_ones(path: str) -> None:
     assert set(OPTIONS[path]) & options == set()
 
 
-@pytest.mark.parametrize("old", ["forth", "back"])
-def test_a_retired_direction_is_a_usage_error_that_lists_the_new_ones(
-    old: str, capfd: pytest.CaptureFixture[str]
+def test_the_command_line_and_the_bridge_know_the_same_retired_directions() -> None:
+    assert {"zbus bridge": {"--direction": BridgeConfig.renamed_directions}} == VALUES
+    assert BridgeConfig.renamed_directions == {"forth": "forward", "back": "reverse"}
+
+
+@pytest.mark.parametrize(("old", "new"), BridgeConfig.renamed_directions.items())
+def test_a_retired_direction_is_a_usage_error_that_names_the_new_one(
+    old: str, new: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = run(["bridge", "--direction", old])
 
     assert code == 2
-    assert "'both', 'forward', 'reverse'" in capfd.readouterr().err
+    assert capfd.readouterr().err == (
+        f"zbus: Invalid value for '--direction': '{old}' is not one of 'both', 'forward', 'reverse'; "
+        f"{old} was renamed: use {new}; see: zbus bridge --help\n"
+    )
+
+
+def test_another_wrong_direction_has_no_hint(capfd: pytest.CaptureFixture[str]) -> None:
+    run(["bridge", "--direction", "north"])
+
+    assert "'reverse'; see: zbus bridge --help" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), BridgeConfig.renamed_directions.items())
+def test_a_bridge_with_a_retired_direction_names_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(zbus.ConfigInvalid) as caught:
+        zbus.Bridge(("nats://127.0.0.1:4222", "zmq://"), ["a"], direction=old)  # type: ignore[arg-type]
+
+    assert str(caught.value) == f"direction: {old} was renamed: use {new}"
 
 
 def test_a_retired_function_is_an_error_that_names_the_new_one() -> None:

@@ -99,11 +99,11 @@ def test_beside_the_owner_of_a_log_it_tells_rates_keys_and_lag(log_path: Path) -
     assert [(each["key"], each["events"]) for each in seen["topics"]] == [("shop/orders", 40), ("audit/login", 1)]
     assert [each["name"] for each in seen["cursors"]] == ["billing"]
     assert seen["log_bytes"] > 0
-    for unknown in ("delivered_per_s", "dropped_per_s", "commit_ms", "subscribers"):
-        assert seen[unknown] is None  # they are figures of the owner's
+    for unknown in ("delivered_per_s", "dropped_per_s", "commit_ms", "subscriptions"):
+        assert seen[unknown] is None  # only the owner has these values
 
 
-def test_one_frame_is_a_table_and_a_log_that_nobody_owns_can_be_looked_at(log_path: Path) -> None:
+def test_one_frame_is_a_table_and_a_log_without_an_owner_can_be_watched(log_path: Path) -> None:
     with zbus.blocking.open(log_path) as bus:
         bus.publisher("a/b").publish_many([b"x"] * 1234)
 
@@ -180,7 +180,7 @@ def post(port: int, key: str) -> None:
     connection.close()
 
 
-def test_a_server_tells_its_figures_and_again_after_a_restart(log_path: Path) -> None:
+def test_a_server_shows_its_metrics_and_again_after_a_restart(log_path: Path) -> None:
     port = free_port()
     with ExitStack() as stack:
         with serving(log_path, port) as url:
@@ -257,8 +257,8 @@ def test_a_server_that_is_not_ours_is_one_line_on_stderr(name: str) -> None:
 
 def test_a_server_that_tells_less_or_more_than_it_should_is_shown_as_far_as_it_goes() -> None:
     odd = {"at": EVIL, "stats": [], "topics": [1, {"key": EVIL}], "nodes": {}, "latency": {"commit_ms": {}}, "new": 1}
-    told = SSE + b": hello\n\nretry: 1000\n\n" + b"data: []\n\n" + b"data: %b\n\n" % json.dumps(odd).encode() * 2
-    with answering(told) as url:
+    reported = SSE + b": hello\n\nretry: 1000\n\n" + b"data: []\n\n" + b"data: %b\n\n" % json.dumps(odd).encode() * 2
+    with answering(reported) as url:
         done = run("top", "--url", url, "--once")
 
     assert (done.returncode, done.stderr) == (0, b"")
@@ -303,7 +303,7 @@ def answering(answer: bytes, *, hold: bool = False) -> Iterator[str]:
 @pytest.mark.parametrize(
     "url", ["", "localhost", "ftp://x", "http://", "http://a b", "http://a:99999", "http://[::1", "file:///x"]
 )
-def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
+def test_an_address_that_is_not_an_http_url_is_refused(url: str) -> None:
     with pytest.raises(zbus.ConfigInvalid, match="url"):
         check_url(url)
 
@@ -344,10 +344,10 @@ def test_it_is_drawn_anew_when_the_terminal_has_another_size() -> None:
         frame = text.rpartition("zbus top")[2].split("\r\n")
         return len(frame) == 10 and all(len(each) <= 50 for each in frame)
 
-    told = SSE + b'data: {"stats": {"log": {"head": 7}}}\n\n' * 2
-    with answering(told, hold=True) as url, Terminal("top", "--url", url, rows=24, columns=100) as terminal:
+    reported = SSE + b'data: {"stats": {"log": {"head": 7}}}\n\n' * 2
+    with answering(reported, hold=True) as url, Terminal("top", "--url", url, rows=24, columns=100) as terminal:
         terminal.wait_for("log head 7")
-        terminal.wait_for(lambda text: text.count("\r\n") >= 46)  # two screens: one before the first figures
+        terminal.wait_for(lambda text: text.count("\r\n") >= 46)  # two screens: one before the first values
         size = len(terminal.raw)
         terminal.resize(10, 50)
         shown = terminal.wait_for(is_narrow, since=size)
@@ -357,15 +357,15 @@ def test_it_is_drawn_anew_when_the_terminal_has_another_size() -> None:
     assert "log head 7" in shown
 
 
-def test_what_goes_wrong_later_ends_the_screen_and_is_told(tmp_path: Path) -> None:
+def test_what_goes_wrong_later_ends_the_screen_and_is_reported(tmp_path: Path) -> None:
     with answering(b"") as url, Terminal("top", "--url", url) as terminal:
         assert terminal.wait() == 1
         assert termios.tcgetattr(terminal.theirs) == terminal.before
         assert terminal.process.stderr is not None
-        told = terminal.process.stderr.read()
+        reported = terminal.process.stderr.read()
 
-    assert told.startswith(b"zbus: http://127.0.0.1:")
-    assert told.count(b"\n") == 1
+    assert reported.startswith(b"zbus: http://127.0.0.1:")
+    assert reported.count(b"\n") == 1
     assert b"\x1b[?1049l" in terminal.raw
 
 
@@ -380,9 +380,9 @@ FULL = Frame(
     delivered_per_s=0.0,
     dropped_per_s=9.0,
     dropped=99,
-    subscribers=3,
+    subscriptions=3,
     commit_ms=Quantiles(0.5, 1234.5),
-    end_to_end_ms=Quantiles(0.5, 1234.5),
+    delivery_ms=Quantiles(0.5, 1234.5),
     topics=tuple(KeyRate(f"{EVIL}/{'é' * 200}/{at}", at, at * 1.5) for at in range(200)),
     cursors=tuple(CursorLag(f"{EVIL}{at}", at) for at in range(50)),
     nodes=tuple(NodeSeen(f"{EVIL}{at}", at % 2 == 0, True) for at in range(50)),

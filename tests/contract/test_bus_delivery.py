@@ -197,9 +197,7 @@ async def test_a_bus_receives_its_own_events_once(any_transport: Mesh) -> None:
             assert (near.queued, far.queued) == (0, 0)
 
 
-async def test_a_late_publisher_is_found_and_misses_nobody_who_subscribed_before(
-    transport: Mesh, tmp_path: Path
-) -> None:
+async def test_a_late_publisher_is_found_and_reaches_every_earlier_subscriber(transport: Mesh, tmp_path: Path) -> None:
     took_s = []
     async with open_bus(transport) as there, there.subscribe("late/**") as subscription:
         for number in range(6):

@@ -67,7 +67,7 @@ async def test_many_requests_at_once_keep_apart(any_transport: Mesh) -> None:
         assert [reply.payload for reply in replies] == [b"%d" % n for n in range(200)]
 
 
-async def test_a_request_that_nobody_answers_says_so_at_once(any_transport: Mesh) -> None:
+async def test_a_request_without_responders_fails_at_once(any_transport: Mesh) -> None:
     async with two_buses(any_transport) as (here, _):
         began = time.monotonic()
         with pytest.raises(NoResponders) as caught:
@@ -180,7 +180,7 @@ async def test_one_of_several_who_serve_a_key_replies_and_the_other_when_it_leav
         assert handled[-1] == b"left"
 
 
-async def test_a_key_whose_server_left_has_nobody_to_answer(transport: Mesh) -> None:
+async def test_a_key_whose_server_left_has_no_responders(transport: Mesh) -> None:
     async with open_bus(transport) as asker:
         async with open_bus(transport) as leaves:
 

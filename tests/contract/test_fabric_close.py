@@ -74,10 +74,10 @@ def test_a_node_under_load_closes_in_bounded_time(transport: Mesh, loaded: str) 
     far.wanted(["near/x"])
     if loaded == "sending":
         near.flood("far/x")
-        assert far.heard(100)
+        assert far.received(100)
     elif loaded == "receiving":
         far.flood("near/x")
-        assert near.heard(100)
+        assert near.received(100)
     elif loaded == "answering":
         assert far.ask_and_leave("ask/near", after_replies=10) < CLOSE_S
     else:
@@ -115,13 +115,13 @@ def test_a_closed_node_refuses_every_call_with_a_fabric_error(transport: Mesh) -
         node.fabric.request("ask/x", b"", lambda data: None, 1.0)
 
 
-def test_a_question_under_way_ends_when_its_asker_closes(transport: Mesh) -> None:
+def test_a_request_in_flight_ends_when_its_requester_closes(transport: Mesh) -> None:
     near, far = transport.open(), transport.spawn()
     far.answer({"ask/held": {"hold": True}})
     far.listen(["probe"])
     near.wanted(["probe"])
-    told = near.ask_later("ask/held", timeout_s=30.0)
+    reported = near.ask_later("ask/held", timeout_s=30.0)
 
     assert near.close() < CLOSE_S
-    assert told.wait(lambda: told.ends > 0, CLOSE_S), "the requester would wait forever"
-    assert told.ends == 1
+    assert reported.wait(lambda: reported.ends > 0, CLOSE_S), "the requester would wait forever"
+    assert reported.ends == 1

@@ -26,26 +26,26 @@ OVERLAPPING = [
 
 def test_each_expression_brings_exactly_the_keys_that_it_matches(transport: Mesh) -> None:
     far, near = transport.spawn(), transport.open()
-    heard_before_next: list[int] = []
+    received_before_next: list[int] = []
 
     for number, expression in enumerate(EXPRESSIONS):
         near.listen([expression])
         wanted = wanted_by(expression)
         far.wanted(wanted)
         far.send([(key, f"{number}|{key}".encode()) for key in KEYS])
-        missing = near.heard_all([f"{number}|{key}".encode() for key in wanted])
+        missing = near.received_all([f"{number}|{key}".encode() for key in wanted])
         assert not missing, f"{expression!r} did not bring {missing}"
-        heard_before_next.append(len(near.heard(0)))
+        received_before_next.append(len(near.received(0)))
     time.sleep(LATE_S)
 
-    found = [frame.decode() for frame in near.heard(0)]
+    found = [frame.decode() for frame in near.received(0)]
     assert [frame for frame, times in Counter(found).items() if times > 1] == []
     strange = []
     for at, frame in enumerate(found):
         number, _, key = frame.partition("|")
         # A message in flight when the next expression became active may be received by that one.
         first = int(number)
-        in_force = EXPRESSIONS[first:] if at >= heard_before_next[first] else [EXPRESSIONS[first]]
+        in_force = EXPRESSIONS[first:] if at >= received_before_next[first] else [EXPRESSIONS[first]]
         if not any(matches(each, key) for each in in_force):
             strange.append((key, in_force[0]))
     assert strange == []
@@ -59,10 +59,10 @@ def test_a_key_that_many_expressions_match_arrives_once(transport: Mesh) -> None
     near.wanted(wanted)
 
     near.send([(key, key.encode()) for key in KEYS])
-    far.heard(len(wanted))
+    far.received(len(wanted))
     time.sleep(LATE_S)
 
-    assert Counter(frame.decode() for frame in far.heard(len(wanted))) == dict.fromkeys(wanted, 1)
+    assert Counter(frame.decode() for frame in far.received(len(wanted))) == dict.fromkeys(wanted, 1)
 
 
 def test_overlapping_expressions_bring_a_frame_once(transport: Mesh) -> None:
@@ -76,10 +76,10 @@ def test_overlapping_expressions_bring_a_frame_once(transport: Mesh) -> None:
 
         near.send([(f"{prefix}/{key}", f"{prefix}/{key}".encode()) for key in SHORT_KEYS])
         near.send([(end, end.encode())])
-        assert far.heard_all([key.encode() for key in [*wanted, end]]) == []
+        assert far.received_all([key.encode() for key in [*wanted, end]]) == []
 
-        heard = sorted(frame.decode() for frame in far.heard(0))
-        assert heard == sorted([*wanted, end]), expressions
+        received = sorted(frame.decode() for frame in far.received(0))
+        assert received == sorted([*wanted, end]), expressions
 
 
 def test_new_expressions_replace_the_earlier_ones(transport: Mesh) -> None:
@@ -87,17 +87,17 @@ def test_new_expressions_replace_the_earlier_ones(transport: Mesh) -> None:
     far.listen(["old/**", "both/x"])
     near.wanted(["old/x", "both/x"])
     near.send([("old/x", b"1"), ("new/x", b"too early"), ("both/x", b"2")])
-    assert sorted(far.heard(2)) == [b"1", b"2"]
+    assert sorted(far.received(2)) == [b"1", b"2"]
 
     far.listen(["new/**", "both/*"])
     near.wanted(["new/x", "both/x"])
     near.send([("old/x", b"too late"), ("new/x", b"3"), ("both/x", b"4")])
-    far.heard(4)
+    far.received(4)
     far.listen([])
     near.send([("old/x", b"5"), ("new/x", b"6"), ("both/x", b"7")])
     time.sleep(LATE_S)
 
-    assert sorted(far.heard(4)) == [b"1", b"2", b"3", b"4"]
+    assert sorted(far.received(4)) == [b"1", b"2", b"3", b"4"]
 
 
 def test_replacing_expressions_under_way_loses_nothing_of_what_both_ask_for(transport: Mesh) -> None:
@@ -108,13 +108,13 @@ def test_replacing_expressions_under_way_loses_nothing_of_what_both_ask_for(tran
 
     for number in range(100):
         near.listen(["kept/key", f"other/{number}"] if number % 2 else ["kept/**", "kept/*"])
-        near.heard(20 * (number + 1))
+        near.received(20 * (number + 1))
     sent = far.calm()["sent"]
 
     # At the moment of change both may bring a frame, and the core knows events by identity; a loss it cannot mend.
     expected = [b"%d" % number for number in range(sent)]
-    assert near.heard_all(expected, 5.0) == []
-    assert list(dict.fromkeys(near.heard(sent))) == expected
+    assert near.received_all(expected, 5.0) == []
+    assert list(dict.fromkeys(near.received(sent))) == expected
 
 
 def test_a_node_does_not_hear_itself(transport: Mesh) -> None:
@@ -126,12 +126,12 @@ def test_a_node_does_not_hear_itself(transport: Mesh) -> None:
 
     near.send([("a/b", b"from near")])
     far.send([("a/b", b"from far")])
-    near.heard(1)
-    far.heard(1)
+    near.received(1)
+    far.received(1)
     time.sleep(LATE_S)
 
-    assert near.heard(1) == [b"from far"]
-    assert far.heard(1) == [b"from near"]
+    assert near.received(1) == [b"from far"]
+    assert far.received(1) == [b"from near"]
 
 
 def test_frames_arrive_byte_for_byte(transport: Mesh) -> None:
@@ -148,8 +148,8 @@ def test_frames_arrive_byte_for_byte(transport: Mesh) -> None:
     near.send([("far/bytes", frame) for frame in frames])
     far.send([("near/bytes", frame) for frame in frames])
 
-    assert far.heard(len(frames)) == frames
-    assert near.heard(len(frames)) == frames
+    assert far.received(len(frames)) == frames
+    assert near.received(len(frames)) == frames
 
 
 @pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (8 << 20) + 4321])
@@ -160,7 +160,7 @@ def test_a_large_frame_arrives_whole_and_what_follows_arrives_after_it(transport
     near.wanted(["large/x"])
 
     near.send([("large/x", b"before"), ("large/x", large), ("large/x", b"after")])
-    heard = far.heard(3)
+    received = far.received(3)
 
-    assert [len(frame) for frame in heard] == [6, size, 5]
-    assert heard[1] == large
+    assert [len(frame) for frame in received] == [6, size, 5]
+    assert received[1] == large

@@ -21,7 +21,7 @@ def flows(sender: AnyNode, listener: AnyNode, key: str) -> None:
         sender.wanted([key], max(0.1, deadline - time.monotonic()))
         frame = b"%d %d" % (number, time.monotonic_ns())
         sender.send([(key, frame)])
-        if listener.heard_frame(frame, 0.5):
+        if listener.received_frame(frame, 0.5):
             return
         assert time.monotonic() < deadline, "nothing crosses"
         number += 1
@@ -45,7 +45,7 @@ def test_frames_flow_again_in_both_directions_after_an_outage(transport: Mesh) -
         flows(far, near, "common/x")
 
 
-def test_what_a_listener_asked_for_stays_exact_across_an_outage(transport: Mesh) -> None:
+def test_what_a_listener_requested_stays_exact_across_an_outage(transport: Mesh) -> None:
     far = transport.spawn()
     near = transport.open()
     near.listen(["a/**/c", "ab$*cd"])
@@ -59,9 +59,9 @@ def test_what_a_listener_asked_for_stays_exact_across_an_outage(transport: Mesh)
     far.send([("a/x/c", b"1"), ("a/x", b"no"), ("abXcd", b"2"), ("abX", b"no"), ("a/@b/c", b"no"), ("a/c", b"3")])
     far.send([("a/c", b"end")])
 
-    assert near.heard_frame(b"end")
+    assert near.received_frame(b"end")
     # Order holds per key only: a frame of another key may arrive after the last one.
-    assert sorted(near.heard(4)) == [b"1", b"2", b"3", b"end"]
+    assert sorted(near.received(4)) == [b"1", b"2", b"3", b"end"]
 
 
 def test_sending_while_cut_off_raises_or_ends_in_bounded_time(transport: Mesh) -> None:
@@ -76,18 +76,18 @@ def test_sending_while_cut_off_raises_or_ends_in_bounded_time(transport: Mesh) -
     time.sleep(CUT_S)
     far = transport.mend(far)
     far.listen(["flood/**"])
-    far.heard(len(far.heard(0)) + 100)
-    told = near.calm(SEND_S)
+    far.received(len(far.received(0)) + 100)
+    reported = near.calm(SEND_S)
 
-    assert told["ended"]
-    assert not told["unexpected"]
-    assert told["longest_s"] < SEND_S
-    after = [int(frame) for frame in far.heard(0)[-100:] if frame.isdigit()]
+    assert reported["ended"]
+    assert not reported["unexpected"]
+    assert reported["longest_s"] < SEND_S
+    after = [int(frame) for frame in far.received(0)[-100:] if frame.isdigit()]
     assert after == sorted(after)
     assert len(after) == 100
 
 
-def test_questions_are_answered_again_after_an_outage(transport: Mesh) -> None:
+def test_requests_are_answered_again_after_an_outage(transport: Mesh) -> None:
     far = transport.spawn()
     near = transport.open()
     near.answer({"ask/near": {"text": "near"}})
@@ -103,7 +103,7 @@ def test_questions_are_answered_again_after_an_outage(transport: Mesh) -> None:
     answered(far, "ask/near", b"near")
 
 
-def test_a_question_asked_while_cut_off_ends_in_bounded_time(transport: Mesh) -> None:
+def test_a_request_sent_while_cut_off_ends_in_bounded_time(transport: Mesh) -> None:
     far = transport.spawn()
     near = transport.open()
     far.answer({"ask/far": {"text": "far"}})
@@ -111,11 +111,11 @@ def test_a_question_asked_while_cut_off_ends_in_bounded_time(transport: Mesh) ->
 
     transport.cut(far)
     began = time.monotonic()
-    told = asked_or_refused(near, "ask/far", timeout_s=2.0)
+    reported = asked_or_refused(near, "ask/far", timeout_s=2.0)
     took_s = time.monotonic() - began
     transport.mend(far)
 
-    assert told in ([], None, [b"far"])  # the last if requests do not pass through the server
+    assert reported in ([], None, [b"far"])  # the last if requests do not pass through the server
     assert took_s < 10.0
 
 
@@ -131,12 +131,12 @@ def test_close_during_an_outage_ends_in_bounded_time(transport: Mesh) -> None:
 
     transport.cut(far)
     took_s = [near.close(), loaded.close()]
-    told = loaded.calm()
+    reported = loaded.calm()
     transport.mend(far)
 
     assert max(took_s) < CLOSE_S
-    assert told["ended"]
-    assert not told["unexpected"]
+    assert reported["ended"]
+    assert not reported["unexpected"]
 
 
 def answered(node: AnyNode, key: str, reply: bytes) -> None:

@@ -239,10 +239,10 @@ async def test_the_lag_of_a_durable_subscription_is_what_the_log_counts(url: str
             expected = log.count(offsets[9], offsets[-1])
             (reader,) = introspection.of(bus).subscriptions()
             (position,) = await introspection.of(bus).positions()
-            told = bus.stats()["cursors"]
+            reported = bus.stats()["cursors"]
 
     assert expected >= 90
-    assert (reader.lag, position.lag, told) == (expected, expected, {"worker": expected})
+    assert (reader.lag, position.lag, reported) == (expected, expected, {"worker": expected})
 
 
 # Outcomes that are not known.
@@ -340,10 +340,10 @@ async def test_the_stats_have_the_promise_of_the_log(url: str) -> None:
     async with zbus.open(url) as bus:
         log = node_of(bus).log
         assert log is not None
-        told = bus.stats()["log"]["promise"]
+        reported = bus.stats()["log"]["promise"]
 
-        assert told == log.promise._asdict()
-        assert told.keys() == set(Promise._fields)
+        assert reported == log.promise._asdict()
+        assert reported.keys() == set(Promise._fields)
 
 
 async def test_a_scheme_that_no_package_has_is_an_error_that_names_those_installed(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_cursors_are_listed_by_name_with_their_expressions(log: Log) -> None:
     assert all(cursor.updated_at_ns > 0 for cursor in found)
 
 
-def test_a_name_that_nobody_uses_can_be_moved_either_way_and_deleted(log: Log) -> None:
+def test_a_name_that_is_not_in_use_can_be_moved_either_way_and_deleted(log: Log) -> None:
     log.cursors.release("worker", log.cursors.claim("worker", ["**"], 50).token)
 
     for position in (2, 900):

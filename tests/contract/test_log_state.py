@@ -94,10 +94,10 @@ def test_the_size_is_at_least_that_of_what_is_stored(log: Log) -> None:
 
 def test_diagnostics_say_where_the_log_is_and_how_far(log: Log) -> None:
     append(log, rows(3))
-    told = log.diagnostics()
+    reported = log.diagnostics()
 
-    assert told["log"] == log.path
-    assert {"head", "low_water", "read_only"} <= told.keys()
+    assert reported["log"] == log.path
+    assert {"head", "low_water", "read_only"} <= reported.keys()
 
 
 def test_closing_is_bounded_and_may_be_repeated(log: Log) -> None:

@@ -190,7 +190,7 @@ async def test_drop_oldest_keeps_the_last_events_and_tells_first_what_is_missing
         assert bus.stats()["dropped_queue_full"] == 3
 
 
-async def test_without_a_log_a_drop_is_counted_and_told_as_final() -> None:
+async def test_without_a_log_a_drop_is_counted_and_reported_as_final() -> None:
     async with zbus.open() as bus, bus.subscribe("**", queue_events=2) as subscription:
         publisher = await bus.publisher("a/b")
         await publisher.publish_many([b""] * 3)
@@ -397,7 +397,7 @@ async def test_a_schema_refuses_what_does_not_fit_and_goes_on(bus: zbus.Bus) -> 
         assert (await anext(subscription)).decode() == Order(id=3)
 
 
-async def test_two_tasks_that_read_one_subscription_are_told(bus: zbus.Bus) -> None:
+async def test_two_tasks_that_read_one_subscription_get_an_error(bus: zbus.Bus) -> None:
     async with bus.subscribe("**") as subscription:
         reading = asyncio.create_task(anext(subscription))
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import zbus
 
 
-async def test_take_hands_over_what_waits_in_order_and_no_more_than_asked_for(log_path: Path) -> None:
+async def test_take_hands_over_what_waits_in_order_and_no_more_than_requested(log_path: Path) -> None:
     async with zbus.open(log_path, tracing="off") as bus, bus.subscribe("a") as sub:
         await (await bus.publisher("a")).publish_many([b"%d" % number for number in range(10)])
         first = await sub.next_batch(4)
@@ -71,7 +71,7 @@ async def test_wake_returns_once_even_if_no_task_waits_yet_and_never_hides_event
         assert await waiting is None
 
 
-async def test_the_position_moves_past_what_others_asked_for_and_never_past_what_is_queued(log_path: Path) -> None:
+async def test_the_position_moves_past_what_others_requested_and_never_past_what_is_queued(log_path: Path) -> None:
     async with zbus.open(log_path, tracing="off") as bus:
         rare, often = await bus.publisher("rare"), await bus.publisher("often")
         async with bus.subscribe("rare", overflow="spill", queue_events=2) as sub:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mesh_close import handler_hangs, middle_gone, question_under_way, receiver_frozen, repair_under_way
+from mesh_close import handler_hangs, middle_gone, receiver_frozen, repair_under_way, request_in_flight
 from mesh_record import recorder_beside_a_third_node, sink_killed_at_its_first_start, sink_restarts
-from mesh_request import asker_killed_in_the_middle, questions_and_their_ends, server_killed_in_the_middle
+from mesh_request import asker_killed_in_the_middle, requests_and_their_ends, server_killed_in_the_middle
 from mesh_scenarios import (
     away_while_the_publisher_publishes,
     both_sides_restart,
@@ -99,15 +99,15 @@ def test_what_is_recorded_is_there_once(tmp_path: Path, kind: type[Wire], story:
 @pytest.mark.parametrize(
     "story",
     [
-        questions_and_their_ends,
+        requests_and_their_ends,
         server_killed_in_the_middle,
         asker_killed_in_the_middle,
         receiver_frozen,
         repair_under_way,
-        question_under_way,
+        request_in_flight,
     ],
 )
-def test_questions_and_closing_end_as_they_should(
+def test_requests_and_closing_end_as_they_should(
     tmp_path: Path, kind: type[Wire], story: Callable[[Mesh], None]
 ) -> None:
     with mesh_of(tmp_path, kind) as mesh:

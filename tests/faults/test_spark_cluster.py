@@ -89,7 +89,7 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -
     if tier:
         offload(log, EVENTS // 4, EVENTS // 2)
         Path(f"{log}-cold").rename(cold)  # a folder that the node does not read: only it has the trimmed events
-        prune(log, Rules(upto=EVENTS // 3))
+        prune(log, Rules(until=EVENTS // 3))
     with ExitStack() as stack:
         place = "--host", "127.0.0.1", "--webui-port", "0"
         stack.enter_context(started(tmp_path, "master", "org.apache.spark.deploy.master.Master", "--port", "0", *place))
@@ -122,9 +122,9 @@ def test_a_worker_killed_in_mid_job_costs_no_event(tmp_path: Path, tier: bool) -
         line = driver.stdout.readline()
         assert line.startswith("under way"), (line, driver.communicate()[1][-2000:])
         workers[0].send_signal(signal.SIGKILL)
-        rest, told = driver.communicate(timeout=DEADLINE_S)
+        rest, reported = driver.communicate(timeout=DEADLINE_S)
 
-    assert driver.returncode == 0, told[-2000:]
+    assert driver.returncode == 0, reported[-2000:]
     found = json.loads(rest)
     assert (found["events"], found["offsets"], found["total"]) == (EVENTS, EVENTS, EVENTS * (EVENTS + 1) // 2)
     assert (found["bytes"], found["keys"]) == (100 * EVENTS, 7)

@@ -1,4 +1,4 @@
-"""A blocking subscription that nobody reads, on every transport: everything else on its node keeps flowing."""
+"""A blocking subscription that is not read, on every transport: everything else on its node keeps flowing."""
 
 from __future__ import annotations
 

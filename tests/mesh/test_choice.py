@@ -73,13 +73,13 @@ def test_what_is_given_then_zbus_transport_then_dyn_event_plane_choose_the_trans
 
 def test_a_missing_extra_gives_the_line_that_installs_it() -> None:
     urls = ("nats://127.0.0.1:4222", "nats+raw://127.0.0.1:4222", "nats+js://127.0.0.1:4222", "zmq://", "zmq+raw://")
-    told = opened(*[({"ZBUS_TRANSPORT": url}, {}) for url in urls], missing=("nats", "zmq"))
-    for url, each in zip(urls, told, strict=True):
+    reported = opened(*[({"ZBUS_TRANSPORT": url}, {}) for url in urls], missing=("nats", "zmq"))
+    for url, each in zip(urls, reported, strict=True):
         assert (each["error"], each["field"]) == ("ConfigInvalid", "transport"), url
         assert str(each["text"]).endswith(f"pip install 'zbus-mesh[{url[: 4 if url.startswith('n') else 3]}]'"), each
 
 
 def test_an_unknown_transport_names_those_that_there_are() -> None:
-    (told,) = opened(({"ZBUS_TRANSPORT": "carrierpigeon://roof"}, {}))
-    assert (told["error"], told["field"]) == ("ConfigInvalid", "transport")
-    assert all(name in str(told["text"]) for name in ("carrierpigeon", "nats", "zenoh", "zmq"))
+    (reported,) = opened(({"ZBUS_TRANSPORT": "carrierpigeon://roof"}, {}))
+    assert (reported["error"], reported["field"]) == ("ConfigInvalid", "transport")
+    assert all(name in str(reported["text"]) for name in ("carrierpigeon", "nats", "zenoh", "zmq"))

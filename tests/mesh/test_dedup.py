@@ -15,18 +15,18 @@ from zbus.util.runtime import Runtime
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
 def test_each_identity_is_new_once_in_whatever_order_they_come(identities: list[tuple[int, int]]) -> None:
     seen = Dedup(FakeRuntime())
-    first_heard: dict[int, int] = {}
-    told: set[tuple[int, int]] = set()
+    first_received: dict[int, int] = {}
+    reported: set[tuple[int, int]] = set()
     for publisher, sequence in identities:
-        first_heard.setdefault(publisher, sequence)
-        expected = (publisher, sequence) not in told and sequence >= first_heard[publisher]
+        first_received.setdefault(publisher, sequence)
+        expected = (publisher, sequence) not in reported and sequence >= first_received[publisher]
 
         assert seen.first_time(publisher, sequence) is expected
 
-        told.add((publisher, sequence))
+        reported.add((publisher, sequence))
 
 
-def test_what_came_before_the_first_one_heard_counts_as_seen() -> None:
+def test_what_came_before_the_first_one_received_counts_as_seen() -> None:
     seen = Dedup(FakeRuntime())
 
     assert seen.first_time(1, 5)
@@ -38,7 +38,7 @@ def test_a_huge_leap_costs_bounded_memory() -> None:
     seen.first_time(1, 0)
 
     assert seen.first_time(1, 1 << 60)
-    assert not seen.first_time(1, 1)  # too long ago to be told from a repetition
+    assert not seen.first_time(1, 1)  # too long ago to be distinguished from a repetition
     assert seen.first_time(1, (1 << 60) - 1)
 
 

@@ -34,7 +34,7 @@ on_every_wire = pytest.mark.parametrize("buses", WIRES, ids=[each.name for each 
     ids=["zenoh-with-a-log", "zenoh-without", "nats-without", "zmq-with-a-log"],
     indirect=["buses"],
 )
-async def test_readers_that_come_and_go_disturb_nobody_else(buses: Buses, logged: bool) -> None:
+async def test_readers_that_come_and_go_do_not_disturb_others(buses: Buses, logged: bool) -> None:
     a, b = await buses.open("a", log=logged), await buses.open("b", log=False)
     publisher = await a.publisher(KEY)
     async with b.subscribe(KEY, queue_events=100_000) as steady:
@@ -100,8 +100,8 @@ async def test_a_publisher_whose_clock_differs_has_its_events_repaired_too(
 
         events = await take(subscription, 10, 4)
 
-        told = [gap.decode(dict) for gap in await take(gaps, 1, 0.2)]
-        assert [event.sequence for event in events] == list(range(10)), (told, b.stats())
+        reported = [gap.decode(dict) for gap in await take(gaps, 1, 0.2)]
+        assert [event.sequence for event in events] == list(range(10)), (reported, b.stats())
 
 
 async def test_a_blocked_loop_costs_no_event(buses: Buses, tmp_path: Path) -> None:

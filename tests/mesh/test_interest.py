@@ -16,7 +16,7 @@ def test_of_several_who_want_a_key_the_earliest_counts() -> None:
     assert interest.earliest == 5
 
 
-def test_what_is_recorded_and_what_is_live_are_told_apart() -> None:
+def test_what_is_recorded_and_what_is_live_are_distinguished() -> None:
     interest = Interest()
     interest.add(["shop/**"], 3, store=True)
     interest.add(["shop/x"], 9, store=False)
@@ -26,7 +26,7 @@ def test_what_is_recorded_and_what_is_live_are_told_apart() -> None:
     assert interest.stores_any
 
 
-def test_what_nobody_wants_any_more_is_gone() -> None:
+def test_keys_without_interest_are_removed() -> None:
     interest = Interest()
     interest.add(["a", "b"], 1, store=True)
     interest.add(["a"], 1, store=True)
@@ -40,7 +40,7 @@ def test_what_nobody_wants_any_more_is_gone() -> None:
     assert not interest.stores_any
 
 
-def test_an_expression_that_several_use_is_asked_for_once() -> None:
+def test_an_expression_that_several_use_is_requested_once() -> None:
     interest = Interest()
     for since in (1, 2, 3):
         interest.add(["a/**"], since, store=since == 2)

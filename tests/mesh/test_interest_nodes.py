@@ -22,8 +22,8 @@ async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield found
 
 
-async def told(listener: zbus.Bus, speaker: zbus.Bus) -> None:
-    """Until one bus has heard, by a beacon, of all that the other has sent so far."""
+async def reported(listener: zbus.Bus, speaker: zbus.Bus) -> None:
+    """Wait until one bus has received a beacon about everything that the other has sent so far."""
     assert node_of(listener).network is not None
     assert node_of(speaker).network is not None
     origin, head, positions = (
@@ -67,7 +67,7 @@ async def test_a_durable_name_that_is_left_and_taken_again_at_once_misses_nothin
             await publisher.publish(b"")
             assert [event.sequence for event in await take(durable, 1)] == [0]
         await publisher.publish_many([b""] * 5)
-        await told(b, a)
+        await reported(b, a)
         async with b.subscribe(KEY, durable="d") as durable:
             events = await take(durable, 6, 4)
             assert [event.sequence for event in events if event.sequence] == [1, 2, 3, 4, 5]
@@ -80,9 +80,9 @@ async def test_a_durable_name_that_is_left_for_a_while_misses_nothing(buses: Bus
         await wanted(a, KEY)
         await publisher.publish(b"")
         assert [event.sequence for event in await take(durable, 1)] == [0]
-    await told(b, a)
+    await reported(b, a)
     await publisher.publish_many([b""] * 5)
-    await told(b, a)
+    await reported(b, a)
     async with b.subscribe(KEY, durable="d") as durable:
         events = await take(durable, 6, 4)
         assert [event.sequence for event in events if event.sequence] == [1, 2, 3, 4, 5]
@@ -97,7 +97,7 @@ async def test_a_reader_of_what_is_new_sees_nothing_from_before_it_came(buses: B
         assert await take(subscription, 1)
     await unwanted(a, KEY)
     await publisher.publish_many([b"old"] * 5)
-    await told(b, a)
+    await reported(b, a)
     async with b.subscribe(KEY, overflow="spill") as subscription:
         await wanted(a, KEY)
         await publisher.publish(b"new")

@@ -87,7 +87,7 @@ async def test_all_that_a_log_has_arrives_exactly_as_it_is_stored(log: SqliteLog
     assert {envelope.topic for envelope in page.envelopes} == {"orders", "key", "x"}
 
 
-async def test_what_was_recorded_of_others_is_sent_only_where_all_is_asked_for(log: SqliteLog) -> None:
+async def test_what_was_recorded_of_others_is_sent_only_where_all_is_requested(log: SqliteLog) -> None:
     append(log, [row(0), recorded(1), row(2)])
     asking = Asking(log)
 
@@ -96,7 +96,7 @@ async def test_what_was_recorded_of_others_is_sent_only_where_all_is_asked_for(l
 
 
 @pytest.mark.parametrize("until", [1, 5, 9, 10])
-async def test_a_page_never_goes_beyond_the_end_asked_for_and_covers_it(log: SqliteLog, until: int) -> None:
+async def test_a_page_never_goes_beyond_the_end_requested_and_covers_it(log: SqliteLog, until: int) -> None:
     append(log, [row(n, "shop/orders" if n % 2 else "audit/x") for n in range(10)])
     asking = Asking(log)
 
@@ -154,9 +154,9 @@ async def test_corrupt_events_are_left_out_and_counted(log: SqliteLog, log_path:
     assert clean.skipped == 0
 
 
-async def test_what_retention_removed_is_told_by_the_low_water_mark(log: SqliteLog) -> None:
+async def test_what_retention_removed_is_reported_by_the_low_water_mark(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
-    log.retain(Rules(events=4))
+    log.prune(Rules(max_events=4))
 
     page, gone = await Asking(log).page(after=2, until=8), await Asking(log).page(after=2, until=5, from_ns=1)
 
@@ -187,7 +187,7 @@ def test_a_request_of_an_earlier_version_is_answered_up_to_the_head(
     assert decode(last[1:])[:3] == [4, 4, 0]
 
 
-def test_fields_that_a_later_version_adds_to_a_question_are_no_matter(log: SqliteLog) -> None:
+def test_fields_that_a_later_version_adds_to_a_request_are_ignored(log: SqliteLog) -> None:
     append(log, [row(0)])
 
     _, last = LogService(log, log.log_id).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, "new", 5)))
@@ -202,20 +202,20 @@ async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> No
     assert await request_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
 
 
-async def test_a_log_tells_its_origin_its_bounds_and_which_others_were_heard(log: SqliteLog) -> None:
+async def test_a_log_reports_its_origin_its_bounds_and_which_other_logs_it_has_events_of(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
-    log.retain(Rules(events=4))
+    log.prune(Rules(max_events=4))
 
-    told = await request_log_info(Asking(log, (11, 13)).ask, 5.0)
+    reported = await request_log_info(Asking(log, (11, 13)).ask, 5.0)
 
-    assert (told.origin, told.head, told.low_water, told.other_logs) == (log.log_id, 10, 6, (11, 13))
+    assert (reported.origin, reported.head, reported.low_water, reported.other_logs) == (log.log_id, 10, 6, (11, 13))
 
 
 def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: SqliteLog, log_path: Path) -> None:
     command = [sys.executable, "-m", "zbus", "log", "stats", str(log_path)]
 
     table = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    figures = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    metrics = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
 
     assert f"{log.log_id:x}" in table.stdout
-    assert json.loads(figures.stdout)["origin"] == f"{log.log_id:x}"
+    assert json.loads(metrics.stdout)["origin"] == f"{log.log_id:x}"

@@ -33,7 +33,7 @@ TTL_S = 1.5
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+def reported(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
     """The records of nodes so far: what, and of which name."""
     caplog.set_level(logging.INFO, "zbus")
     return lambda: [
@@ -68,7 +68,7 @@ def others(bus: zbus.Bus) -> dict[str, zbus.NodeInfo]:
 
 
 async def test_nodes_know_of_each_other_on_every_transport(
-    pair: tuple[dict[str, Any], dict[str, Any]], log_path: Path, told: Any
+    pair: tuple[dict[str, Any], dict[str, Any]], log_path: Path, reported: Any
 ) -> None:
     first, second = pair
     about = {"node": "second", "bus": "control", "metadata": {"purpose": "billing"}}
@@ -94,11 +94,11 @@ async def test_nodes_know_of_each_other_on_every_transport(
             assert there.nodes()[0].name == "first"
             assert there.stats()["nodes"] == 2
         await until(lambda: not others(there)["second"].alive)
-    assert told().count(("NODE_JOINED", "second")) == 1
-    assert told()[-1] == ("NODE_LEFT", "second")
+    assert reported().count(("NODE_JOINED", "second")) == 1
+    assert reported()[-1] == ("NODE_LEFT", "second")
 
 
-async def test_a_node_that_starts_again_has_rejoined(tmp_path: Path, log_path: Path, told: Any) -> None:
+async def test_a_node_that_starts_again_has_rejoined(tmp_path: Path, log_path: Path, reported: Any) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint], node="there") as there:
         for _ in range(2):
@@ -107,7 +107,7 @@ async def test_a_node_that_starts_again_has_rejoined(tmp_path: Path, log_path: P
             await until(lambda: not others(there)["here"].alive)
 
         assert len(there.nodes()) == 2
-    of_here = [name for name, node in told() if node == "here"]
+    of_here = [name for name, node in reported() if node == "here"]
     assert of_here == ["NODE_JOINED", "NODE_LEFT", "NODE_REJOINED", "NODE_LEFT"]
 
 
@@ -121,7 +121,7 @@ CHILD = """
 
 
 async def test_a_frozen_node_is_gone_after_its_time_to_live_and_rejoins_when_it_goes_on(
-    tmp_path: Path, log_path: Path, told: Any
+    tmp_path: Path, log_path: Path, reported: Any
 ) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint], node_ttl_s=TTL_S) as there:
@@ -138,16 +138,16 @@ async def test_a_frozen_node_is_gone_after_its_time_to_live_and_rejoins_when_it_
         finally:
             child.kill()
             child.wait()
-    assert [name for name, _ in told()] == ["NODE_JOINED", "NODE_LEFT", "NODE_REJOINED", "NODE_LEFT"]
+    assert [name for name, _ in reported()] == ["NODE_JOINED", "NODE_LEFT", "NODE_REJOINED", "NODE_LEFT"]
 
 
 async def test_a_goodbye_of_an_earlier_run_does_not_end_the_next(tmp_path: Path) -> None:
     endpoint = f"unixsock-stream/{tmp_path}/n.sock"
     async with zbus.open(mode="peer", listen=[endpoint]) as there:
         registry = node_of(there).network.registry  # type: ignore[union-attr]
-        registry.receive(encode_announcement(told_by(7, "first", False)), "zenoh", "none")
-        registry.receive(encode_announcement(told_by(7, "second", False)), "zenoh", "none")
-        registry.receive(encode_announcement(told_by(7, "first", True)), "zenoh", "none")
+        registry.receive(encode_announcement(reported_by(7, "first", False)), "zenoh", "none")
+        registry.receive(encode_announcement(reported_by(7, "second", False)), "zenoh", "none")
+        registry.receive(encode_announcement(reported_by(7, "first", True)), "zenoh", "none")
 
         assert [node.alive for node in there.nodes()] == [True, True]
 
@@ -158,7 +158,7 @@ async def test_alone_a_bus_knows_itself(log_path: Path) -> None:
         assert (node.name, node.is_self, node.alive) == ("me", True, True)
 
 
-def told_by(origin: int, run: str, leaving: bool) -> Announcement:
+def reported_by(origin: int, run: str, leaving: bool) -> Announcement:
     return Announcement(
         origin=origin,
         run=run,
@@ -190,7 +190,7 @@ def test_no_bytes_at_all_crash_the_reader_of_announcements(data: bytes) -> None:
 
 @given(st.integers(0, 400), st.integers(0, 255))
 def test_a_damaged_announcement_is_refused_or_read_whole(at: int, byte: int) -> None:
-    frame = bytearray(encode_announcement(told_by(7, "run", False)))
+    frame = bytearray(encode_announcement(reported_by(7, "run", False)))
     frame[1 + at % (len(frame) - 1)] = byte
     try:
         found = decode_announcement(bytes(frame))
@@ -273,7 +273,7 @@ async def test_why_a_node_left_or_rejoined_is_recorded_with_a_code() -> None:
     registry.task.cancel()
 
     def announce(run: str, leaving: bool = False) -> None:
-        registry.receive(encode_announcement(told_by(7, run, leaving)), "link", "none")
+        registry.receive(encode_announcement(reported_by(7, run, leaving)), "link", "none")
 
     with recorded(logging.INFO) as records:
         announce("first")

@@ -513,7 +513,7 @@ async def test_a_bug_in_the_node_does_not_end_the_repair(make: Make) -> None:
     assert [each["record"] for each in records] == ["EVENT_RETRY"]
 
 
-async def test_a_peer_that_does_not_reply_is_asked_again_without_a_warning(make: Make) -> None:
+async def test_a_request_without_a_reply_is_repeated_without_a_warning(make: Make) -> None:
     context = make()
     one, _, three = context.publish(1, 2, 3)
     context.errors = [NoResponders("@zbus/log/5")]
@@ -526,7 +526,7 @@ async def test_a_peer_that_does_not_reply_is_asked_again_without_a_warning(make:
 
 
 @pytest.mark.parametrize("sign", ["event", "beacon"])
-async def test_a_peer_that_is_seen_again_is_asked_at_once(make: Make, runtime: FakeRuntime, sign: str) -> None:
+async def test_a_peer_that_is_seen_again_gets_a_request_at_once(make: Make, runtime: FakeRuntime, sign: str) -> None:
     context = make()
     one, _, three = context.publish(1, 2, 3)
     context.error = NoResponders("@zbus/log/5")
@@ -733,7 +733,7 @@ async def test_after_a_change_of_interest_the_first_event_of_a_key_shows_no_gap(
     assert context.timeline == [1, 3, "gap before 5", 5]
 
 
-async def test_after_a_change_of_interest_a_peer_with_a_log_is_still_asked(make: Make) -> None:
+async def test_after_a_change_of_interest_a_peer_with_a_log_still_gets_requests(make: Make) -> None:
     context = make()
     context.peer.interest_changed()
     _, two = context.publish(1, 2)
@@ -1042,7 +1042,7 @@ async def test_after_a_restart_a_beacon_shows_what_was_missed(make: Make) -> Non
     assert context.coverages == [10]
 
 
-async def test_a_new_peer_is_asked_for_the_events_since_this_node_wants_them(make: Make) -> None:
+async def test_a_new_peer_gets_a_request_for_the_events_since_this_node_subscribed(make: Make) -> None:
     context = make(covered=None)
     context.interest.remove(["shop/**"], 0, store=False)
     context.interest.add([A], 1003, store=False)
@@ -1057,7 +1057,7 @@ async def test_a_new_peer_is_asked_for_the_events_since_this_node_wants_them(mak
     assert "gaps" not in context.counts
 
 
-async def test_a_new_peer_whose_clock_is_behind_is_asked_by_its_own_clock(make: Make) -> None:
+async def test_a_new_peer_whose_clock_is_behind_gets_a_request_by_its_own_clock(make: Make) -> None:
     context = make(covered=None)
     context.interest.remove(["shop/**"], 0, store=False)
     context.interest.add(["shop/**"], 5000, store=False)
@@ -1070,7 +1070,7 @@ async def test_a_new_peer_whose_clock_is_behind_is_asked_by_its_own_clock(make: 
     assert context.delivered == [1, 2, 3]
 
 
-async def test_a_known_peer_is_not_asked_by_time(make: Make) -> None:
+async def test_a_known_peer_gets_no_request_by_time(make: Make) -> None:
     context = make(covered=1)
     context.interest.remove(["shop/**"], 0, store=False)
     context.interest.add(["shop/**"], 5000, store=False)

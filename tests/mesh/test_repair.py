@@ -181,8 +181,8 @@ async def test_a_publisher_without_a_log_has_its_gaps_reported(buses: Buses, cap
 
         assert [event.sequence for event in events] == [0, 1, 2, 3, 4, 7, 8, 9]
         (gap,) = await take(gaps, 1, 5)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 5, 6)
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 5, 6)
         await nothing_more(gaps)
     assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
     records = [each.zbus for each in caplog.records if getattr(each, "zbus", {}).get("record") == "EVENT_GAP"]
@@ -205,8 +205,8 @@ async def test_several_gaps_in_one_burst_without_a_log_are_each_reported(buses: 
         events = await take(subscription, 7)
 
         assert [event.sequence for event in events] == [0, 1, 2, 4, 6, 8, 9]
-        told = [gap.decode(dict) for gap in await take(gaps, 3, 3)]
-        assert [(each["first"], each["last"]) for each in told] == [(3, 3), (5, 5), (7, 7)]
+        reported = [gap.decode(dict) for gap in await take(gaps, 3, 3)]
+        assert [(each["first"], each["last"]) for each in reported] == [(3, 3), (5, 5), (7, 7)]
     assert stats_of(b)["gaps"] == stats_of(b)["gaps_unrepaired"] == 3
 
 
@@ -221,13 +221,13 @@ async def test_the_last_event_lost_of_a_publisher_without_a_log_is_reported(buse
 
         assert [event.sequence for event in await take(subscription, 9)] == list(range(9))
         (gap,) = await take(gaps, 1, 5)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 9, 9)
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 9, 9)
         await nothing_more(gaps)
     assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
 
 
-async def test_a_reader_that_comes_late_to_a_publisher_without_a_log_is_told_of_no_gap(buses: Buses) -> None:
+async def test_a_reader_that_comes_late_to_a_publisher_without_a_log_gets_no_gap(buses: Buses) -> None:
     a, b = await buses.open("a", log=False), await buses.open("b", log=False)
     async with b.subscribe("other") as other:
         await wanted(a, "other")
@@ -263,14 +263,14 @@ async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buse
         async with asyncio.timeout(10):
             while came[-1].payload != b"now":
                 came.append(await anext(subscription))
-        told = [gap.decode(dict) for gap in await take(gaps, 10, 0.3)]  # retention may go on between two pages
-    assert {each["publisher_id"] for each in told} == {publisher.publisher_id}
-    missing = [number for each in told for number in range(each["first"], each["last"] + 1)]
+        reported = [gap.decode(dict) for gap in await take(gaps, 10, 0.3)]  # retention may go on between two pages
+    assert {each["publisher_id"] for each in reported} == {publisher.publisher_id}
+    missing = [number for each in reported for number in range(each["first"], each["last"] + 1)]
     seen = [event.sequence for event in came]
     assert seen == sorted(set(seen)), "out of order, or twice"
     assert sorted(seen + missing) == list(range(10, publisher.sequence)), "neither seen nor reported, or both"
     assert len(missing) >= 4_000
-    assert stats_of(b)["gaps_unrepaired"] == len(told)
+    assert stats_of(b)["gaps_unrepaired"] == len(reported)
     assert stats_of(b)["events_repaired"] >= len(came) - 1
 
 
@@ -285,7 +285,7 @@ async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPu
     await a.aclose()
 
 
-def gaps_told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, int]]:
+def gaps_reported(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, int]]:
     found = [each.zbus for each in caplog.records if getattr(each, "zbus", {}).get("record") == "EVENT_GAP"]
     return [(each["publisher_id"], each["first"], each["last"]) for each in found]
 
@@ -309,17 +309,17 @@ async def test_a_publisher_that_is_gone_for_good_has_its_gap_reported_after_a_wh
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [5, 7, 8]
         (gap,) = await take(gaps, 1, 5)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 6, 6)
-        assert not told["open"]
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 6, 6)
+        assert not reported["open"]
         await nothing_more(gaps, 1.5)
     assert stats_of(b) == {"gaps": 1, "gaps_repaired": 0, "gaps_unrepaired": 1, "events_repaired": 0}
     assert not b.stats().get("gaps_open")
-    assert gaps_told(caplog) == [(publisher.publisher_id, 6, 6)]
+    assert gaps_reported(caplog) == [(publisher.publisher_id, 6, 6)]
 
 
 @pytest.mark.parametrize("options", [{"durable": "d"}, {"overflow": "spill"}], ids=["durable", "spill"])
-async def test_a_hole_in_what_is_recorded_is_open_until_its_publisher_is_back(
+async def test_a_gap_in_what_is_recorded_is_open_until_its_publisher_is_back(
     buses: Buses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(peers, "GIVE_UP_S", 0.5)
@@ -334,13 +334,13 @@ async def test_a_hole_in_what_is_recorded_is_open_until_its_publisher_is_back(
 
         assert [event.sequence for event in await take(subscription, 1, 10)] == [5]
         (gap,) = await take(gaps, 1, 10)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 6, 6)
-        assert told["open"]
-        await nothing_more(gaps, 1.5)  # it is asked for all the time, and told once
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 6, 6)
+        assert reported["open"]
+        await nothing_more(gaps, 1.5)  # it is requested again and again, and reported once
         await nothing_more(subscription, 0.1)
         assert b.stats()["gaps_open"] == 1
-        assert gaps_told(caplog) == [(publisher.publisher_id, 6, 6)]
+        assert gaps_reported(caplog) == [(publisher.publisher_id, 6, 6)]
         losses.of_events = lambda sequences: False
         again = await buses.open("a")
 
@@ -371,14 +371,14 @@ async def test_the_last_event_lost_of_a_publisher_that_is_gone_for_good_is_repor
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [5, 6, 7]
         (gap,) = await take(gaps, 1, 10)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 8, 8)
-        assert told["open"] is recorded
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 8, 8)
+        assert reported["open"] is recorded
         await nothing_more(gaps, 1.5)
     assert (b.stats().get("gaps_open", 0), stats_of(b)["gaps_unrepaired"]) == ((1, 0) if recorded else (0, 1))
 
 
-async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
+async def test_while_a_recorded_key_waits_at_its_gap_all_other_keys_go_on(
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publisher is there all the time, but its log cannot be asked; then it can."""
@@ -407,8 +407,8 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
         await publish_one_by_one(reader, 3, losses)
         assert [event.sequence for event in await take(read, 2, 10)] == [4, 5]
         assert [event.sequence for event in await take(whole, 2, 10)] == [0, 1]
-        told = [gap.decode(dict) for gap in await take(gaps, 2, 10)]
-        assert {(each["publisher_id"], each["first"], each["last"], each["open"]) for each in told} == {
+        reported = [gap.decode(dict) for gap in await take(gaps, 2, 10)]
+        assert {(each["publisher_id"], each["first"], each["last"], each["open"]) for each in reported} == {
             (reader.publisher_id, 3, 3, False),
             (keeper.publisher_id, 3, 3, True),
         }
@@ -439,7 +439,7 @@ async def test_while_a_recorded_key_waits_at_its_hole_all_other_keys_go_on(
 
 
 @pytest.mark.parametrize("options", [{}, {"overflow": "spill"}], ids=["plain", "spill"])
-async def test_where_retention_removed_everything_it_is_told_at_the_next_event(
+async def test_if_retention_removed_everything_it_is_reported_at_the_next_event(
     buses: Buses, options: dict[str, Any]
 ) -> None:
     losses = Losses()
@@ -463,8 +463,8 @@ async def test_where_retention_removed_everything_it_is_told_at_the_next_event(
 
         assert [event.sequence for event in await take(subscription, 1)] == [20]
         (gap,) = await take(gaps, 1)
-        told = gap.decode(dict)
-        assert (told["publisher_id"], told["first"], told["last"]) == (publisher.publisher_id, 10, 19)
+        reported = gap.decode(dict)
+        assert (reported["publisher_id"], reported["first"], reported["last"]) == (publisher.publisher_id, 10, 19)
         await publisher.publish_many([b"and on"] * 3)
         assert [event.sequence for event in await take(subscription, 3)] == [21, 22, 23]
         await nothing_more(gaps, 0.2)

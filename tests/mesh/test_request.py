@@ -8,15 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mesh_request import asker_killed_in_the_middle, questions_and_their_ends, server_killed_in_the_middle
+from mesh_request import asker_killed_in_the_middle, requests_and_their_ends, server_killed_in_the_middle
 from mesh_support import Nats, ZenohPeers, Zmq, mesh_of
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_questions_between_nodes_end_as_they_should(tmp_path: Path) -> None:
+def test_requests_between_nodes_end_as_they_should(tmp_path: Path) -> None:
     with mesh_of(tmp_path, ZenohPeers) as mesh:
-        questions_and_their_ends(mesh)
+        requests_and_their_ends(mesh)
 
 
 def test_a_server_killed_in_the_middle_is_an_error_in_bounded_time_and_its_successor_answers(tmp_path: Path) -> None:

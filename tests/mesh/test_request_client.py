@@ -65,16 +65,16 @@ def without(*places: int) -> list[bytes | None]:
 
 
 @contextmanager
-def told_to_the_other_end(fabric: Replying, told: bool = True) -> Iterator[None]:
-    """Who answers is told that nobody listens any more, unless it had ended itself."""
+def sent_to_the_other_end(fabric: Replying, reported: bool = True) -> Iterator[None]:
+    """The responder is notified that the requester is gone, unless it had ended by itself."""
     yield
-    assert [(key, frame[0], len(frame)) for key, frame in fabric.sent] == ([(CANCELS, CANCEL, 9)] if told else [])
+    assert [(key, frame[0], len(frame)) for key, frame in fabric.sent] == ([(CANCELS, CANCEL, 9)] if reported else [])
     assert fabric.closed == 1
 
 
 async def test_an_answer_that_came_whole_is_handed_over_in_order() -> None:
     fabric = Replying(WHOLE)
-    with told_to_the_other_end(fabric, False):
+    with sent_to_the_other_end(fabric, False):
         assert await ask(fabric) == BODIES
 
 
@@ -82,7 +82,7 @@ async def test_an_answer_that_came_whole_is_handed_over_in_order() -> None:
 async def test_a_reply_that_is_lost_is_an_error(lost: int) -> None:
     fabric = Replying(without(lost))
     with (
-        told_to_the_other_end(fabric),
+        sent_to_the_other_end(fabric),
         pytest.raises(TransportError, match=f"are missing: {lost - 1} came before number"),
     ):
         await ask(fabric)
@@ -90,11 +90,11 @@ async def test_a_reply_that_is_lost_is_an_error(lost: int) -> None:
 
 async def test_an_answer_whose_end_is_lost_is_an_error() -> None:
     fabric = Replying(without(4))
-    with told_to_the_other_end(fabric, False), pytest.raises(TransportError, match="ended early, after 3;"):
+    with sent_to_the_other_end(fabric, False), pytest.raises(TransportError, match="ended early, after 3;"):
         await ask(fabric)
 
 
-async def test_an_answer_that_ends_before_its_first_reply_is_an_error_and_not_nobody() -> None:
+async def test_a_response_that_ends_before_its_first_reply_is_an_error_and_not_no_responders() -> None:
     with pytest.raises(TransportError, match="ended early, after 0;"):
         await ask(Replying([WHOLE[0], None]))
 
@@ -106,7 +106,7 @@ async def test_an_answer_whose_end_counts_more_than_came_is_an_error() -> None:
 
 async def test_replies_out_of_order_are_an_error() -> None:
     fabric = Replying([WHOLE[at] for at in (0, 2, 1, 3, 4, 5)])
-    with told_to_the_other_end(fabric), pytest.raises(TransportError, match="are missing: 0 came before number 1"):
+    with sent_to_the_other_end(fabric), pytest.raises(TransportError, match="are missing: 0 came before number 1"):
         await ask(fabric)
 
 
@@ -117,11 +117,11 @@ async def test_a_reply_that_comes_twice_is_an_error_rather_than_twice_in_the_ans
 
 async def test_a_reply_that_is_none_is_an_error() -> None:
     fabric = Replying([WHOLE[0], b"\x01", *WHOLE[1:]])
-    with told_to_the_other_end(fabric), pytest.raises(TransportError, match="malformed reply"):
+    with sent_to_the_other_end(fabric), pytest.raises(TransportError, match="malformed reply"):
         await ask(fabric)
 
 
-async def test_the_handlers_error_is_told_after_what_came_before_it() -> None:
+async def test_the_handlers_error_is_reported_after_what_came_before_it() -> None:
     failed = encode_reply(FAILED, 0, encode_failure(KeyError("no such thing")))
     with pytest.raises(HandlerFailed) as caught:
         await ask(Replying([*WHOLE[:2], failed, None]))
@@ -130,11 +130,11 @@ async def test_the_handlers_error_is_told_after_what_came_before_it() -> None:
 
 async def test_an_answer_that_never_ends_is_over_when_its_time_is() -> None:
     fabric = Replying(WHOLE[:3])
-    with told_to_the_other_end(fabric), pytest.raises(RequestTimeout):
+    with sent_to_the_other_end(fabric), pytest.raises(RequestTimeout):
         await ask(fabric, timeout_s=0.1)
 
 
-async def test_where_nobody_is_there_the_next_fabric_is_asked_but_not_where_replies_are_missing() -> None:
+async def test_without_responders_the_next_fabric_is_tried_but_not_if_replies_are_missing() -> None:
     assert await ask(Replying([None]), Replying(WHOLE)) == BODIES
     with pytest.raises(NoResponders):
         await ask(Replying([None]), Replying([None]))

@@ -39,7 +39,7 @@ class Asker:
         self.closed.set()
 
 
-async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler() -> None:
+async def test_a_request_that_arrives_while_the_node_closes_starts_no_handler() -> None:
     started: list[bytes] = []
 
     async def answer(request: bytes) -> bytes:
@@ -68,7 +68,7 @@ async def test_a_question_that_arrives_while_the_node_closes_starts_no_handler()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler() -> None:
+async def test_a_request_that_was_cancelled_before_it_arrived_starts_no_handler() -> None:
     started: list[bytes] = []
 
     async def answer(request: bytes) -> bytes:
@@ -89,7 +89,7 @@ async def test_a_question_that_was_cancelled_before_it_arrived_starts_no_handler
     assert (len(started), len(forgotten.replies), cancelled.replies) == (1, 3, [])
 
 
-async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_once_a_minute(
+async def test_a_malformed_request_reaches_no_handler_and_is_counted_and_reported_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
@@ -117,7 +117,7 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
         assert len(good.replies) == 3
         stats = bus.stats()
         assert (stats["invalid_received"], stats["invalid_request"], "handler_errors" in stats) == (50, 50, False)
-        assert told(caplog) == {"EVENT_INVALID": 1}
+        assert reported(caplog) == {"EVENT_INVALID": 1}
         (fields,) = [each.zbus for each in caplog.records if each.name == "zbus"]  # type: ignore[attr-defined]
         assert fields.keys() == {"record", "code", "reason", "link", "key", "correlation_id"}
         assert (fields["code"], fields["link"], fields["key"]) == ("invalid_request", "somewhere", Asker.key)
@@ -128,7 +128,7 @@ async def test_what_is_no_question_reaches_no_handler_and_is_counted_and_told_on
 
 
 @pytest.mark.parametrize("wrap", [bytes, lambda body: encode_request(RequestFrame(1, body))], ids=["request", "body"])
-async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
+async def test_junk_for_a_log_is_counted_and_reported_once_a_minute(
     caplog: pytest.LogCaptureFixture, wrap: Callable[[bytes], bytes]
 ) -> None:
     caplog.set_level(logging.WARNING, "zbus")
@@ -143,12 +143,12 @@ async def test_junk_for_a_log_is_counted_and_told_once_a_minute(
     await asyncio.sleep(0)  # what the threads left for the loop
 
     assert counts == {"invalid_received": 50, "invalid_request": 50}
-    assert told(caplog) == {"EVENT_INVALID": 1}
+    assert reported(caplog) == {"EVENT_INVALID": 1}
     assert all(_read_reply(each.replies[-1])[0] == FAILED for each in junk)
     server.close()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> Counter[str]:
+def reported(caplog: pytest.LogCaptureFixture) -> Counter[str]:
     """How often each record of a warning or an error was written."""
     return Counter(each.zbus["record"] for each in caplog.records if each.name == "zbus")
 

@@ -829,7 +829,7 @@ def test_a_disconnected_fabric_lets_publishers_continue(bench: Bench) -> None:
     assert bench.capacity_calls == 1
 
 
-def test_nobody_is_notified_of_room_if_there_was_no_congestion(bench: Bench) -> None:
+def test_free_capacity_is_not_notified_if_there_was_no_congestion(bench: Bench) -> None:
     bench.send(10)
     bench.fabric.disconnect()
     bench.send(10)

@@ -1,4 +1,4 @@
-"""What beacons told is kept with a recorder's log: the end of a publisher is known although it is missing there."""
+"""Sequence marks from beacons are kept in the log: the end of a publisher is known although its events are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
 from mesh_support import WIRES, Node, ZenohPeers
 
 import zbus
-from zbus.mesh import sequence_marks as heard
+from zbus.mesh import sequence_marks as received
 from zbus.mesh.interest import Interest
 from zbus.mesh.sequence_marks import BEACON_NS, SequenceMarks
 from zbus.wire.beacon import Beacon, decode_beacon
@@ -25,7 +25,7 @@ KEY = "shop/orders"
 async def buses(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Buses]:
-    monkeypatch.setattr(heard, "BEACON_NS", 0)  # nothing was published before these recorders were there
+    monkeypatch.setattr(received, "BEACON_NS", 0)  # nothing was published before these recorders were there
     async with buses_on(getattr(request, "param", ZenohPeers), tmp_path, monkeypatch) as found:
         yield found
 
@@ -42,7 +42,7 @@ async def recorded(bus: zbus.Bus) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("buses", WIRES, ids=[each.name for each in WIRES], indirect=True)
-async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_publisher(
+async def test_a_last_event_that_never_came_is_reported_because_of_beacons_of_its_publisher(
     buses: Buses, tmp_path: Path
 ) -> None:
     losses = Losses()
@@ -52,12 +52,12 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
     try:
         await asyncio.to_thread(node.start)
 
-        def kill_it_once_it_told(frame: bytes) -> bool:
+        def kill_it_once_it_announced(frame: bytes) -> bool:
             if any(sequence == 9 for _, _, sequence in decode_beacon(frame).newest.values()):
-                node.kill()  # before this beacon arrives: nobody has what is missing
+                node.kill()  # before this beacon arrives: no node has the missing events
             return False
 
-        losses.of_beacons = kill_it_once_it_told
+        losses.of_beacons = kill_it_once_it_announced
         publisher_id = await asyncio.to_thread(node.call, "publish", KEY, 9)
         await eventually(lambda: losses.events_passed == 9)
         # And nothing is under way that could bring the tenth by another way.
@@ -65,7 +65,7 @@ async def test_a_last_event_that_never_came_is_told_by_what_beacons_said_of_its_
         await eventually(lambda: all((each._covered or 0) >= 9 and not each._repairing for each in peers.values()))
         await asyncio.to_thread(node.begin, "publish", KEY, 1)
 
-        await eventually(lambda: positions_of(sink) == {publisher_id: 10}, told=lambda: positions_of(sink))
+        await eventually(lambda: positions_of(sink) == {publisher_id: 10}, reported=lambda: positions_of(sink))
         assert await recorded(sink) == {publisher_id: 8}
     finally:
         node.stop()
@@ -78,7 +78,7 @@ async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_
     writes: list[dict[str, int]] = []
     store = node_of(sink).log.positions.store
     orders, audit = await a.publisher(KEY), await a.publisher("audit/x")
-    async with sink.subscribe("**"):  # heard, but not recorded
+    async with sink.subscribe("**"):  # received, but not stored
         await wanted(a, KEY)
         node_of(sink).log.positions.store = lambda changed: (writes.append(dict(changed)), store(changed))[1]  # type: ignore[method-assign]
         await orders.publish_many([b""] * 5)
@@ -90,11 +90,11 @@ async def test_only_publishers_of_keys_that_are_recorded_are_kept_and_only_what_
         await eventually(lambda: len(writes) > before)
         await orders.publish(b"")
         await eventually(lambda: positions_of(sink) == {orders.publisher_id: 6})
-    told = [number for changed in writes for name, number in changed.items() if name.startswith("heard/")]
-    assert told == [5, 6]
+    reported = [number for changed in writes for name, number in changed.items() if name.startswith("heard/")]
+    assert reported == [5, 6]
 
 
-async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses: Buses) -> None:
+async def test_marks_from_beacons_outlive_the_process_and_never_go_back(buses: Buses) -> None:
     a, sink = await buses.open("a"), await buses.open("sink", keep=["shop/**"])
     publisher = await a.publisher(KEY)
     await publisher.publish_many([b""] * 5)
@@ -114,7 +114,7 @@ async def test_what_beacons_told_outlives_the_process_and_never_goes_back(buses:
 @pytest.mark.parametrize(
     ("recorded_for_ns", "expected"), [(0, {}), (2 * BEACON_NS, {7: 4})], ids=["just-now", "before"]
 )
-def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: int, expected: dict[int, int]) -> None:
+def test_what_was_sent_before_it_was_recorded_is_not_reported(recorded_for_ns: int, expected: dict[int, int]) -> None:
     runtime, interest = FakeRuntime(), Interest()
     found = SequenceMarks(runtime)
     interest.add(["shop/**"], runtime.time_ns() - recorded_for_ns, store=True)
@@ -124,8 +124,8 @@ def test_what_was_sent_before_it_was_recorded_is_not_told_of(recorded_for_ns: in
     assert found.take() == expected
 
 
-def test_publishers_told_of_longest_ago_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heard, "PUBLISHERS_MAX", 3)
+def test_publishers_announced_longest_ago_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(received, "PUBLISHERS_MAX", 3)
     found = SequenceMarks(FakeRuntime())
     for publisher_id in (1, 2, 3, 1, 4):
         found.remember(publisher_id, 5)

@@ -227,7 +227,7 @@ async def test_a_switch_that_is_cancelled_while_the_new_transport_is_opened_leav
     go_on.set()
 
     await eventually(lambda: opened)
-    await eventually(lambda: not opened[0].ready("shop/orders"), told=lambda: "it is still connected")
+    await eventually(lambda: not opened[0].ready("shop/orders"), reported=lambda: "it is still connected")
     assert [link["fabric"] for link in a.diagnostics()["links"]] == ["zmq"]
     async with b.subscribe("shop/**") as subscription:
         await wanted(a, "shop/orders")

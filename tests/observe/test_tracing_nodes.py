@@ -11,7 +11,7 @@ from typing import Any
 
 import nats
 import pytest
-from bridge_support import ears, router
+from bridge_support import receiving, router
 from free_ports import free_port
 from mesh_support import WIRES, Node, Wire, mesh_of, until
 from nats_support import NatsServer, nats_server
@@ -97,7 +97,7 @@ async def test_a_bridge_carries_the_context_and_makes_no_span_of_its_own(
     there = f"zenoh://127.0.0.1:{port}"
     log = str(tmp_path / "bridge.db") if kept else None
     async with router(port), zbus.open(transport=server.url) as left, zbus.open(transport=there) as right:
-        async with ears(right, "shop/**") as at_right, zbus.Bridge((server.url, there), ["shop/**"], log=log):
+        async with receiving(right, "shop/**") as at_right, zbus.Bridge((server.url, there), ["shop/**"], log=log):
             await (await left.publisher("shop/orders")).publish(b"x")
             (event,) = await at_right.wait(1)
             with right.span(event):
@@ -112,10 +112,10 @@ async def test_a_bridge_carries_the_context_and_makes_no_span_of_its_own(
 async def test_programs_on_plain_nats_share_the_trace_by_their_headers(spans: Spans, server: NatsServer) -> None:
     elsewhere = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     plain = await nats.connect(server.url)
-    heard: asyncio.Queue[Any] = asyncio.Queue()
+    arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     async def hear(message: Any) -> None:
-        heard.put_nowait(message)
+        arrived.put_nowait(message)
 
     await plain.subscribe("shop.out", cb=hear)
     await plain.flush()
@@ -126,7 +126,7 @@ async def test_programs_on_plain_nats_share_the_trace_by_their_headers(spans: Sp
             assert event is not None
             with bus.span(event):
                 await (await bus.publisher("shop/out")).publish(b"y")
-            message = await asyncio.wait_for(heard.get(), WAIT_S)
+            message = await asyncio.wait_for(arrived.get(), WAIT_S)
     await plain.close()
 
     assert parent_id(spans.one("process")) == 0xB7AD6B7169203331

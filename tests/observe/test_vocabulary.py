@@ -16,7 +16,7 @@ from zbus.observe.records import record, record_reason
 
 CODE = re.compile(r"^[a-z][a-z0-9_]*$")
 # Counters that are attributes, and those whose name is made from a code.
-COMPUTED = {"published", "delivered", "backpressure", "subscribers", "readers_behind", "nodes"} | {
+COMPUTED = {"published", "delivered", "publish_blocked", "subscriptions", "subscriptions_catching_up", "nodes"} | {
     "dropped_queue_full",
     "dropped_backlog_full",
 }

@@ -180,7 +180,7 @@ def _placed(text: str) -> str:
 
 
 def _check_service(command: list[str], folder: Path) -> None:
-    """A command that runs until it is told to stop: it says that it is ready, and ends well."""
+    """A command that runs until it is stopped: it prints that it is ready, and ends with 0."""
     with subprocess.Popen(
         command, cwd=folder, env=_environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as service:

@@ -12,7 +12,6 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-import zbus
 from zbus.keys import check_expression, check_key, matches
 from zbus_web.http import http_errors
 
@@ -175,22 +174,6 @@ def test_the_table_of_http_error_codes_has_every_error_of_zbus() -> None:
 
     known = {(status, code) for _, status, code, _ in http_errors._KNOWN}
     assert listed == known | {(status, code) for status, (code, _) in http_errors._BY_STATUS.items()}
-
-
-def named_in(page: Path) -> set[str]:
-    """The words of the code spans of a page."""
-    return {word for span in re.findall(r"`([^`\n]+)`", page.read_text()) for word in re.findall(r"\w+", span)}
-
-
-def test_the_page_of_the_api_names_everything_that_is_public_and_nothing_that_is_retired() -> None:
-    public = {*zbus.__all__, *(name for name in dir(zbus.Bus) if not name.startswith("_"))}
-    page = ROOT / "docs" / "reference" / "api.md"
-    listed = page.read_text().partition("## Other names")[2].partition("## Errors")
-    first_cells = re.findall(r"^\| (`.*?`) \|", listed[0], re.MULTILINE)
-    others = {*re.findall(r"`(\w+)`", " ".join(first_cells)), *re.findall(r"`(\w+)`", listed[2])}
-
-    assert public - named_in(page) == set()
-    assert others == set(zbus.__all__) | {"ZbusError"}
 
 
 def test_the_install_page_names_every_extra_and_what_it_installs() -> None:

@@ -73,8 +73,8 @@ def test_all_programs_that_are_missing_are_installed_at_once_or_named_in_one_mes
     else:
         assert not called.exists()
         reasons = "; ".join(PURPOSES[each] for each in purposes)
-        told = f"{reasons}. Install the missing packages: sudo apt-get install -y {packages}"
-        assert done.stderr.splitlines()[0] == told
+        reported = f"{reasons}. Install the missing packages: sudo apt-get install -y {packages}"
+        assert done.stderr.splitlines()[0] == reported
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_all_programs_that_are_missing_are_installed_at_once_or_named_in_one_mes
     ],
     ids=str,
 )
-def test_programs_that_are_there_are_not_asked_for(there: list[str], packages: str | None, tmp_path: Path) -> None:
+def test_programs_that_are_there_are_not_requested(there: list[str], packages: str | None, tmp_path: Path) -> None:
     scripts = {"java": """echo 'openjdk version "21.0.1"' >&2""", "chromium": "", "promtool": ""}
 
     done = look_for("system", machine(tmp_path, "0", **{name: scripts[name] for name in there}))

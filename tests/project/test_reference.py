@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import reference
+import reference_api
 
 import zbus
 import zbus.errors
@@ -79,6 +80,24 @@ def test_every_option_is_listed_under_its_command() -> None:
         for old, new in retired.items():
             assert listed(new, sections[path])
             assert not listed(old, sections[path])
+
+
+def test_every_public_name_has_a_section_or_is_an_error_with_a_link() -> None:
+    page = PAGES["api.md"]
+    sections = re.findall(r"^### (\S+)$", page, re.MULTILINE)
+
+    assert len(sections) == len(set(sections))
+    assert {name for name in zbus.__all__ if name not in sections} == set(reference_api.error_names())
+    for name in reference_api.error_names():
+        assert f"[`{name}`](errors.md#{name.lower()})" in page
+
+
+def test_every_public_method_of_a_bus_is_listed_with_a_description() -> None:
+    section = PAGES["api.md"].partition("\n### Bus\n")[2].partition("\n### ")[0]
+
+    for name in dir(zbus.Bus):
+        if not name.startswith("_"):
+            assert re.search(rf"^- `(await )?{name}[(:][^`]*` – \S", section, re.MULTILINE), name
 
 
 def test_every_error_is_in_the_tree_and_has_its_own_section() -> None:

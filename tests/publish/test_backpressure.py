@@ -20,7 +20,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_nobody_waits_without_a_reason() -> None:
+async def test_no_publisher_waits_without_a_reason() -> None:
     backpressure = Backpressure(FakeRuntime())
 
     await backpressure.wait(lambda reasons: True)

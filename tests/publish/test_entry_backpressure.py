@@ -78,7 +78,7 @@ async def test_a_schema_that_is_registered_during_the_wait_is_enforced(path: str
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_transport_that_is_added_during_the_wait_is_asked_for_its_keys(path: str, log_path: Path) -> None:
+async def test_a_transport_that_is_added_during_the_wait_checks_the_key_too(path: str, log_path: Path) -> None:
     async with rig(log_of(path, log_path)) as bus:
         async with waiting(path, bus) as task:
             await bus.node.link("refuses")

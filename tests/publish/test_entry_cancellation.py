@@ -123,7 +123,7 @@ async def test_the_two_events_of_a_session_are_both_delivered_when_it_is_cancell
     assert_numbered("session.publish", events)
 
 
-async def test_commits_that_fail_after_a_cancelled_publish_many_are_nobodys_error() -> None:
+async def test_commits_that_fail_after_a_cancelled_publish_many_are_not_an_unhandled_error() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with zbus.open("memory") as bus:

@@ -250,11 +250,11 @@ def test_a_change_that_accepts_more_is_compatible(fields: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("fields", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_change_that_accepts_less_is_told_with_its_place(fields: dict[str, Any], reason: str) -> None:
+def test_a_change_that_accepts_less_is_reported_with_its_place(fields: dict[str, Any], reason: str) -> None:
     assert reason in differences(Old.model_json_schema(), schema_of(**fields))
 
 
-def test_closing_a_schema_is_told_for_each_property_that_goes_and_for_those_that_nobody_named() -> None:
+def test_closing_a_schema_is_reported_for_each_property_that_goes_and_for_additional_ones() -> None:
     class New(BaseModel):
         model_config = ConfigDict(extra="forbid")
         id: int

@@ -161,7 +161,7 @@ async def test_an_incompatible_schema_is_refused_with_reasons_unless_it_is_force
         assert bus.schemas.list() == [forced]
 
 
-async def test_a_removed_schema_holds_nobody_and_anything_may_follow_it(log_path: Path) -> None:
+async def test_a_removed_schema_rejects_nothing_and_anything_may_follow_it(log_path: Path) -> None:
     async with zbus.open(log_path) as bus:
         first = await bus.schemas.register(EXPRESSION, Order)
         await bus.schemas.remove(EXPRESSION)
@@ -406,12 +406,12 @@ async def test_permissive_stores_delivers_records_and_counts(log_path: Path, cap
 
         assert bus.stats()["invalid_schema"] == 3
         assert await bus.head() == 4
-    (told,) = records(caplog)  # once per key and minute
-    assert (told["key"], told["topic"]) == (KEY, "created")
-    assert told["expected_hash"] == made.hash
-    assert told["reason"].startswith("it is not JSON")
-    assert told["payload"] == (b"nonsense" * 100)[:200]
-    assert told["payload_bytes"] == 800
+    (reported,) = records(caplog)  # once per key and minute
+    assert (reported["key"], reported["topic"]) == (KEY, "created")
+    assert reported["expected_hash"] == made.hash
+    assert reported["reason"].startswith("it is not JSON")
+    assert reported["payload"] == (b"nonsense" * 100)[:200]
+    assert reported["payload_bytes"] == 800
 
 
 async def test_a_key_is_held_to_every_expression_that_matches_it() -> None:

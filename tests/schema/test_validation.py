@@ -77,10 +77,14 @@ async def test_a_subscriber_receives_an_error_for_an_invalid_event_and_then_the_
         assert (second.event.offset, third.event.offset) == (2, 3)
         assert "the log still has it" in str(second)
         assert bus.stats()["invalid_schema"] == 2
-    (told,) = records(caplog)  # once per key and minute
-    assert (told["key"], told["topic"], told["offset"]) == (KEY, "created", 2)
-    assert (told["expected_hash"], told["payload"], told["payload_bytes"]) == (made.hash, BAD[:200], len(BAD))
-    assert told["reason"].startswith("$.id: ")
+    (reported,) = records(caplog)  # once per key and minute
+    assert (reported["key"], reported["topic"], reported["offset"]) == (KEY, "created", 2)
+    assert (reported["expected_hash"], reported["payload"], reported["payload_bytes"]) == (
+        made.hash,
+        BAD[:200],
+        len(BAD),
+    )
+    assert reported["reason"].startswith("$.id: ")
 
 
 async def test_a_permissive_schema_delivers_an_invalid_event_and_logs_it(

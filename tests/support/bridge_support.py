@@ -1,4 +1,4 @@
-"""Helpers for the tests of bridges: places for the fabrics, and ears that keep what they hear."""
+"""Helpers for the tests of bridges: addresses for the fabrics, and receivers that keep their events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 30.0
 QUIET_S = 0.6
 
 
-class Ears:
+class Receiver:
     """The events that a subscription received, in order."""
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class Ears:
 
 
 @asynccontextmanager
-async def ears(bus: Bus, *expressions: str, **options: Any) -> AsyncIterator[Ears]:
+async def receiving(bus: Bus, *expressions: str, **options: Any) -> AsyncIterator[Receiver]:
     """Listen until the block ends."""
-    found = Ears()
+    found = Receiver()
     async with bus.subscribe(*expressions, **{"queue_events": 100_000} | options) as subscription:
         task = asyncio.get_running_loop().create_task(found.listen(subscription))
         try:

@@ -133,7 +133,7 @@ def _import(packages: list[str]) -> None:
         for each in pkgutil.walk_packages(package.__path__, f"{name}."):
             if not each.name.endswith("__main__") and each.name != TRACING:
                 importlib.import_module(each.name)
-    importlib.import_module("zbus.cli.app").run(["pub"])  # typer imports more when it runs; nobody sees the error
+    importlib.import_module("zbus.cli.app").run(["pub"])  # typer imports more when it runs; the error is not shown
     assert "opentelemetry" not in sys.modules, "something else imports it"
     threads = os.listdir("/proc/self/task") if os.path.exists("/proc") else [""]
     assert len(threads) == 1, "a fork loses threads"

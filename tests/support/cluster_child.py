@@ -20,16 +20,16 @@ TASKS_DONE = 3
 
 
 def watch(spark: Any, over: threading.Event, lost: dict[int, int]) -> None:
-    tracker, told = spark.sparkContext.statusTracker(), False
+    tracker, reported = spark.sparkContext.statusTracker(), False
     while not over.is_set():
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is None:
                 continue
             lost[stage] = max(lost.get(stage, 0), info.numFailedTasks)
-            if not told and TASKS_DONE <= info.numCompletedTasks < info.numTasks:
+            if not reported and TASKS_DONE <= info.numCompletedTasks < info.numTasks:
                 print("under way", info.numCompletedTasks, flush=True)
-                told = True
+                reported = True
         time.sleep(0.02)
 
 

@@ -140,7 +140,7 @@ def fill(path: Path, events: int = EVENTS) -> None:
 
 
 def trim(log: SqliteLog, upto: int) -> None:
-    assert log.retain(Rules(events=log.head() - upto, past_cursors=True)).low_water >= upto
+    assert log.prune(Rules(max_events=log.head() - upto, ignore_cursors=True)).low_water >= upto
 
 
 @contextmanager

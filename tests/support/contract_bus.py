@@ -57,7 +57,7 @@ async def take(subscription: zbus.EventSubscriber, count: int) -> list[zbus.Even
 
 
 async def served(bus: zbus.Bus, key: str) -> None:
-    """Until somebody answers for the key: that takes a moment to travel. The key's handler must echo."""
+    """Wait until a node serves the key here, which takes a moment. The key's handler must echo."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:

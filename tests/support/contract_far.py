@@ -52,10 +52,10 @@ class FarProcess:
             assert self._process.stdin is not None
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
-        told = answer.result(CALL_S)
-        if "error" in told:
-            raise _as_raised(told)
-        return unpack(told["result"])
+        reported = answer.result(CALL_S)
+        if "error" in reported:
+            raise _as_raised(reported)
+        return unpack(reported["result"])
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -86,9 +86,9 @@ class FarProcess:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
+            reported = json.loads(line)
             with self._lock:
-                self._calls.pop(told["id"]).set_result(told)
+                self._calls.pop(reported["id"]).set_result(reported)
         with self._lock:
             for call in self._calls.values():
                 call.set_exception(EOFError("the other process ended"))
@@ -110,14 +110,14 @@ class FarNode:
     def listen(self, expressions: Sequence[str]) -> None:
         self._call("listen", expressions)
 
-    def heard(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
-        return list(self._call("heard", count, timeout_s))
+    def received(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
+        return list(self._call("received", count, timeout_s))
 
-    def heard_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> bool:
-        return bool(self._call("heard_frame", frame, timeout_s))
+    def received_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> bool:
+        return bool(self._call("received_frame", frame, timeout_s))
 
-    def heard_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
-        return list(self._call("heard_all", frames, timeout_s))
+    def received_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
+        return list(self._call("received_all", frames, timeout_s))
 
     def forget(self) -> None:
         self._call("forget")
@@ -169,9 +169,9 @@ class FarNode:
         return self.process.call(self._number, name, *arguments)
 
 
-def _as_raised(told: dict[str, Any]) -> Exception:
+def _as_raised(reported: dict[str, Any]) -> Exception:
     """The error of the other process, of the same type where it is one of zbus."""
-    kind = getattr(errors, told["error"], None)
+    kind = getattr(errors, reported["error"], None)
     if kind is not None:
-        return kind(*unpack(told["fields"]))  # type: ignore[no-any-return]
-    return AssertionError(f"{told['error']} in the other process: {told['text']}")
+        return kind(*unpack(reported["fields"]))  # type: ignore[no-any-return]
+    return AssertionError(f"{reported['error']} in the other process: {reported['text']}")

@@ -1,7 +1,7 @@
 """Bad input, put on the wire below the fabric by programs that know nothing of it.
 
 Each function speaks a transport's own protocol through its library, or a plain socket, and aims at the listeners of
-one key and at those who answer questions. `INJECTED` comes last: when it arrives as a frame, all before it did.
+one key and at responders. `INJECTED` comes last: when it arrives as a frame, all before it did.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def subscriptions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint:
             subscriber.send_multipart([b"\1", blob[:200]])
 
 
-def questions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answered: str) -> None:
-    """Questions of the wrong form to those who answer."""
+def requests_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, answered: str) -> None:
+    """Send malformed requests to responders."""
     with context.socket(zmq.DEALER) as asker:
         asker.linger = LINGER_MS
         asker.connect(endpoint)
@@ -153,7 +153,7 @@ def questions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str
 
 
 def leases(registry: Path) -> list[tuple[str, str]]:
-    """Where each registered node publishes and takes questions."""
+    """Return the addresses at which each registered node publishes and takes requests."""
     found = [json.loads(path.read_bytes())["node"] for path in registry.glob("?" * 16 + ".json")]
     return [(node["publish"] or "", node["questions"]) for node in found]
 

@@ -26,10 +26,10 @@ class Replies:
         self.replies: list[bytes] = []
         self.ends = 0
         self.after_end = 0
-        self.asking: RequestHandle | None = None  # kept, as whoever asks keeps it
+        self.asking: RequestHandle | None = None  # kept, as a requester keeps it
         self.changed = threading.Condition()
 
-    def heard(self, data: bytes | None) -> None:
+    def received(self, data: bytes | None) -> None:
         with self.changed:
             if self.ends:
                 self.after_end += 1
@@ -51,10 +51,10 @@ class Node:
         self.fabric = fabric
         self._frames: list[bytes] = []
         self._changed = threading.Condition()
-        self._questions: queue.SimpleQueue[tuple[IncomingRequest, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[IncomingRequest, dict[str, Any]] | None] = queue.SimpleQueue()
         self._held: list[IncomingRequest] = []
         self._asked: list[bytes] = []
-        self.strange_keys: list[str] = []  # of requests for which nobody said to answer
+        self.strange_keys: list[str] = []  # of requests without a script
         self._worker: threading.Thread | None = None
         self._flood: tuple[threading.Thread, threading.Event, dict[str, Any]] | None = None
 
@@ -76,17 +76,17 @@ class Node:
         if acknowledge is not None:
             acknowledge()
 
-    def heard(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
+    def received(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
         """All frames so far, once there are `count` of them or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._frames) >= count, timeout_s)
             return list(self._frames)
 
-    def heard_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> bool:
+    def received_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: frame in self._frames, timeout_s)
 
-    def heard_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
+    def received_all(self, frames: Sequence[bytes], timeout_s: float = WAIT_S) -> list[bytes]:
         """Those of the frames that have not come when the time is over; returns as soon as all have."""
         missing = set(frames)
 
@@ -131,7 +131,7 @@ class Node:
     def flood(self, key: str, pause_s: float = 0.0) -> None:
         """Send numbered frames from a thread until `calm`."""
         over = threading.Event()
-        told: dict[str, Any] = {"sent": 0, "errors": 0, "longest_s": 0.0, "unexpected": ""}
+        reported: dict[str, Any] = {"sent": 0, "errors": 0, "longest_s": 0.0, "unexpected": ""}
 
         def run() -> None:
             number = 0
@@ -139,30 +139,30 @@ class Node:
                 began = time.monotonic()
                 try:
                     self.fabric.send([(key, b"%d" % number)])
-                    told["sent"] += 1
+                    reported["sent"] += 1
                 except TransportError:
-                    told["errors"] += 1
+                    reported["errors"] += 1
                     over.wait(0.01)
                 except Exception as error:
-                    told["unexpected"] = repr(error)
+                    reported["unexpected"] = repr(error)
                     return
                 finally:
-                    told["longest_s"] = max(told["longest_s"], time.monotonic() - began)
+                    reported["longest_s"] = max(reported["longest_s"], time.monotonic() - began)
                 number += 1
                 if pause_s:
                     over.wait(pause_s)
 
         thread = threading.Thread(target=run, name="contract-flood", daemon=True)
-        self._flood = thread, over, told
+        self._flood = thread, over, reported
         thread.start()
 
     def calm(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """End the flood and say what became of it."""
         assert self._flood is not None, "no flood"
-        thread, over, told = self._flood
+        thread, over, reported = self._flood
         over.set()
         thread.join(timeout_s)
-        return told | {"ended": not thread.is_alive()}
+        return reported | {"ended": not thread.is_alive()}
 
     # --- requests
 
@@ -179,7 +179,7 @@ class Node:
         def asked(request: IncomingRequest) -> None:
             if request.key not in scripts:
                 self.strange_keys.append(request.key)
-            self._questions.put((request, scripts.get(request.key, {"silent": True})))
+            self._requests.put((request, scripts.get(request.key, {"silent": True})))
 
         self.fabric.serve(list(scripts), asked)
 
@@ -195,7 +195,7 @@ class Node:
             request.close()
 
     def _answering(self) -> None:
-        while (task := self._questions.get()) is not None:
+        while (task := self._requests.get()) is not None:
             request, script = task
             with self._changed:
                 self._asked.append(request.payload)
@@ -211,33 +211,33 @@ class Node:
                 for number in range(script.get("count", 0)):
                     request.reply(b"%d" % number)
             except TransportError:
-                pass  # whoever asked is gone, or this fabric is closing
+                pass  # the requester is gone, or this fabric is closing
             finally:
                 request.close()
                 request.close()  # safe to call twice
 
     def ask(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> dict[str, Any]:
-        """Ask and wait for the end: {"replies", "ends", "after_end", "took_s"}."""
-        told = Replies()
+        """Send a request and wait for the end: {"replies", "ends", "after_end", "took_s"}."""
+        reported = Replies()
         began = time.monotonic()
-        asking = self.fabric.request(key, payload, told.heard, timeout_s)
-        told.wait(lambda: told.ends > 0, timeout_s + WAIT_S)
+        asking = self.fabric.request(key, payload, reported.received, timeout_s)
+        reported.wait(lambda: reported.ends > 0, timeout_s + WAIT_S)
         took_s = time.monotonic() - began
         asking.close()
         asking.close()  # safe to call twice
-        return {"replies": told.replies, "ends": told.ends, "after_end": told.after_end, "took_s": took_s}
+        return {"replies": reported.replies, "ends": reported.ends, "after_end": reported.after_end, "took_s": took_s}
 
     def ask_later(self, key: str, payload: bytes = b"", timeout_s: float = 10.0) -> Replies:
-        """Ask, and do not wait."""
-        told = Replies()
-        told.asking = self.fabric.request(key, payload, told.heard, timeout_s)
-        return told
+        """Send a request without waiting for its replies."""
+        reported = Replies()
+        reported.asking = self.fabric.request(key, payload, reported.received, timeout_s)
+        return reported
 
     def ask_and_leave(self, key: str, payload: bytes = b"", after_replies: int = 0, timeout_s: float = 10.0) -> float:
-        """Ask, listen no longer after some replies, and say how long leaving took."""
-        told = Replies()
-        asking: RequestHandle = self.fabric.request(key, payload, told.heard, timeout_s)
-        assert told.wait(lambda: len(told.replies) >= after_replies or told.ends > 0, WAIT_S)
+        """Send a request, close it after some replies, and return how long closing took."""
+        reported = Replies()
+        asking: RequestHandle = self.fabric.request(key, payload, reported.received, timeout_s)
+        assert reported.wait(lambda: len(reported.replies) >= after_replies or reported.ends > 0, WAIT_S)
         began = time.monotonic()
         asking.close()
         return time.monotonic() - began
@@ -252,7 +252,7 @@ class Node:
         if self._flood is not None:
             self._flood[1].set()
         if self._worker is not None:
-            self._questions.put(None)
+            self._requests.put(None)
             self._worker = None
         return took_s
 

@@ -46,7 +46,7 @@ class Processes:
 
 
 class Attack(NamedTuple):
-    """Where bad input goes: the key that is listened to, and the one that is answered for."""
+    """Where bad input goes: the key that is subscribed to, and the one that is served."""
 
     key: str
     answered: str

@@ -151,18 +151,18 @@ class Zmq(Mesh):
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         drafts = [registry / f"{number}.json" for number in range(len(hostile.BLOBS))]
         try:
-            for publish, questions in hostile.leases(registry):
-                for endpoint in (publish, questions):
+            for publish, requests in hostile.leases(registry):
+                for endpoint in (publish, requests):
                     hostile.plain_socket_garbage("127.0.0.1", int(endpoint.rpartition(":")[2]))
                 hostile.subscriptions_through_zmq(context, publish)
-                hostile.questions_through_zmq(context, questions, attack.answered)
+                hostile.requests_through_zmq(context, requests, attack.answered)
             for path, blob in zip(drafts, hostile.BLOBS, strict=True):
                 path.write_bytes(blob)
             with context.socket(zmq.XPUB) as publisher:
                 publisher.linger = publisher.sndhwm = 0
                 publisher.bind("tcp://127.0.0.1:*")
                 lease = hostile.forged_lease(registry, publisher.get_string(zmq.LAST_ENDPOINT))
-                assert publisher.poll(20_000), "nobody connected to the forged node"
+                assert publisher.poll(20_000), "no node connected to the forged node"
                 hostile.through_zmq(publisher, hostile.zmq_topic(attack.key), list, attack.reached)
                 lease.unlink(missing_ok=True)
         finally:
@@ -172,7 +172,7 @@ class Zmq(Mesh):
 
 
 class ZmqBroker(Mesh):
-    """`zbus broker` in the middle, for events; questions go from process to process."""
+    """`zbus broker` in the middle, for events; requests go from process to process."""
 
     name = "zmq-broker"
     has_middle = True
@@ -200,8 +200,8 @@ class ZmqBroker(Mesh):
             for endpoint in (self.xsub, self.xpub):
                 hostile.plain_socket_garbage("127.0.0.1", int(endpoint.rpartition(":")[2]))
             hostile.subscriptions_through_zmq(context, self.xpub)
-            for _, questions in hostile.leases(self.directory / "registry"):
-                hostile.questions_through_zmq(context, questions, attack.answered)
+            for _, requests in hostile.leases(self.directory / "registry"):
+                hostile.requests_through_zmq(context, requests, attack.answered)
             with context.socket(zmq.XPUB) as publisher:
                 publisher.linger = publisher.sndhwm = 0
                 publisher.connect(self.xsub)

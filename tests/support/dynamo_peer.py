@@ -84,13 +84,13 @@ class NatsPeer:
         self._thread = threading.Thread(target=self._loop.run_forever, name="peer-nats", daemon=True)
         self._thread.start()
         self._client = self._run(nats.connect(url))
-        self.heard: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
+        self.received: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
 
     def subscribe(self, pattern: str) -> None:
         async def take(found: Any) -> None:
             assert not found.headers
             assert not found.reply
-            self.heard.put((found.subject, msgspec.msgpack.decode(found.data)))
+            self.received.put((found.subject, msgspec.msgpack.decode(found.data)))
 
         self._run(self._client.subscribe(pattern, cb=take))
         self._run(self._client.flush())
@@ -108,7 +108,7 @@ class NatsPeer:
         self._run(publish())
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        return self.heard.get(timeout=WAIT_S)
+        return self.received.get(timeout=WAIT_S)
 
     def close(self) -> None:
         self._run(self._client.close())
@@ -200,7 +200,7 @@ class ZmqSubscriber:
     """A subscriber of Dynamo to one scope and topic: it polls the records, and has a socket for each that matches."""
 
     def __init__(self, context: zmq.Context[Any], names: tuple[str, ...], source: Records | tuple[str, ...]) -> None:
-        self.names, self.heard = names, SimpleQueue[dict[str, Any]]()
+        self.names, self.received = names, SimpleQueue[dict[str, Any]]()
         self._context, self._source = context, source
         self._sockets: dict[int, Any] = {}
         self._ended = threading.Event()
@@ -208,14 +208,14 @@ class ZmqSubscriber:
         self._thread.start()
 
     def next(self) -> dict[str, Any]:
-        return self.heard.get(timeout=WAIT_S)
+        return self.received.get(timeout=WAIT_S)
 
     def drained(self, quiet_s: float = 0.5) -> list[dict[str, Any]]:
         """Everything up to a moment of silence."""
         found = []
         while True:
             try:
-                found.append(self.heard.get(timeout=quiet_s))
+                found.append(self.received.get(timeout=quiet_s))
             except Empty:
                 return found
 
@@ -230,7 +230,7 @@ class ZmqSubscriber:
             for socket, _ in poller.poll(20):
                 found = opened(socket.recv_multipart())
                 if found["topic"] == self.names[-1]:
-                    self.heard.put(found)
+                    self.received.put(found)
         for socket in self._sockets.values():
             socket.close(0)
 

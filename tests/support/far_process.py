@@ -64,11 +64,11 @@ def main() -> None:
 
     def answer(request: dict[str, Any]) -> None:
         try:
-            told = {"result": pack(perform(request))}
+            reported = {"result": pack(perform(request))}
         except BaseException as error:
-            told = {"error": type(error).__name__, "text": str(error), "fields": pack(list(map(str, error.args)))}
+            reported = {"error": type(error).__name__, "text": str(error), "fields": pack(list(map(str, error.args)))}
         with lock:
-            output.write(json.dumps({"id": request["id"], **told}) + "\n")
+            output.write(json.dumps({"id": request["id"], **reported}) + "\n")
             output.flush()
 
     with ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="contract-call") as calls:

@@ -22,7 +22,7 @@ _held: list[IO[bytes]] = []
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses, and that no other test is given."""
+    """Return a loopback port that is free and that no other test is given."""
     return free_ports(1)
 
 

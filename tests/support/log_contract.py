@@ -63,7 +63,7 @@ class SqliteLogs:
 
     def trim(self, log: Log, until: int) -> None:
         assert isinstance(log, SqliteLog)
-        log.retain(Rules(upto=until, past_cursors=True))
+        log.prune(Rules(until=until, ignore_cursors=True))
 
     def let_the_holder_be_gone(self, log: Log) -> None:
         assert isinstance(log, SqliteLog)

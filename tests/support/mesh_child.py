@@ -121,7 +121,7 @@ class Program:
         return publisher.publisher_id
 
     async def start_load(self, key: str, publishers: int, pause_s: float) -> None:
-        """Publish on `key/0`, `key/1`, … until told to stop, noting what was acknowledged."""
+        """Publish on `key/0`, `key/1`, … until it is stopped, noting what was acknowledged."""
         self.stopping = False
 
         async def run(number: int) -> None:
@@ -216,10 +216,10 @@ class Program:
         note(f"asking {key}")
         try:
             reply = await self.bus.request(key, payload.encode(), timeout=timeout)
-            told: dict[str, Any] = {"reply": reply.payload.decode()}
+            reported: dict[str, Any] = {"reply": reply.payload.decode()}
         except zbus.ZbusError as error:
-            told = {"error": type(error).__name__, "text": str(error)}
-        return {**told, "took_s": time.monotonic() - began}
+            reported = {"error": type(error).__name__, "text": str(error)}
+        return {**reported, "took_s": time.monotonic() - began}
 
     async def request_and_cancel(self, key: str, payload: str, after_s: float) -> bool:
         asking = asyncio.create_task(self.bus.request(key, payload.encode(), timeout=30))
@@ -242,10 +242,10 @@ async def main() -> None:
     async def answer(request: dict[str, Any]) -> None:
         try:
             result = await getattr(program, request["call"])(*request["arguments"], **request["named"])
-            told = {"result": result}
+            reported = {"result": result}
         except BaseException as error:
-            told = {"error": f"{type(error).__name__}: {error}"}
-        data = (json.dumps({"id": request["id"], **told}) + "\n").encode()
+            reported = {"error": f"{type(error).__name__}: {error}"}
+        data = (json.dumps({"id": request["id"], **reported}) + "\n").encode()
         while data:
             data = data[os.write(output, data) :]
 

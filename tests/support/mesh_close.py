@@ -65,7 +65,7 @@ def repair_under_way(mesh: Mesh) -> None:
         node.call("subscribe", "d2", ["shop/**"], durable="d", start="beginning")
     until(lambda: len(b.facts.seen("d2")) > 10, what="the repair")
     a.freeze()
-    until_still(lambda: [len(node.facts.seen("d2")) for node in (b, c)])  # nobody answers any more
+    until_still(lambda: [len(node.facts.seen("d2")) for node in (b, c)])  # no node replies any more
     closes_in_time(b, c)
 
 
@@ -79,12 +79,12 @@ def handler_hangs(mesh: Mesh, behaviour: str) -> None:
 
     closes_in_time(server)
 
-    told = asker.result(asking)
-    assert told["error"] in ("TransportError", "RequestTimeout"), told
+    reported = asker.result(asking)
+    assert reported["error"] in ("TransportError", "RequestTimeout"), reported
     closes_in_time(asker)
 
 
-def question_under_way(mesh: Mesh) -> None:
+def request_in_flight(mesh: Mesh) -> None:
     server, asker = mesh.node("server"), mesh.node("asker", close_timeout_s=TIMEOUT_S)
     server.call("serve", "calc/echo", "echo")
     until(lambda: "reply" in asker.call("request", "calc/echo", "there?", 2.0), 15, "the server's answers")

@@ -143,9 +143,13 @@ async def nothing_more(subscription: zbus.EventSubscriber, for_s: float = 0.5) -
     assert not more, f"came again or too much: {more[0].key} {more[0].publisher_id} {more[0].sequence}"
 
 
-async def eventually(true: Callable[[], Any], wait_s: float = WAIT_S, told: Callable[[], Any] | None = None) -> None:
-    """Until it is true; where it stays false, the failure says what `told` says."""
+async def eventually(
+    true: Callable[[], Any], wait_s: float = WAIT_S, reported: Callable[[], Any] | None = None
+) -> None:
+    """Wait until it is true. If it stays false, the failure contains the result of `reported`."""
     deadline = asyncio.get_running_loop().time() + wait_s
     while not true():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {wait_s:g} s: {told() if told else true}"
+        assert asyncio.get_running_loop().time() < deadline, (
+            f"not within {wait_s:g} s: {reported() if reported else true}"
+        )
         await asyncio.sleep(0.01)

@@ -63,7 +63,7 @@ def recorder_beside_a_third_node(directory: Path, kind: type[Wire]) -> None:
     with mesh_of(directory, kind) as mesh:
         a, recorder, third = mesh.node("a"), mesh.node("recorder", keep=["shop/**"]), mesh.node("third", log=False)
         third.call("subscribe", "all", ["**"], queue_events=10_000)
-        _heard(mesh, a, third)
+        _wait_until_received(mesh, a, third)
         a.call("publish", "shop/orders", 1_000)
         a.call("publish", "audit/x", 1_000)
         until(lambda: len(third.facts.seen("all")) >= 2_001, 20, "2,001 events at the third node")
@@ -85,7 +85,7 @@ def recorder_beside_a_third_node(directory: Path, kind: type[Wire]) -> None:
         assert not stats.get("gaps_unrepaired"), stats
 
 
-def _heard(mesh: Mesh, publisher: Node, reader: Node) -> None:
+def _wait_until_received(mesh: Mesh, publisher: Node, reader: Node) -> None:
     """Until events go from one to the other."""
     publisher.call("publish", "first/x", 1)
     until(lambda: reader.facts.seen("all"), 20, "the first event")

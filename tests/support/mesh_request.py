@@ -7,7 +7,7 @@ import time
 from mesh_support import Mesh, until
 
 
-def questions_and_their_ends(mesh: Mesh) -> None:
+def requests_and_their_ends(mesh: Mesh) -> None:
     server, asker = mesh.node("server"), mesh.node("asker", log=False)
     for key, behaviour in (("calc/echo", "echo"), ("calc/fail", "fail"), ("calc/hang", "hang")):
         server.call("serve", key, behaviour)
@@ -18,9 +18,9 @@ def questions_and_their_ends(mesh: Mesh) -> None:
     assert failed["error"] == "HandlerFailed"
     assert "KeyError" in failed["text"]
     assert "no such thing" in failed["text"]
-    nobody = asker.call("request", "calc/none", "x", 5.0)
-    assert nobody["error"] == "NoResponders"
-    assert nobody["took_s"] < 2.0
+    no_responders = asker.call("request", "calc/none", "x", 5.0)
+    assert no_responders["error"] == "NoResponders"
+    assert no_responders["took_s"] < 2.0
     slow = asker.call("request", "calc/hang", "too slow", 0.7)
     assert slow["error"] == "RequestTimeout"
     assert 0.6 < slow["took_s"] < 5.0  # the handler would never have answered
@@ -41,10 +41,10 @@ def server_killed_in_the_middle(mesh: Mesh) -> None:
     asking = asker.begin("request", "calc/hang", "never answered", 3.0)
     until(lambda: ["never", "answered"] in server.facts.of("asked"), 5, "the request's arrival")
     server.kill()
-    told = asker.result(asking)
+    reported = asker.result(asking)
 
-    assert told["error"] in ("TransportError", "RequestTimeout"), told  # never: nobody was asked
-    assert told["took_s"] < 4.0
+    assert reported["error"] in ("TransportError", "RequestTimeout"), reported  # never NoResponders
+    assert reported["took_s"] < 4.0
     server.start()
     server.call("serve", "calc/echo", "echo")
     until(

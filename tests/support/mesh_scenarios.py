@@ -214,8 +214,8 @@ def loop_beside_a_catch_up(directory: Path, kind: type[Wire], events: int) -> No
         b.call("subscribe", "d", ["shop/**"], durable="d", quiet=True)
         until(lambda: b.call("count") >= events, 30 + events / 500, "the catch-up")
         late = b.call("loop_delays")
-        told = "\n".join(f"{delay_s * 1000:.0f} ms\n{doing}" for delay_s, doing in late)
-        assert not late or late[0][0] <= 0.1, f"the loop was late:\n{told}"
+        reported = "\n".join(f"{delay_s * 1000:.0f} ms\n{doing}" for delay_s, doing in late)
+        assert not late or late[0][0] <= 0.1, f"the loop was late:\n{reported}"
 
 
 def new_processes_are_found(directory: Path, kind: type[Wire], processes: int, logged: bool) -> None:

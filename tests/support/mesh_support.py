@@ -82,9 +82,9 @@ class Node:
         return self._last
 
     def result(self, number: int, wait_s: float = CALL_S) -> Any:
-        told = self._wait(number, wait_s)
-        assert "error" not in told, f"{self.name}: {told['error']}\n{self.stderr()}"
-        return told["result"]
+        reported = self._wait(number, wait_s)
+        assert "error" not in reported, f"{self.name}: {reported['error']}\n{self.stderr()}"
+        return reported["result"]
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
@@ -138,9 +138,9 @@ class Node:
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            told = json.loads(line)
+            reported = json.loads(line)
             with self._changed:
-                self._answers[told["id"]] = told
+                self._answers[reported["id"]] = reported
                 self._changed.notify_all()
         with self._changed:
             self._answers[-1] = {}
@@ -244,8 +244,8 @@ def until_seen(node: Node, name: str, published: Callable[[], dict[int, list[int
 def at_once(*stories: Callable[[], None]) -> None:
     """Tell several stories at the same time, since each of them mostly waits; all failures are raised together."""
     with ThreadPoolExecutor(len(stories), "story") as threads:
-        told = [threads.submit(story) for story in stories]
-        failed = [error for each in told if (error := each.exception()) is not None]
+        reported = [threads.submit(story) for story in stories]
+        failed = [error for each in reported if (error := each.exception()) is not None]
     if failed:
         raise BaseExceptionGroup("some of the stories did not end well", failed)
 

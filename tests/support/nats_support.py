@@ -145,7 +145,7 @@ def _binary() -> str:
 
 
 class Collected:
-    """What a fabric handed over, in order: pass it as `receive` or `heard`, then wait for so many."""
+    """What a fabric handed over, in order: pass it as `receive` or `on_reply`, then wait for a number of them."""
 
     def __init__(self) -> None:
         self.items: list[bytes | None] = []

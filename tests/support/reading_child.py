@@ -23,8 +23,8 @@ class Reading:
 
     def go_on(self) -> dict[str, Any]:
         """Let it read the rest: rows, the error that ended it, and the largest batch in bytes."""
-        told, _ = self._process.communicate("\n", timeout=60)
-        found: dict[str, Any] = json.loads(told)
+        reported, _ = self._process.communicate("\n", timeout=60)
+        found: dict[str, Any] = json.loads(reported)
         return found
 
 

@@ -1,4 +1,5 @@
-"""Generator of docs/reference from the code: settings, command line, errors, and the page of `reference_records`.
+"""Generator of docs/reference from the code: settings, command line, errors, and the pages of `reference_api` and
+`reference_records`.
 
 `make reference` writes the pages. `tests/project/test_reference.py` fails if a page differs from what this generates.
 The text does not depend on the machine: neither on the width of the terminal nor on the environment.
@@ -13,11 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import reference_api
 import reference_records
 import typer
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
-from reference_records import GENERATED
+from reference_records import GENERATED, escaped
 
 import zbus.errors
 from zbus.bridge.config import BridgeConfig
@@ -29,7 +31,7 @@ from zbus_web.http.settings import TokenSettings, WebSettings
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
     own = {"settings.md": settings_page(), "cli.md": cli_page(), "errors.md": errors_page()}
-    return own | reference_records.pages()
+    return own | reference_api.pages() | reference_records.pages()
 
 
 def write(folder: Path) -> None:
@@ -185,7 +187,7 @@ def _row(parameter: Any, command: Any) -> list[str]:
     if parameter.param_type_name == "argument":
         spelling = spelling.rpartition(" <")[0]
     text, _, details = text.partition("  [")
-    more = f" ({_escaped(details.removesuffix(']'))})" if details else ""
+    more = f" ({escaped(details.removesuffix(']'))})" if details else ""
     return [f"`{spelling}`", f"{_sentence(text)}.{more}"]
 
 
@@ -243,18 +245,11 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _paragraphs(text: str) -> str:
     """Return text with each paragraph on one line: where the source wraps it does not matter."""
-    return "\n\n".join(_escaped(" ".join(each.split())) for each in inspect.cleandoc(text).split("\n\n"))
+    return "\n\n".join(escaped(" ".join(each.split())) for each in inspect.cleandoc(text).split("\n\n"))
 
 
 def _sentence(text: str) -> str:
-    return _escaped(text[:1].upper() + text[1:]).rstrip(".")
-
-
-def _escaped(text: str) -> str:
-    """Return prose in which Markdown finds no markup except `code`."""
-    parts = text.split("`")
-    parts[::2] = [each.replace("<", "&lt;").replace("*", "\\*") for each in parts[::2]]
-    return "`".join(parts)
+    return escaped(text[:1].upper() + text[1:]).rstrip(".")
 
 
 if __name__ == "__main__":

@@ -95,3 +95,10 @@ def _web_metrics() -> dict[str, MetricInfo]:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Return prose in which Markdown finds no markup except `code`."""
+    parts = text.split("`")
+    parts[::2] = [each.replace("<", "&lt;").replace("*", "\\*") for each in parts[::2]]
+    return "`".join(parts)

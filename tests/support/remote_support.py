@@ -52,4 +52,4 @@ def closing_log(path: str) -> Iterator[SqliteLog]:
 def trim(bus: blocking.Bus, events: int) -> None:
     log = bus._inner._node.log
     assert isinstance(log, SqliteLog)
-    log.retain(Rules(events=events))
+    log.prune(Rules(max_events=events))

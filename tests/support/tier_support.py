@@ -59,7 +59,7 @@ def hot(path: Path) -> list[Any]:
 
 
 async def replayed(path: Path, *keys: str) -> list[Any]:
-    """What a subscriber would be told, headers and all."""
+    """Return the events as a subscriber would receive them, including headers."""
     async with zbus.open(path, read_only=True) as bus:
         return [
             (each.offset, each.identity, each.published_at, each.key, each.payload, dict(each.headers))

@@ -55,10 +55,10 @@ class Collector:
 
 
 class Replies:
-    """A `OnReply` that keeps what is heard."""
+    """An `OnReply` that keeps the replies."""
 
     def __init__(self) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.ends = 0
         self._news = threading.Condition()
 
@@ -67,14 +67,14 @@ class Replies:
             if reply is None:
                 self.ends += 1
             else:
-                self.heard.append(reply)
+                self.received.append(reply)
             self._news.notify_all()
 
     def wait(self, timeout_s: float = DEADLINE_S) -> list[bytes]:
         """All replies, once they have ended."""
         with self._news:
-            assert self._news.wait_for(lambda: self.ends > 0, timeout_s), f"no end after {len(self.heard)} replies"
-            return list(self.heard)
+            assert self._news.wait_for(lambda: self.ends > 0, timeout_s), f"no end after {len(self.received)} replies"
+            return list(self.received)
 
 
 def until(true: Callable[[], Any], timeout_s: float = DEADLINE_S) -> bool:

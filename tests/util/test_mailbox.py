@@ -13,7 +13,7 @@ from zbus.util.mailbox import Calls, Mailbox
 
 
 class Loop:
-    """A loop that runs what was scheduled only when it is told to, and counts how often it was woken."""
+    """A loop that runs what was scheduled only on demand, and counts how often it was woken."""
 
     def __init__(self) -> None:
         self.woken = 0
@@ -177,7 +177,7 @@ def test_a_turn_is_limited_by_size() -> None:
     assert batches == [["aaa", "bbb"], ["c", "d", "e"], ["f"]]
 
 
-def test_a_paused_mailbox_keeps_its_items_and_wakes_nobody() -> None:
+def test_a_paused_mailbox_keeps_its_items_and_does_not_wake_its_reader() -> None:
     loop = Loop()
     mailbox, batches = made(loop, 3)
     mailbox.post("a")
@@ -196,7 +196,7 @@ def test_a_paused_mailbox_keeps_its_items_and_wakes_nobody() -> None:
     assert batches[1:] == [["e"]]
 
 
-def test_a_mailbox_that_was_paused_while_it_was_empty_wakes_nobody_either() -> None:
+def test_a_mailbox_that_was_paused_while_it_was_empty_does_not_wake_its_reader_either() -> None:
     loop = Loop()
     mailbox, batches = made(loop)
     mailbox.pause()

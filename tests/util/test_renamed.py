@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import zbus
 import zbus_log
 from zbus.util.lazy_names import lazy_names
+from zbus_log import Rules, SqliteLog
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,37 @@ def test_a_retired_name_of_the_module_names_its_replacement(old: str, new: str) 
     with pytest.raises(AttributeError, match=f"'zbus' has no attribute '{old}'; renamed: use {new}$"):
         getattr(zbus, old)
     assert hasattr(zbus, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("age_s", "max_age_s"),
+        ("size_bytes", "max_bytes"),
+        ("events", "max_events"),
+        ("past_cursors", "ignore_cursors"),
+        ("upto", "until"),
+    ],
+)
+def test_a_retired_retention_rule_names_its_replacement(old: str, new: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Rules\(\) got an unexpected keyword argument '{old}'; renamed: use {new}$"):
+        Rules(**{old: 1})
+    assert getattr(Rules(**{new: 1}), new) == 1  # type: ignore[arg-type]
+
+
+def test_rules_can_be_pickled_copied_and_inspected() -> None:
+    rules = Rules(60, max_events=5)
+
+    assert pickle.loads(pickle.dumps(rules)) == rules._replace(until=None) == (60, None, 5, False, None)
+    assert [*inspect.signature(Rules).parameters] == [*Rules._fields]
+    with pytest.raises(TypeError, match="nonsense"):
+        Rules(nonsense=1)  # type: ignore[call-arg]
+
+
+def test_a_retired_method_of_the_log_names_its_replacement() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'retain'; renamed: use prune$"):
+        SqliteLog.retain  # noqa: B018
+    assert hasattr(SqliteLog, "prune")
 
 
 def test_a_name_that_never_was_has_no_hint() -> None:

@@ -66,13 +66,13 @@ def test_anything_else_is_no_beacon(frame: bytes) -> None:
 
 
 @given(st.integers(0, (1 << 62) - 1), st.binary(max_size=50))
-def test_a_question_is_read_as_it_was_written(number: int, body: bytes) -> None:
+def test_a_request_is_read_as_it_was_written(number: int, body: bytes) -> None:
     assert decode_request(encode_request(RequestFrame(number, body))) == RequestFrame(number, body)
 
 
 @given(st.binary(max_size=60))
 @example(b"\x92" * 50_000)
-def test_anything_else_is_no_question(payload: bytes) -> None:
+def test_anything_else_is_not_a_request(payload: bytes) -> None:
     found = refusal(lambda: decode_request(payload))
 
     assert not found or found.startswith("malformed request")
@@ -80,7 +80,7 @@ def test_anything_else_is_no_question(payload: bytes) -> None:
 
 @given(st.binary(max_size=60))
 @example(b"\x93\x91\xa1*\xff\x00")
-def test_a_log_is_asked_nonsense_and_says_so(request: bytes) -> None:
+def test_a_log_rejects_a_malformed_request_with_a_reason(request: bytes) -> None:
     service = LogService(None, 1)  # type: ignore[arg-type]  # nonsense never reaches the log
     found = refusal(lambda: list(service.page(request)))
 
@@ -151,12 +151,12 @@ def test_a_node_that_says_nonsense_of_its_log_is_an_error(body: bytes) -> None:
         return await request_log_info(answered(body), 1.0)
 
     try:
-        told = asyncio.run(ask())
+        reported = asyncio.run(ask())
     except TransportError as error:
         refused = str(error)
     else:
         refused = ""
-        numbers = (told.origin, told.head, told.low_water, *told.other_logs)
+        numbers = (reported.origin, reported.head, reported.low_water, *reported.other_logs)
         assert 0 <= min(numbers) <= max(numbers) < 1 << 63
     assert not refused or "malformed reply" in refused
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import zmq
-from dynamo_ears import Ears, frame
 from dynamo_peer import Broker, ZmqPublisher, ZmqSubscriber, closing_all, message, subject, zmq_context
+from dynamo_support import Receiver, frame
 from log_support import wait_until
 
 from zbus.config import BusConfig
@@ -55,12 +55,12 @@ def test_what_zbus_sends_reaches_a_dynamo_subscriber(
     wait_until(lambda: fabric.ready("/".join(names)))
 
     fabric.send([frame("/".join(names), n, b"%d" % n, 5) for n in range(100)])
-    heard = subscriber.drained()
+    received = subscriber.drained()
 
-    assert {(each["publisher_id"], each["sequence"], each["payload"]) for each in heard} == {
+    assert {(each["publisher_id"], each["sequence"], each["payload"]) for each in received} == {
         (5, n, b"%d" % n) for n in range(100)
     }
-    assert len(heard) <= 100 * count  # a subscriber of several brokers removes the copies itself
+    assert len(received) <= 100 * count  # a subscriber of several brokers removes the copies itself
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -69,22 +69,22 @@ def test_what_a_dynamo_publisher_sends_arrives_once_however_many_brokers_there_a
     context: Any, keep: Any, brokers: list[Broker], names: tuple[str, ...], count: int
 ) -> None:
     used = brokers[:count]
-    ears, fabric = Ears(), through(keep, *used)
-    fabric.listen(["ns/**"], ears)
+    receiver, fabric = Receiver(), through(keep, *used)
+    fabric.listen(["ns/**"], receiver)
     publisher = keep(ZmqPublisher(context, names, tuple(each.xsub for each in used)))
-    _publish_until_heard(publisher, ears)
+    _publish_until_received(publisher, receiver)
     start = publisher.sequence
 
     for _ in range(200):
         publisher.publish(b"x")
-    heard = ears.drained()
+    received = receiver.drained()
 
-    assert [event.sequence for event in heard] == list(range(start, start + 200))
-    assert {event.key for event in heard} == {"/".join(names)}
+    assert [event.sequence for event in received] == list(range(start, start + 200))
+    assert {event.key for event in received} == {"/".join(names)}
 
 
 def test_a_node_does_not_hear_itself_and_two_nodes_hear_each_other(keep: Any, brokers: list[Broker]) -> None:
-    one, two, first, second = through(keep, *brokers), through(keep, *brokers), Ears(), Ears()
+    one, two, first, second = through(keep, *brokers), through(keep, *brokers), Receiver(), Receiver()
     one.listen(["ns/**"], first)
     two.listen(["ns/**"], second)
     wait_until(lambda: one.ready("ns/t") and two.ready("ns/t"))
@@ -104,26 +104,26 @@ def test_no_broker_is_an_error_and_a_late_one_is_found(context: Any, keep: Any) 
     assert not fabric.ready("ns/t")
     with pytest.raises(TransportError, match="no broker"):
         fabric.send([frame("ns/t")])
-    ears = Ears()
-    fabric.listen(["ns/t"], ears)
+    receiver = Receiver()
+    fabric.listen(["ns/t"], receiver)
 
     late = keep(Broker(context, xsub, xpub))
     subscriber = keep(ZmqSubscriber(context, ("ns", "t"), (late.xpub,)))
     publisher = keep(ZmqPublisher(context, ("ns", "t"), (late.xsub,)))
-    _publish_until_heard(publisher, ears)
+    _publish_until_received(publisher, receiver)
     wait_until(lambda: fabric.ready("ns/t"))
     fabric.send([frame("ns/t", publisher_id=4711)])
 
     assert 4711 in {each["publisher_id"] for each in subscriber.drained()}
 
 
-def test_bad_messages_are_counted_by_reason_told_with_their_sender_and_what_follows_arrives(
+def test_bad_messages_are_counted_by_reason_reported_with_their_sender_and_what_follows_arrives(
     context: Any, keep: Any, brokers: list[Broker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ears, fabric = Ears(), through(keep, brokers[0])
-    fabric.listen(["ns/**"], ears)
+    receiver, fabric = Receiver(), through(keep, brokers[0])
+    fabric.listen(["ns/**"], receiver)
     publisher = keep(ZmqPublisher(context, ("ns", "t"), (brokers[0].xsub,)))
-    _publish_until_heard(publisher, ears)
+    _publish_until_received(publisher, receiver)
 
     caplog.clear()
     publisher.socket.send_multipart([b"namespace.ns.t", b"rubbish"])
@@ -133,13 +133,13 @@ def test_bad_messages_are_counted_by_reason_told_with_their_sender_and_what_foll
     publisher.socket.send_multipart(message(subject("ns", "t"), 10, 1, "other", b""))  # another one who does it
     publisher.socket.send_multipart(message(subject("ns", "t"), 9, 3, "t", b"good"))
 
-    while ears.next().payload != b"good":
+    while receiver.next().payload != b"good":
         pass
     assert fabric.diagnostics()["counts"] == {"invalid_frame_count": 1, "invalid_subject": 2, "topic_mismatch": 2}
-    told = [each.getMessage() for each in caplog.records if "topic_mismatch" in each.getMessage()]
-    assert len(told) == 2
-    assert "namespace.ns.t of 0000000000000009" in told[0]
-    assert "namespace.ns.t of 000000000000000a" in told[1]
+    reported = [each.getMessage() for each in caplog.records if "topic_mismatch" in each.getMessage()]
+    assert len(reported) == 2
+    assert "namespace.ns.t of 0000000000000009" in reported[0]
+    assert "namespace.ns.t of 000000000000000a" in reported[1]
 
 
 def test_brokers_are_named_by_url_options_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +191,11 @@ def test_brokers_from_discovery_are_not_followed_and_that_is_said(monkeypatch: p
         zmq_settings("zmq", {})
 
 
-def _publish_until_heard(publisher: ZmqPublisher, ears: Ears) -> None:
+def _publish_until_received(publisher: ZmqPublisher, receiver: Receiver) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         publisher.publish(b"hello")
-        if ears.drained(0.1):
-            ears.drained(0.2)
+        if receiver.drained(0.1):
+            receiver.drained(0.2)
             return
     raise AssertionError("nothing was heard")

@@ -70,12 +70,12 @@ async def test_publishers_and_subscribers_meet_those_of_dynamo_on_nats(on_nats: 
     async with zbus.open() as bus, await subscriber_for(bus, kind) as subscriber:
         publisher = await publisher_for(bus, kind)
         await publisher.publish(b"from zbus")
-        where, heard = await asyncio.to_thread(on_nats.next)
+        where, received = await asyncio.to_thread(on_nats.next)
         await asyncio.to_thread(on_nats.publish, here, envelope(7, 0, "kv-events", b"from dynamo"))
         events = [await asyncio.wait_for(subscriber.next(), WAIT_S) for _ in range(2)]
 
-    assert (where, heard["payload"], heard["topic"]) == (here, b"from zbus", "kv-events")
-    assert (heard["publisher_id"], heard["sequence"]) == (publisher.publisher_id, 0)
+    assert (where, received["payload"], received["topic"]) == (here, b"from zbus", "kv-events")
+    assert (received["publisher_id"], received["sequence"]) == (publisher.publisher_id, 0)
     assert [event.payload for event in events if event] == [b"from zbus", b"from dynamo"]
     assert {event.key for event in events if event} == {"/".join((*NAMES[kind], "kv-events"))}
 
@@ -89,12 +89,12 @@ async def test_publishers_and_subscribers_meet_those_of_dynamo_on_zmq(on_zmq: Re
         async with zbus.open() as bus, await subscriber_for(bus, kind) as subscriber:
             publisher = await publisher_for(bus, kind)
             await publisher.publish(b"from zbus")
-            heard = await asyncio.to_thread(far.next)
-            assert (await asyncio.wait_for(subscriber.next(), WAIT_S) or heard).payload == b"from zbus"
-            event = await _published_until_heard(near, subscriber)
+            received = await asyncio.to_thread(far.next)
+            assert (await asyncio.wait_for(subscriber.next(), WAIT_S) or received).payload == b"from zbus"
+            event = await _published_until_received(near, subscriber)
 
-    assert (heard["payload"], heard["topic"]) == (b"from zbus", "kv-events")
-    assert (heard["publisher_id"], heard["sequence"]) == (publisher.publisher_id, 0)
+    assert (received["payload"], received["topic"]) == (b"from zbus", "kv-events")
+    assert (received["publisher_id"], received["sequence"]) == (publisher.publisher_id, 0)
     assert (event.payload, event.key, event.publisher_id) == (b"from dynamo", "/".join(names), near.publisher_id)
 
 
@@ -107,14 +107,14 @@ async def test_two_buses_with_logs_exchange_a_thousand_events_in_order(
         async with two.subscribe("shop/**", queue_events=5000) as subscription:
             publisher = await one.publisher("shop/orders/created")
             await publisher.publish_many([b"%d" % n for n in range(1000)])
-            heard = [await asyncio.wait_for(anext(subscription), WAIT_S) for _ in range(1000)]
+            received = [await asyncio.wait_for(anext(subscription), WAIT_S) for _ in range(1000)]
 
-    assert [event.payload for event in heard] == [b"%d" % n for n in range(1000)]
-    assert {event.publisher_id for event in heard} == {publisher.publisher_id}
+    assert [event.payload for event in received] == [b"%d" % n for n in range(1000)]
+    assert {event.publisher_id for event in received} == {publisher.publisher_id}
 
 
 @pytest.mark.parametrize("plane", ["nats", "zmq"])
-async def test_a_question_on_this_wire_is_an_error_that_names_what_it_lacks(
+async def test_a_request_on_this_wire_is_an_error_that_names_what_is_unsupported(
     plane: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(f"on_{plane}")
@@ -132,7 +132,7 @@ async def test_headers_stay_behind_and_the_diagnostics_say_so(on_nats: NatsPeer)
         assert "headers_dropped" in str(bus.diagnostics())
 
 
-async def _published_until_heard(near: ZmqPublisher, subscriber: EventSubscriber) -> Any:
+async def _published_until_received(near: ZmqPublisher, subscriber: EventSubscriber) -> Any:
     """A PUB socket of Dynamo drops what it sends before a subscription reached it."""
     for _ in range(200):
         near.publish(b"from dynamo")

@@ -237,7 +237,7 @@ def test_changes_wait_for_the_lock_of_the_directory_but_not_for_ever(
     assert list(store.files()) == [file_name("a/b")]
 
 
-def test_what_nobody_touches_for_ten_seconds_is_removed_and_what_is_touched_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_not_touched_for_ten_seconds_is_removed_and_a_touched_one_stays(tmp_path: Path) -> None:
     mine, other = FileStore(tmp_path), FileStore(tmp_path)
     mine.put("mine", b"{}")
     other.put("dead", b"{}")
@@ -279,8 +279,8 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbish(tmp_path: Path) -> None:
-    counts, told = Counters("test"), list[dict[str, Channel]]()
-    registry, far = DynamoRegistry(FileStore(tmp_path), counts, told.append), FileStore(tmp_path)
+    counts, reported = Counters("test"), list[dict[str, Channel]]()
+    registry, far = DynamoRegistry(FileStore(tmp_path), counts, reported.append), FileStore(tmp_path)
     try:
         (far.directory / "rubbish").write_bytes(b"\xff\x00")
         (far.directory / "huge").write_bytes(b"x" * (records.RECORD_BYTES_MAX + 1))
@@ -288,9 +288,9 @@ def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbi
         (far.directory / "folder").mkdir()
         os.mkfifo(far.directory / "fifo")
         far.put(record_key(COMPONENT), write(COMPONENT))
-        wait_until(lambda: told and list(told[-1].values()) == [COMPONENT])
+        wait_until(lambda: reported and list(reported[-1].values()) == [COMPONENT])
         far.delete(record_key(COMPONENT))
-        wait_until(lambda: told[-1] == {})
+        wait_until(lambda: reported[-1] == {})
         wait_until(lambda: counts.snapshot().get("record_invalid") == 5)
         assert registry.diagnostics()["records_unreadable"] >= 3
     finally:
@@ -298,23 +298,23 @@ def test_the_registry_tells_of_publishers_as_they_come_and_go_and_survives_rubbi
 
 
 def test_the_registry_does_not_tell_of_our_own_publishers_and_takes_them_back_at_the_end(tmp_path: Path) -> None:
-    told, registered = list[dict[str, Channel]](), threading.Event()
-    registry, far = DynamoRegistry(FileStore(tmp_path), Counters("test"), told.append), FileStore(tmp_path)
+    reported, registered = list[dict[str, Channel]](), threading.Event()
+    registry, far = DynamoRegistry(FileStore(tmp_path), Counters("test"), reported.append), FileStore(tmp_path)
     try:
         registry.register(COMPONENT, registered.set)
         assert registered.wait(10)
         assert [read(far.read(name) or b"") for name in far.files()] == [COMPONENT]
         far.put(record_key(ENDPOINT), write(ENDPOINT))
-        wait_until(lambda: told)
-        assert list(told[-1].values()) == [ENDPOINT]
+        wait_until(lambda: reported)
+        assert list(reported[-1].values()) == [ENDPOINT]
     finally:
         registry.close()
     assert [read(far.read(name) or b"") for name in far.files()] == [ENDPOINT]
 
 
 def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path) -> None:
-    counts, told = Counters("test"), list[dict[str, Channel]]()
-    registry = DynamoRegistry(FileStore(tmp_path / "kv"), counts, told.append)
+    counts, reported = Counters("test"), list[dict[str, Channel]]()
+    registry = DynamoRegistry(FileStore(tmp_path / "kv"), counts, reported.append)
     try:
         (tmp_path / "kv").rename(tmp_path / "away")
         registered = threading.Event()
@@ -325,7 +325,7 @@ def test_the_registry_goes_on_when_the_store_is_away_for_a_while(tmp_path: Path)
         assert registered.wait(10)
         far = FileStore(tmp_path / "kv")
         far.put(record_key(ENDPOINT), write(ENDPOINT))
-        wait_until(lambda: told and list(told[-1].values()) == [ENDPOINT])
+        wait_until(lambda: reported and list(reported[-1].values()) == [ENDPOINT])
     finally:
         registry.close()
 

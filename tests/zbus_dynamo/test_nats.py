@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dynamo_ears import AT_NS, Ears, frame
 from dynamo_peer import NatsPeer, envelope, subject
+from dynamo_support import AT_NS, Receiver, frame
 from log_support import wait_until
 from nats_support import NatsServer, nats_server
 
@@ -63,43 +63,43 @@ def test_what_zbus_sends_is_the_bare_envelope_on_the_subject_of_its_scope(
 def test_what_a_dynamo_program_sends_arrives_as_an_event(
     fabric: DynamoNats, peer: NatsPeer, names: tuple[str, ...]
 ) -> None:
-    ears = Ears()
-    fabric.listen(["/".join(names)], ears)
+    receiver = Receiver()
+    fabric.listen(["/".join(names)], receiver)
 
     peer.publish(subject(*names), envelope(9, 3, names[-1], b"hello", 1_700_000_000_000))
 
-    assert ears.next() == Event(9, 3, 1_700_000_000_000_000_000, "/".join(names), b"hello")
+    assert receiver.next() == Event(9, 3, 1_700_000_000_000_000_000, "/".join(names), b"hello")
 
 
 def test_wildcards_bring_every_depth_once_and_in_order(fabric: DynamoNats, peer: NatsPeer) -> None:
-    ears = Ears()
-    fabric.listen(["**", "ns/**", "ns/*/t", "*/worker/t"], ears)
+    receiver = Receiver()
+    fabric.listen(["**", "ns/**", "ns/*/t", "*/worker/t"], receiver)
 
     sent = [("ns", "t"), ("ns", "worker", "t"), ("ns", "worker", "gen", "t"), ("other", "worker", "t")] * 50
     for sequence, names in enumerate(sent):
         peer.publish(subject(*names), envelope(9, sequence, names[-1], b""))
-    heard = [ears.next() for _ in sent]
+    received = [receiver.next() for _ in sent]
 
-    assert [(each.sequence, each.key) for each in heard] == [(n, "/".join(names)) for n, names in enumerate(sent)]
-    assert ears.events.empty()
+    assert [(each.sequence, each.key) for each in received] == [(n, "/".join(names)) for n, names in enumerate(sent)]
+    assert receiver.events.empty()
 
 
 def test_the_exact_filter_follows_the_coarse_one(fabric: DynamoNats, peer: NatsPeer) -> None:
-    ears = Ears()
-    fabric.listen(["ns/kv$*"], ears)
+    receiver = Receiver()
+    fabric.listen(["ns/kv$*"], receiver)
 
     peer.publish(subject("ns", "other"), envelope(9, 0, "other", b""))
     peer.publish(subject("ns", "kv-events"), envelope(9, 1, "kv-events", b""))
 
-    assert ears.next().sequence == 1
-    assert ears.events.empty()
+    assert receiver.next().sequence == 1
+    assert receiver.events.empty()
 
 
 def test_a_subscription_is_replaced_without_losing_or_repeating_what_both_want(
     fabric: DynamoNats, peer: NatsPeer
 ) -> None:
-    ears, total = Ears(), 40_000
-    fabric.listen(["ns/*/t"], ears)
+    receiver, total = Receiver(), 40_000
+    fabric.listen(["ns/*/t"], receiver)
     publishing = threading.Thread(
         target=peer.publish_all,
         args=(subject("ns", "w", "t"), [envelope(9, sequence, "t", b"") for sequence in range(total)]),
@@ -109,16 +109,16 @@ def test_a_subscription_is_replaced_without_losing_or_repeating_what_both_want(
     changes = 0
     while publishing.is_alive():
         changes += 1
-        fabric.listen(["ns/w/t"] if changes % 2 else ["ns/*/t"], ears)
+        fabric.listen(["ns/w/t"] if changes % 2 else ["ns/*/t"], receiver)
     publishing.join()
 
-    assert [ears.next().sequence for _ in range(total)] == list(range(total))
-    assert ears.events.empty()
+    assert [receiver.next().sequence for _ in range(total)] == list(range(total))
+    assert receiver.events.empty()
     assert changes > 10
 
 
 def test_a_node_does_not_hear_itself_but_two_nodes_hear_each_other(server: NatsServer, fabric: DynamoNats) -> None:
-    mine, theirs = Ears(), Ears()
+    mine, theirs = Receiver(), Receiver()
     other = open_fabric(BusConfig(), server.url)
     try:
         fabric.listen(["ns/t"], mine)
@@ -132,8 +132,8 @@ def test_a_node_does_not_hear_itself_but_two_nodes_hear_each_other(server: NatsS
 
 
 def test_bad_input_is_counted_by_reason_and_what_follows_arrives(fabric: DynamoNats, peer: NatsPeer) -> None:
-    ears = Ears()
-    fabric.listen(["ns/**"], ears)
+    receiver = Receiver()
+    fabric.listen(["ns/**"], receiver)
 
     here = subject("ns", "t")
     for body in (
@@ -148,7 +148,7 @@ def test_bad_input_is_counted_by_reason_and_what_follows_arrives(fabric: DynamoN
     peer.publish("namespace.ns.%zz", envelope(9, 2, "%zz", b""))
     peer.publish(here, envelope(9, 3, "t", b"good"))
 
-    assert ears.next().payload == b"good"
+    assert receiver.next().payload == b"good"
     counts = fabric.diagnostics()["counts"]
     reasons = {
         "invalid_envelope": 3,
@@ -175,16 +175,16 @@ def test_what_the_server_or_the_wire_cannot_take_is_counted_and_the_rest_goes(
 def test_an_expression_that_can_match_nothing_here_is_named_and_the_others_are_in_force(
     fabric: DynamoNats, peer: NatsPeer
 ) -> None:
-    ears = Ears()
+    receiver = Receiver()
 
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
-        fabric.listen(["a/b/c/d/e", "ns/t"], ears)
+        fabric.listen(["a/b/c/d/e", "ns/t"], receiver)
     peer.publish(subject("ns", "t"), envelope(9, 0, "t", b""))
 
-    assert ears.next().key == "ns/t"
+    assert receiver.next().key == "ns/t"
 
 
-def test_questions_are_refused_by_name(fabric: DynamoNats) -> None:
+def test_requests_are_refused_by_name(fabric: DynamoNats) -> None:
     with pytest.raises(TransportUnsupported, match="serving requests: it carries only events"):
         fabric.serve(["a/b"], print)
     with pytest.raises(TransportUnsupported, match="sending requests: it carries only events"):
@@ -193,8 +193,8 @@ def test_questions_are_refused_by_name(fabric: DynamoNats) -> None:
 
 
 def test_it_is_subscribed_again_after_the_server_came_back(server: NatsServer, fabric: DynamoNats) -> None:
-    ears = Ears()
-    fabric.listen(["ns/**"], ears)
+    receiver = Receiver()
+    fabric.listen(["ns/**"], receiver)
     server.kill()
     with pytest.raises(TransportError):
         _send_until_refused(fabric)
@@ -203,7 +203,7 @@ def test_it_is_subscribed_again_after_the_server_came_back(server: NatsServer, f
     peer = NatsPeer(server.url)
     try:
         peer.publish(subject("ns", "t"), envelope(9, 1, "t", b"again"))
-        assert ears.next().payload == b"again"
+        assert receiver.next().payload == b"again"
         peer.subscribe(subject("ns", "t"))
         fabric.send([frame("ns/t", 7)])
         assert peer.next()[1]["sequence"] == 7

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import zmq
-from dynamo_ears import AT_NS, Ears, frame
 from dynamo_peer import Records, ZmqPublisher, ZmqSubscriber, closing_all, message, zmq_context
+from dynamo_support import AT_NS, Receiver, frame
 from log_support import wait_until
 from mesh_fakes import recorded
 
@@ -84,59 +84,59 @@ def test_what_a_dynamo_publisher_of_either_generation_sends_arrives(
 ) -> None:
     if old and len(names) == 4:
         names = ("other", "t2")  # there were no endpoint scopes then
-    ears, fabric = Ears(), opened()
-    fabric.listen(["/".join(names)], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["/".join(names)], receiver)
     made, _ = publisher(context, records, keep, *names, old=old)
     wait_until(lambda: fabric.diagnostics()["connections"].get(made.endpoint))
 
-    heard = _publish_until_heard(made, ears)
+    received = _publish_until_received(made, receiver)
 
-    assert (heard.key, heard.payload, heard.publisher_id) == ("/".join(names), b"hello", made.publisher_id)
+    assert (received.key, received.payload, received.publisher_id) == ("/".join(names), b"hello", made.publisher_id)
 
 
 def test_a_publisher_that_was_there_before_is_connected_when_listen_returns(
     opened: Any, context: Any, records: Records, keep: Any
 ) -> None:
     made, _ = publisher(context, records, keep, "ns", "t")
-    ears, fabric = Ears(), opened()
+    receiver, fabric = Receiver(), opened()
     wait_until(lambda: fabric.diagnostics()["records_seen"] == 1)
 
-    fabric.listen(["**"], ears)
+    fabric.listen(["**"], receiver)
 
     assert fabric.diagnostics()["connections"] == {made.endpoint: True}
 
 
 def test_publishers_come_and_go_and_are_merged(opened: Any, context: Any, records: Records, keep: Any) -> None:
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/**"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/**"], receiver)
     made = [publisher(context, records, keep, "ns", f"w{n % 3}", "t", old=n % 2 == 1) for n in range(6)]
     wait_until(lambda: sum(fabric.diagnostics()["connections"].values()) == 6)
 
     for each, _ in made:
-        assert _publish_until_heard(each, ears).publisher_id == each.publisher_id
+        assert _publish_until_received(each, receiver).publisher_id == each.publisher_id
     for each, path in made[:5]:
         path.unlink()
         each.close()
     wait_until(lambda: list(fabric.diagnostics()["connections"]) == [made[5][0].endpoint])
-    ears.drained(0.1)
+    receiver.drained(0.1)
 
-    assert _publish_until_heard(made[5][0], ears).publisher_id == made[5][0].publisher_id
+    assert _publish_until_received(made[5][0], receiver).publisher_id == made[5][0].publisher_id
 
 
 def test_what_is_on_its_way_when_a_record_disappears_still_arrives(
     opened: Any, context: Any, records: Records, keep: Any
 ) -> None:
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/t"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/t"], receiver)
     made, path = publisher(context, records, keep, "ns", "t")
     wait_until(lambda: fabric.diagnostics()["connections"].get(made.endpoint))
-    _publish_until_heard(made, ears)
+    _publish_until_received(made, receiver)
 
     path.unlink()
     wait_until(lambda: fabric.diagnostics()["records_seen"] == 0)
     made.publish(b"the last one")
 
-    while ears.next().payload != b"the last one":
+    while receiver.next().payload != b"the last one":
         pass
     wait_until(lambda: not fabric.diagnostics()["connections"])
 
@@ -145,8 +145,8 @@ def test_the_record_of_a_process_that_died_is_removed_and_its_connection_given_u
     opened: Any, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_dynamo.registry.TOUCH_S", 0.2)
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/t"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/t"], receiver)
     path = records.add(("ns", "t"), 1, "tcp://127.0.0.1:9")
     wait_until(lambda: fabric.diagnostics()["connections"] == {"tcp://127.0.0.1:9": False})
 
@@ -156,32 +156,30 @@ def test_the_record_of_a_process_that_died_is_removed_and_its_connection_given_u
     wait_until(lambda: fabric.diagnostics()["connections"] == {})
 
 
-def test_a_process_killed_and_replaced_is_heard_again_and_the_dead_one_is_given_up(
+def test_events_of_a_process_killed_and_replaced_arrive_again_and_the_dead_one_is_given_up(
     opened: Any, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zbus_dynamo.registry.TOUCH_S", 0.2)
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/t"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/t"], receiver)
     with _child(records, 1) as first:
-        assert ears.next().publisher_id == 1
+        assert receiver.next().publisher_id == 1
         first.kill()
         first.wait(20)
-        ears.drained(0.2)
+        receiver.drained(0.2)
     (left,) = records.directory.iterdir()
 
     with _child(records, 2):
-        assert ears.next().identity == (2, 0)
+        assert receiver.next().identity == (2, 0)
         os.utime(left, (time.time() - 11, time.time() - 11))
         wait_until(lambda: [each["instance_id"] for each in records.read()] == [2])
         wait_until(lambda: list(fabric.diagnostics()["connections"].values()) == [True])
-    assert [event.publisher_id for event in ears.drained() if event.publisher_id != 2] == []
+    assert [event.publisher_id for event in receiver.drained() if event.publisher_id != 2] == []
 
 
-def test_a_publisher_that_starts_to_answer_late_is_heard(
-    opened: Any, context: Any, records: Records, keep: Any
-) -> None:
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/t"], ears)
+def test_events_of_a_publisher_that_starts_late_arrive(opened: Any, context: Any, records: Records, keep: Any) -> None:
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/t"], receiver)
     made = keep(ZmqPublisher(context, ("ns", "t")))
     made.socket.unbind(made.endpoint)
     records.add(("ns", "t"), made.publisher_id, made.endpoint)
@@ -189,23 +187,23 @@ def test_a_publisher_that_starts_to_answer_late_is_heard(
 
     made.socket.bind(made.endpoint)
 
-    assert _publish_until_heard(made, ears).publisher_id == made.publisher_id
+    assert _publish_until_received(made, receiver).publisher_id == made.publisher_id
 
 
-def test_a_topic_that_only_begins_alike_and_a_scope_that_was_not_asked_for_stay_out(
+def test_a_topic_that_only_begins_alike_and_a_scope_that_was_not_requested_stay_out(
     opened: Any, context: Any, records: Records, keep: Any
 ) -> None:
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/w/kv"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/w/kv"], receiver)
     wanted, _ = publisher(context, records, keep, "ns", "w", "kv")
     other, _ = publisher(context, records, keep, "ns", "kv")
     wait_until(lambda: fabric.diagnostics()["connections"].get(wanted.endpoint))
 
-    _publish_until_heard(wanted, ears)
+    _publish_until_received(wanted, receiver)
     wanted.socket.send_multipart(message("kv-events", wanted.publisher_id, 99, "kv-events", b""))
     other.publish(b"")
 
-    assert [event.key for event in ears.drained() if event.sequence == 99 or event.key != "ns/w/kv"] == []
+    assert [event.key for event in receiver.drained() if event.sequence == 99 or event.key != "ns/w/kv"] == []
     assert list(fabric.diagnostics()["connections"]) == [wanted.endpoint]
 
 
@@ -229,10 +227,10 @@ def test_two_publishers_of_one_topic_reach_a_dynamo_subscriber_once_each(
     fabric = opened()
 
     fabric.send([frame("ns/a/t", n, b"", 1 + n % 2) for n in range(100)])
-    heard = [(each["publisher_id"], each["sequence"]) for each in subscriber.drained()]
+    received = [(each["publisher_id"], each["sequence"]) for each in subscriber.drained()]
 
-    assert sorted(heard) == sorted((1 + n % 2, n) for n in range(100))
-    assert [n for who, n in heard if who == 1] == list(range(0, 100, 2))
+    assert sorted(received) == sorted((1 + n % 2, n) for n in range(100))
+    assert [n for who, n in received if who == 1] == list(range(0, 100, 2))
 
 
 def test_two_hundred_publishers_of_a_process_share_one_socket_and_its_threads(opened: Any, records: Records) -> None:
@@ -281,7 +279,7 @@ def test_a_record_that_another_process_reaped_comes_back(
 
 
 def test_two_nodes_of_zbus_hear_each_other_and_not_themselves(opened: Any) -> None:
-    one, two, first, second = opened(), opened(), Ears(), Ears()
+    one, two, first, second = opened(), opened(), Receiver(), Receiver()
     one.listen(["ns/**"], first)
     two.listen(["ns/**"], second)
 
@@ -295,23 +293,23 @@ def test_two_nodes_of_zbus_hear_each_other_and_not_themselves(opened: Any) -> No
 
 
 def test_what_was_sent_before_the_close_arrives(opened: Any) -> None:
-    one, two, ears = opened(), opened(), Ears()
-    two.listen(["ns/t"], ears)
+    one, two, receiver = opened(), opened(), Receiver()
+    two.listen(["ns/t"], receiver)
 
     one.send([frame("ns/t", n, b"x" * 1000) for n in range(5000)])
     one.close()
 
-    assert [ears.next().sequence for _ in range(5000)] == list(range(5000))
+    assert [receiver.next().sequence for _ in range(5000)] == list(range(5000))
 
 
 def test_bad_messages_are_counted_by_reason_and_what_follows_arrives(
     opened: Any, context: Any, records: Records, keep: Any
 ) -> None:
-    ears, fabric = Ears(), opened()
-    fabric.listen(["ns/t"], ears)
+    receiver, fabric = Receiver(), opened()
+    fabric.listen(["ns/t"], receiver)
     made, _ = publisher(context, records, keep, "ns", "t")
     wait_until(lambda: fabric.diagnostics()["connections"].get(made.endpoint))
-    _publish_until_heard(made, ears)
+    _publish_until_received(made, receiver)
     good = message("t", made.publisher_id, 500, "t", b"")
 
     bad = [good[:3], [*good, b""], [b"t"], [good[0], good[1], good[1], good[3]], [*good[:3], b"\x02" + good[3][1:]]]
@@ -322,7 +320,7 @@ def test_bad_messages_are_counted_by_reason_and_what_follows_arrives(
         made.socket.send_multipart(each)
     made.socket.send_multipart(message("t", made.publisher_id, 1000, "t", b"good"))
 
-    while ears.next().payload != b"good":
+    while receiver.next().payload != b"good":
         pass
     assert fabric.diagnostics()["counts"] == {
         "invalid_frame_count": 3,
@@ -410,7 +408,7 @@ def test_a_key_whose_record_could_have_no_file_is_refused_and_the_rest_goes(open
     assert fabric.diagnostics()["counts"]["key_rejected"] == 2
 
 
-def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any) -> None:
+def test_requests_are_refused_by_name_and_hopeless_expressions_too(opened: Any) -> None:
     fabric = opened()
 
     with pytest.raises(TransportUnsupported, match="serving requests: it carries only events"):
@@ -418,13 +416,13 @@ def test_questions_are_refused_by_name_and_hopeless_expressions_too(opened: Any)
     with pytest.raises(TransportUnsupported, match="sending requests: it carries only events"):
         fabric.request("a/b", b"", print, 1.0)
     with pytest.raises(TransportUnsupported, match="a/b/c/d/e"):
-        fabric.listen(["a/b/c/d/e"], Ears())
+        fabric.listen(["a/b/c/d/e"], Receiver())
 
 
 def test_an_address_that_cannot_be_listened_on_is_counted_and_does_not_block_what_follows(
     tmp_path: Path, keep: Any
 ) -> None:
-    fabric = keep(open_fabric(BusConfig(), f"zmq://192.0.2.1?store={tmp_path}"))  # an address of nobody
+    fabric = keep(open_fabric(BusConfig(), f"zmq://192.0.2.1?store={tmp_path}"))  # an address that no host has
 
     for n in range(300):
         fabric.send([frame("ns/t", m) for m in range(n * 100, n * 100 + 100)])
@@ -490,7 +488,7 @@ def test_a_store_that_cannot_be_opened_is_an_error_and_leaves_nothing_behind(tmp
 CHILD = """
 import sys, time
 sys.path.insert(0, sys.argv[3])
-from dynamo_ears import frame
+from dynamo_support import frame
 from zbus.config import BusConfig
 from zbus_dynamo.zmq_plane import open_fabric
 fabric = open_fabric(BusConfig(), "zmq://?store=" + sys.argv[1])
@@ -512,12 +510,12 @@ def _child(records: Records, publisher_id: int) -> Iterator[subprocess.Popen[byt
             process.kill()
 
 
-def _publish_until_heard(made: ZmqPublisher, ears: Ears) -> Any:
+def _publish_until_received(made: ZmqPublisher, receiver: Receiver) -> Any:
     """A PUB socket of Dynamo drops what it sends before a subscription reached it."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         made.publish(b"hello")
-        for event in ears.drained(0.05):
+        for event in receiver.drained(0.05):
             if event.publisher_id == made.publisher_id:
                 return event
     raise AssertionError("nothing was heard")

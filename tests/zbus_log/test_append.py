@@ -68,7 +68,7 @@ def log(path: str) -> Iterator[SqliteLog]:
 # Offsets
 
 
-def test_offsets_begin_at_one_and_leave_no_hole(log: SqliteLog) -> None:
+def test_offsets_begin_at_one_and_leave_no_gap(log: SqliteLog) -> None:
     offsets = append(log, [row(1, 0)]) + append(log, [row(1, 1), row(2, 0), row(1, 2)]) + append(log, [row(3, 7)])
 
     assert offsets == [1, 2, 3, 4, 5]
@@ -268,7 +268,7 @@ def test_identity_holds_in_sealed_blocks_and_across_a_restart(path: str) -> None
     assert head == 3 * BLOCK + 2
 
 
-def test_a_hole_inside_a_sealed_block_is_filled_with_a_new_offset(path: str, log: SqliteLog) -> None:
+def test_a_gap_inside_a_sealed_block_is_filled_with_a_new_offset(path: str, log: SqliteLog) -> None:
     append(log, [row(1, 2 * n) for n in range(2 * BLOCK)])  # even sequences only
     wait_until(lambda: sealed_blocks(path) >= 2)
 
@@ -394,7 +394,7 @@ def test_keys_are_stored_once_when_more_are_in_use_than_are_remembered(
 
 def test_stored_events_cannot_be_updated_or_deleted(path: str, log: SqliteLog) -> None:
     append(log, [row(1, n) for n in range(10)])
-    log.retain(Rules(events=6))  # the low-water mark is 4
+    log.prune(Rules(max_events=6))  # the low-water mark is 4
     connection = raw(path)
 
     for statement in (

@@ -80,17 +80,17 @@ def test_stats_say_what_a_log_holds_while_its_owner_writes(log_path: Path) -> No
             bus.publisher(key).publish_many([b"12345"] * 5000)
         acknowledge(log_path, "billing", 10)
 
-        (figures,) = lines("stats", log_path, "--json")
+        (metrics,) = lines("stats", log_path, "--json")
 
-    assert figures["log"] == str(log_path)
-    assert (figures["head"], figures["low_water"], figures["events"]) == (10_000, 0, 10_000)
-    assert (figures["payload_bytes"], figures["keys"], figures["publishers"]) == (50_000, 2, 2)
-    assert figures["owner_pid"] == os.getpid()
-    assert figures["file_bytes"] > 50_000
-    assert 0 <= figures["sealed_blocks"] <= 3
-    first, last = (datetime.fromisoformat(figures[f"{end}_published_at"]) for end in ("first", "last"))
+    assert metrics["log"] == str(log_path)
+    assert (metrics["head"], metrics["low_water"], metrics["events"]) == (10_000, 0, 10_000)
+    assert (metrics["payload_bytes"], metrics["keys"], metrics["publishers"]) == (50_000, 2, 2)
+    assert metrics["owner_pid"] == os.getpid()
+    assert metrics["file_bytes"] > 50_000
+    assert 0 <= metrics["sealed_blocks"] <= 3
+    first, last = (datetime.fromisoformat(metrics[f"{end}_published_at"]) for end in ("first", "last"))
     assert before - timedelta(milliseconds=1) <= first <= last <= datetime.now(UTC)
-    (cursor,) = figures["cursors"]
+    (cursor,) = metrics["cursors"]
     assert (cursor["name"], cursor["offset"], cursor["behind"]) == ("billing", 10, 9990)
 
 
@@ -99,11 +99,11 @@ def test_stats_count_what_retention_left(log_path: Path) -> None:
         bus.publisher("a/b").publish_many([b"12345"] * 10_000)
 
     trimmed = lines("prune", log_path, "--max-events", 4000, "--json")
-    (figures,) = lines("stats", log_path, "--json")
+    (metrics,) = lines("stats", log_path, "--json")
 
     assert trimmed == [{"low_water": 6000, "removed": 6000, "held_by": None}]
-    assert (figures["head"], figures["low_water"], figures["events"]) == (10_000, 6000, 4000)
-    assert (figures["payload_bytes"], figures["owner_pid"]) == (20_000, None)
+    assert (metrics["head"], metrics["low_water"], metrics["events"]) == (10_000, 6000, 4000)
+    assert (metrics["payload_bytes"], metrics["owner_pid"]) == (20_000, None)
 
 
 def test_stats_of_an_empty_log_are_a_table_of_nothing(log_path: Path) -> None:
@@ -314,8 +314,8 @@ def test_retention_by_age_and_size_removes_the_oldest(log_path: Path) -> None:
 
     assert (by_age["removed"], by_age["low_water"]) == (10, 10)
     assert 100 < by_size["removed"] < 400
-    (figures,) = lines("stats", log_path, "--json")
-    assert figures["events"] == 400 - by_size["removed"]
+    (metrics,) = lines("stats", log_path, "--json")
+    assert metrics["events"] == 400 - by_size["removed"]
 
 
 def test_a_log_that_a_bus_owns_is_trimmed_by_that_bus(log_path: Path) -> None:

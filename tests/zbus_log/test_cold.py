@@ -208,7 +208,7 @@ def test_a_tier_that_begins_later_says_what_is_gone_before_it(log_path: Path) ->
             assert (caught.value.after, caught.value.low_water) == (99, 100)
 
 
-def test_a_hole_between_tier_and_file_is_never_read_over(log_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gap_between_tier_and_file_is_never_read_over(log_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(log_path)
     with opened(log_path) as log, caplog.at_level(logging.WARNING, "zbus"):
         offload(log_path, 300)
@@ -222,8 +222,8 @@ def test_a_hole_between_tier_and_file_is_never_read_over(log_path: Path, caplog:
             with pytest.raises(LogTrimmed) as caught:
                 follow(log, KeySet.all(), span)
             assert caught.value.low_water == 400
-        told = [each for each in caplog.records if "LOG_COLD_GAP" in each.getMessage()]
-        assert [(each.zbus["first"], each.zbus["last"]) for each in told] == [(301, 400)]
+        reported = [each for each in caplog.records if "LOG_COLD_GAP" in each.getMessage()]
+        assert [(each.zbus["first"], each.zbus["last"]) for each in reported] == [(301, 400)]
 
 
 # Memory.

@@ -39,7 +39,7 @@ def rewrite(path: Path, offset: int, column: int, value: Any) -> None:
 @pytest.mark.parametrize(
     ("column", "value"), [(7, b"other"), (7, None), (4, 5), (1, None), (9, 1), (8, 99), (6, b"\x81\xa1h\xa1v")], ids=str
 )
-def test_an_event_that_fails_its_checksum_is_told_and_skipped_on_request(
+def test_an_event_that_fails_its_checksum_is_reported_and_skipped_on_request(
     log_path: Path, column: int, value: Any
 ) -> None:
     fill(log_path)
@@ -191,7 +191,7 @@ def test_a_manifest_that_is_not_sound_is_refused_by_name(log_path: Path, content
         assert offsets(follow(log, KeySet.all(), Span(5))) == list(range(6, EVENTS + 1))
 
 
-def test_a_manifest_that_was_there_and_is_gone_is_told_rather_than_taken_for_an_empty_tier(log_path: Path) -> None:
+def test_a_manifest_that_was_there_and_is_gone_is_reported_rather_than_taken_for_an_empty_tier(log_path: Path) -> None:
     fill(log_path)
     with opened(log_path) as log:
         cold = offload(log_path, 500)

@@ -94,7 +94,7 @@ def holder(path: Path, log: SqliteLog) -> Iterator[subprocess.Popen[str]]:
 # Claiming
 
 
-def test_a_new_name_starts_where_it_is_told_and_a_known_one_where_it_stopped(log: SqliteLog) -> None:
+def test_a_new_name_starts_at_start_and_a_known_one_where_it_stopped(log: SqliteLog) -> None:
     token, offset, _ = log.cursors.claim("worker", ["a/**"], 7)
     advance(log, "worker", token, 20)
     log.cursors.release("worker", token)
@@ -284,7 +284,7 @@ def test_claiming_leaves_the_position_and_notes_the_new_expressions(log: SqliteL
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "line\nbreak", "nul\x00", "half \ud800", 5, None])
-def test_a_name_that_nobody_could_type_is_refused(log: SqliteLog, name: Any) -> None:
+def test_a_name_that_cannot_be_typed_is_refused(log: SqliteLog, name: Any) -> None:
     with pytest.raises(CursorError):
         log.cursors.claim(name, ["**"], 0)
 

@@ -133,7 +133,9 @@ def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
 # Ownership
 
 
-def test_a_second_process_is_told_who_owns_the_log(path: Path, owner: subprocess.Popen[str]) -> None:
+def test_a_second_process_gets_an_error_that_names_the_owner_of_the_log(
+    path: Path, owner: subprocess.Popen[str]
+) -> None:
     with pytest.raises(LogLocked) as caught:
         open_log(BusConfig(log=str(path)))
 

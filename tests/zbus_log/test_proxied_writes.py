@@ -285,14 +285,14 @@ async def test_an_error_of_the_owner_keeps_its_type_and_fields(
 async def test_a_malformed_request_gets_an_error_and_the_owner_keeps_running(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
-        for kind in (".rows", ".retain"):
+        for kind in (".rows", ".prune"):
             request = folder(log_path) / (new_stem() + kind)
             write_file(request, b"\xc1 garbage")
             (folder(log_path) / "not-ours").touch()
             assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
-            await in_thread(wait_until, request.with_suffix(".answer").exists)
+            await in_thread(wait_until, request.with_suffix(".result").exists)
             with pytest.raises(zbus.EventInvalid):
-                decode_result(request.with_suffix(".answer").read_bytes())
+                decode_result(request.with_suffix(".result").read_bytes())
 
 
 # A log without an owner
@@ -324,7 +324,7 @@ def test_an_impossible_log_path_is_rejected(tmp_path: Path) -> None:
         with pytest.raises(zbus.ConfigInvalid, match="log"):
             zbus_log.put(path, [rows(1)])
     with pytest.raises(zbus.ConfigInvalid, match="there is no log"):
-        zbus_log.prune(tmp_path / "none.db", Rules(events=1))
+        zbus_log.prune(tmp_path / "none.db", Rules(max_events=1))
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
@@ -402,7 +402,7 @@ def test_an_owner_that_rejects_proxied_writes_is_named_in_time(log_path: Path) -
         append(log, rows(1))
         calls: list[Callable[[], object]] = [
             lambda: zbus_log.put(log_path, [rows(2)], timeout_s=0.3),
-            lambda: zbus_log.prune(log_path, Rules(events=0), timeout_s=0.3),
+            lambda: zbus_log.prune(log_path, Rules(max_events=0), timeout_s=0.3),
         ]
         for call in calls:
             began = time.monotonic()
@@ -462,19 +462,19 @@ async def test_requests_of_ended_processes_are_removed_and_those_of_running_ones
     here = folder(log_path)
     here.mkdir()
     moment, serial, *_ = new_stem().split("-")
-    for kind in ("rows", "retain", "answer", "rows.tmp"):
+    for kind in ("rows", "prune", "result", "rows.tmp"):
         (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
     (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # an earlier process
     left = here / (new_stem() + ".rows")
     write_file(left, encode_rows(rows(2, publisher=9)))
 
     async with zbus.open(log_path) as bus:
-        await in_thread(wait_until, left.with_suffix(".answer").exists)
+        await in_thread(wait_until, left.with_suffix(".result").exists)
         stored = [event.identity async for event in bus.replay()]
-        fields = decode_result(left.with_suffix(".answer").read_bytes())
-        assert files(log_path) == [left.with_suffix(".answer").name]
+        fields = decode_result(left.with_suffix(".result").read_bytes())
+        assert files(log_path) == [left.with_suffix(".result").name]
 
-        (here / f"{moment}-{serial}-{pid}-1.answer").touch()  # of a process that has ended since
+        (here / f"{moment}-{serial}-{pid}-1.result").touch()  # of a process that has ended since
         await in_thread(zbus_log.put, log_path, [rows(1, publisher=10)])
         await in_thread(wait_until, lambda: len(files(log_path)) == 1)
 
@@ -618,10 +618,10 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
     if owned:
         await bus.start()
 
-    held_back = await in_thread(zbus_log.prune, log_path, Rules(upto=90))
-    within = await in_thread(zbus_log.prune, log_path, Rules(upto=20))
-    passed = await in_thread(zbus_log.prune, log_path, Rules(upto=90, past_cursors=True))
-    nothing_left = await in_thread(zbus_log.prune, log_path, Rules(events=0, past_cursors=True))
+    held_back = await in_thread(zbus_log.prune, log_path, Rules(until=90))
+    within = await in_thread(zbus_log.prune, log_path, Rules(until=20))
+    passed = await in_thread(zbus_log.prune, log_path, Rules(until=90, ignore_cursors=True))
+    nothing_left = await in_thread(zbus_log.prune, log_path, Rules(max_events=0, ignore_cursors=True))
     await bus.aclose()
 
     assert held_back == (30, 30, "billing")
@@ -634,7 +634,7 @@ async def test_retention_through_the_owner_respects_durable_names(log_path: Path
 async def test_rows_are_stored_while_retention_runs(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(zbus_log.put, log_path, [rows(60_000)])
-        trimming = asyncio.ensure_future(in_thread(zbus_log.prune, log_path, Rules(events=0)))
+        trimming = asyncio.ensure_future(in_thread(zbus_log.prune, log_path, Rules(max_events=0)))
         put = await in_thread(zbus_log.put, log_path, [rows(10, publisher=8)])
         trimmed = await trimming
 
@@ -646,7 +646,7 @@ def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) 
     zbus_log.put(log_path, [rows(10_000)])
     reported: list[int] = []
 
-    assert zbus_log.prune(log_path, Rules(upto=9000), progress=reported.append).removed == 9000
+    assert zbus_log.prune(log_path, Rules(until=9000), progress=reported.append).removed == 9000
 
     assert reported[0] == 4096
     assert reported[-1] == 9000
@@ -655,12 +655,12 @@ def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) 
 async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
-        request = folder(log_path) / (new_stem() + ".retain")
-        write_file(request, encode_rules(Rules(age_s=1e300)))  # a time that no integer holds
+        request = folder(log_path) / (new_stem() + ".prune")
+        write_file(request, encode_rules(Rules(max_age_s=1e300)))  # a time that no integer holds
         await in_thread(zbus_log.put, log_path, [rows(1)])
-        await in_thread(wait_until, request.with_suffix(".answer").exists)
+        await in_thread(wait_until, request.with_suffix(".result").exists)
         with pytest.raises(zbus.LogError):
-            decode_result(request.with_suffix(".answer").read_bytes())
+            decode_result(request.with_suffix(".result").read_bytes())
 
 
 def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:

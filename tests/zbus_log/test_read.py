@@ -331,7 +331,7 @@ def test_a_page_keeps_what_it_read_while_the_log_goes_on(log: SqliteLog) -> None
     append(log, [row(n) for n in range(5)])
     page = log.read(EVERYTHING, Span(), 100)
     append(log, [row(n) for n in range(5, 10)])
-    log.retain(Rules(events=1))
+    log.prune(Rules(max_events=1))
 
     assert [event.offset for event in page.events()[0]] == [1, 2, 3, 4, 5]
     assert page.covered == 5
@@ -342,7 +342,7 @@ def test_a_page_keeps_what_it_read_while_the_log_goes_on(log: SqliteLog) -> None
 
 def test_reading_what_retention_removed_says_so(log: SqliteLog) -> None:
     append(log, [row(n, f"k/{n % 2}") for n in range(100)])
-    log.retain(Rules(events=40))
+    log.prune(Rules(max_events=40))
 
     for keys in (EVERYTHING, KeySet(["k/0"])):
         for request in (lambda keys=keys: log.read(keys, Span(10), 10), lambda: log.narrow(Span(10))):
@@ -353,7 +353,7 @@ def test_reading_what_retention_removed_says_so(log: SqliteLog) -> None:
 
 def test_reading_from_the_beginning_starts_with_what_is_left(log: SqliteLog) -> None:
     append(log, [row(n, f"k/{n % 2}") for n in range(100)])
-    log.retain(Rules(events=40))
+    log.prune(Rules(max_events=40))
 
     assert [event.offset for event in follow(log, EVERYTHING)] == list(range(61, 101))
     assert [event.offset for event in follow(log, KeySet(["k/0"]))] == list(range(61, 101, 2))
@@ -363,7 +363,7 @@ def test_reading_from_the_beginning_starts_with_what_is_left(log: SqliteLog) -> 
 def test_reading_some_keys_from_the_beginning_goes_past_a_long_trimmed_part(log: SqliteLog) -> None:
     size = WINDOW_MIN + BLOCK
     append(log, [row(n, "k/often") for n in range(size)] + [row(size, "k/rare")])
-    log.retain(Rules(events=100))
+    log.prune(Rules(max_events=100))
 
     assert [event.offset for event in follow(log, KeySet(["k/rare"]))] == [size + 1]
 

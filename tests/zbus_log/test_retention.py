@@ -75,7 +75,7 @@ def test_a_number_of_events_stays(path: Path, log: SqliteLog, sealed: bool) -> N
     append(log, [row(n) for n in range(size)])
     wait_until(lambda: not sealed or ask(path, "SELECT count(*) FROM blocks") >= 3)
 
-    trimmed = log.retain(Rules(events=120))
+    trimmed = log.prune(Rules(max_events=120))
 
     assert trimmed == (size - 120, size - 120, None)
     assert log.low_water() == size - 120
@@ -87,7 +87,7 @@ def test_what_was_derived_from_removed_events_goes_with_them(path: Path, log: Sq
     append(log, [row(n) for n in range(4 * BLOCK)])
     wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 4)
 
-    log.retain(Rules(events=10))
+    log.prune(Rules(max_events=10))
 
     assert ask(path, "SELECT count(*) FROM blocks") == 1
     assert ask(path, "SELECT count(*) FROM by_key") <= BLOCK
@@ -100,8 +100,8 @@ def test_events_over_an_age_go(log: SqliteLog) -> None:
     append(log, [row(n, at_ns=now - 2 * hour + n) for n in range(50)])
     append(log, [row(n, at_ns=now - n) for n in range(50, 80)])
 
-    assert log.retain(Rules(age_s=3 * 3600)).removed == 0
-    trimmed = log.retain(Rules(age_s=3600))
+    assert log.prune(Rules(max_age_s=3 * 3600)).removed == 0
+    trimmed = log.prune(Rules(max_age_s=3600))
 
     assert trimmed == (50, 50, None)
     assert offsets(log) == list(range(51, 81))
@@ -113,7 +113,7 @@ def test_an_old_event_behind_a_young_one_waits_for_it(log: SqliteLog) -> None:
     moments = [now - 2 * hour, now - 2 * hour, now, now - 2 * hour, now]
     append(log, [row(n, at_ns=at) for n, at in enumerate(moments)])
 
-    log.retain(Rules(age_s=3600))
+    log.prune(Rules(max_age_s=3600))
 
     assert offsets(log) == [3, 4, 5]
 
@@ -124,7 +124,7 @@ def test_a_log_shrinks_to_a_size(path: Path, log: SqliteLog) -> None:
     before, limit = used_bytes(path), 8_000_000
     assert before > 20_000_000
 
-    trimmed = log.retain(Rules(size_bytes=limit))
+    trimmed = log.prune(Rules(max_bytes=limit))
 
     assert used_bytes(path) <= limit
     assert used_bytes(path) > limit / 2  # and no more went than had to
@@ -139,7 +139,7 @@ def test_a_log_shrinks_to_a_size_also_where_the_newest_events_are_the_largest(pa
     limit = 4_000_000
     assert used_bytes(path) > 8_000_000
 
-    log.retain(Rules(size_bytes=limit))
+    log.prune(Rules(max_bytes=limit))
 
     assert used_bytes(path) <= limit
     assert offsets(log)
@@ -148,31 +148,37 @@ def test_a_log_shrinks_to_a_size_also_where_the_newest_events_are_the_largest(pa
 def test_everything_up_to_an_offset_goes_and_no_more_than_there_is(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
 
-    assert log.retain(Rules(upto=40)) == (40, 40, None)
-    assert log.retain(Rules(upto=40)) == (40, 0, None)
-    assert log.retain(Rules(upto=7)) == (40, 0, None)
+    assert log.prune(Rules(until=40)) == (40, 40, None)
+    assert log.prune(Rules(until=40)) == (40, 0, None)
+    assert log.prune(Rules(until=7)) == (40, 0, None)
     assert offsets(log) == list(range(41, 101))
-    assert log.retain(Rules(upto=10_000)) == (100, 60, None)
+    assert log.prune(Rules(until=10_000)) == (100, 60, None)
     assert append(log, [row(100)]) == [101]
 
 
 def test_a_rule_is_one_also_where_it_names_an_offset_alone() -> None:
-    assert Rules(upto=0)
+    assert Rules(until=0)
     assert not Rules()
-    assert not Rules(past_cursors=True)
+    assert not Rules(ignore_cursors=True)
 
 
 def test_the_strictest_rule_counts(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
 
-    assert log.retain(Rules(age_s=3600, events=30, size_bytes=1 << 40, upto=60)).low_water == 70
+    assert log.prune(Rules(max_age_s=3600, max_events=30, max_bytes=1 << 40, until=60)).low_water == 70
 
 
 def test_a_rule_that_is_met_removes_nothing(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
 
-    for rules in (Rules(events=100), Rules(events=1000), Rules(age_s=60), Rules(size_bytes=1 << 30), Rules()):
-        assert log.retain(rules) == (0, 0, None)
+    for rules in (
+        Rules(max_events=100),
+        Rules(max_events=1000),
+        Rules(max_age_s=60),
+        Rules(max_bytes=1 << 30),
+        Rules(),
+    ):
+        assert log.prune(rules) == (0, 0, None)
     assert offsets(log) == list(range(1, 101))
 
 
@@ -182,7 +188,7 @@ def test_what_retention_says_it_removed_is_what_is_gone(path: Path) -> None:
     Path(f"{path}-head").unlink()
     with opened(path, accept_loss=True) as log:
         (after_loss,) = append(log, [row(50)])  # a long way after offset 50
-        trimmed = log.retain(Rules(events=1))
+        trimmed = log.prune(Rules(max_events=1))
         assert offsets(log) == [after_loss]
 
     assert trimmed.removed == 50
@@ -194,7 +200,7 @@ def test_a_number_of_events_stays_also_across_a_loss(path: Path) -> None:
     Path(f"{path}-head").unlink()
     with opened(path, accept_loss=True) as log:
         append(log, [row(50)])
-        log.retain(Rules(events=20))
+        log.prune(Rules(max_events=20))
 
         assert len(offsets(log)) == 20
 
@@ -208,7 +214,7 @@ def test_retention_stops_at_a_durable_cursor_and_says_which(log: SqliteLog) -> N
     leases = {name: log.cursors.claim(name, ["**"], position) for name, position in positions}
     log.cursors.release("slow", leases["slow"].token)  # it has no subscriber now, but will have one again
 
-    trimmed = log.retain(Rules(events=10))
+    trimmed = log.prune(Rules(max_events=10))
 
     assert trimmed == (30, 30, "slow")
     assert offsets(log) == list(range(31, 101))
@@ -218,24 +224,24 @@ def test_retention_up_to_an_offset_stops_at_a_durable_cursor_too(log: SqliteLog)
     append(log, [row(n) for n in range(100)])
     log.cursors.claim("slow", ["**"], 30)
 
-    assert log.retain(Rules(upto=20)) == (20, 20, None)
-    assert log.retain(Rules(upto=80)) == (30, 10, "slow")
-    assert log.retain(Rules(upto=80, past_cursors=True)) == (80, 50, None)
+    assert log.prune(Rules(until=20)) == (20, 20, None)
+    assert log.prune(Rules(until=80)) == (30, 10, "slow")
+    assert log.prune(Rules(until=80, ignore_cursors=True)) == (80, 50, None)
 
 
 def test_retention_that_no_cursor_stands_in_the_way_of_names_none(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
     log.cursors.claim("worker", ["**"], 95)
 
-    assert log.retain(Rules(events=10)) == (90, 90, None)
-    assert log.retain(Rules(events=10)) == (90, 0, None)
+    assert log.prune(Rules(max_events=10)) == (90, 90, None)
+    assert log.prune(Rules(max_events=10)) == (90, 0, None)
 
 
-def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
+def test_retention_passes_a_durable_cursor_when_requested(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
     log.cursors.claim("slow", ["**"], 30)
 
-    trimmed = log.retain(Rules(events=10, past_cursors=True))
+    trimmed = log.prune(Rules(max_events=10, ignore_cursors=True))
 
     assert trimmed == (90, 90, None)
     assert log.cursors.list()[0].offset == 30
@@ -246,13 +252,13 @@ def test_retention_passes_a_durable_cursor_when_told_to(log: SqliteLog) -> None:
 def test_a_cursor_that_moves_on_lets_retention_go_on(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(100)])
     lease = log.cursors.claim("worker", ["**"], 10)
-    assert log.retain(Rules(events=10)) == (10, 10, "worker")
+    assert log.prune(Rules(max_events=10)) == (10, 10, "worker")
 
     stored: SimpleQueue[Any] = SimpleQueue()
     log.cursors.advance("worker", lease.token, 95, stored.put)
     assert stored.get(timeout=20) is None
 
-    assert log.retain(Rules(events=10)) == (90, 80, None)
+    assert log.prune(Rules(max_events=10)) == (90, 80, None)
 
 
 # After it
@@ -264,10 +270,10 @@ def test_a_log_that_was_trimmed_to_nothing_goes_on_with_the_next_offset(path: Pa
         append(log, [row(n, at_ns=1000 + n) for n in range(size)])
         wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 2)
 
-        assert log.retain(Rules(age_s=1)) == (size, size, None)
+        assert log.prune(Rules(max_age_s=1)) == (size, size, None)
         assert (log.head(), log.low_water(), offsets(log)) == (size, size, [])
         assert append(log, [row(size)]) == [size + 1]
-        log.retain(Rules(age_s=1e-9))
+        log.prune(Rules(max_age_s=1e-9))
 
     with opened(path) as log:
         assert (log.head(), offsets(log)) == (size + 1, [])
@@ -282,7 +288,7 @@ def test_events_that_stayed_are_still_known_by_their_identity(path: Path, restar
     log = open_log(BusConfig(log=str(path)))
     append(log, [row(n) for n in range(size)])
     wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") >= 3)
-    log.retain(Rules(events=2 * BLOCK + 500))
+    log.prune(Rules(max_events=2 * BLOCK + 500))
     if restart:
         log.close(5.0)
         log = open_log(BusConfig(log=str(path)))
@@ -298,12 +304,12 @@ def test_events_that_stayed_are_still_known_by_their_identity(path: Path, restar
     assert head == size + 1
 
 
-def test_a_reader_that_was_overtaken_is_told_and_sees_no_hole(log: SqliteLog) -> None:
+def test_a_reader_that_was_overtaken_gets_an_error_and_sees_no_gap(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(1000)])
     page = log.read(EVERYTHING, Span(), 100)
     assert page.covered == 100
 
-    log.retain(Rules(events=500))
+    log.prune(Rules(max_events=500))
 
     for keys in (EVERYTHING, KeySet(["k/1"])):
         with pytest.raises(LogTrimmed) as caught:
@@ -313,21 +319,21 @@ def test_a_reader_that_was_overtaken_is_told_and_sees_no_hole(log: SqliteLog) ->
         log.narrow(Span(100))
 
 
-def test_a_reader_beside_retention_sees_every_event_or_is_told(log: SqliteLog) -> None:
+def test_a_reader_beside_retention_sees_every_event_or_an_error(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(40_000)])
-    trimming = threading.Thread(target=log.retain, args=(Rules(events=100),))
+    trimming = threading.Thread(target=log.prune, args=(Rules(max_events=100),))
     trimming.start()
-    seen, told, after = [], False, 0
+    seen, reported, after = [], False, 0
     try:
         while after < 40_000:
             page = log.read(EVERYTHING, Span(after), 500)
             seen += [event.offset for event in page.events()[0]]
             after = page.covered
     except LogTrimmed as error:
-        told = error.after == seen[-1]
+        reported = error.after == seen[-1]
     trimming.join(20)
 
-    assert told or seen[-1] == 40_000
+    assert reported or seen[-1] == 40_000
     assert seen == list(range(seen[0], seen[-1] + 1))
 
 
@@ -339,7 +345,7 @@ def test_appends_go_on_while_many_events_are_removed(log: SqliteLog) -> None:
         append(log, [row(start + n, b"p" * 100) for n in range(10_000)])
     sequences, longest, during = count(100_000), 0.0, 0
     trimmed: SimpleQueue[Any] = SimpleQueue()
-    trimming = threading.Thread(target=lambda: trimmed.put(log.retain(Rules(events=100))))
+    trimming = threading.Thread(target=lambda: trimmed.put(log.prune(Rules(max_events=100))))
     trimming.start()
     while trimming.is_alive():
         before = time.monotonic()
@@ -354,7 +360,7 @@ def test_appends_go_on_while_many_events_are_removed(log: SqliteLog) -> None:
 def test_events_go_in_steps_and_a_progress_that_raises_stops_nothing_else(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10_000)])
     steps: list[int] = []
-    log.retain(Rules(events=5000), steps.append)
+    log.prune(Rules(max_events=5000), steps.append)
     assert sorted(set(steps)) == [4096, 5000]  # in steps, so that commits continue in between
 
     def fail(_: int) -> None:
@@ -362,13 +368,13 @@ def test_events_go_in_steps_and_a_progress_that_raises_stops_nothing_else(log: S
 
     outcome: SimpleQueue[BaseException] = SimpleQueue()
 
-    def retain() -> None:
+    def prune() -> None:
         try:
-            log.retain(Rules(events=100), fail)
+            log.prune(Rules(max_events=100), fail)
         except BaseException as error:
             outcome.put(error)
 
-    threading.Thread(target=retain, daemon=True).start()
+    threading.Thread(target=prune, daemon=True).start()
 
     assert isinstance(outcome.get(timeout=5), BrokenPipeError)
     assert append(log, [row(10_000)]) == [10_001]
@@ -379,7 +385,7 @@ def test_a_reader_cannot_remove_events(path: Path, log: SqliteLog) -> None:
     reader = open_log(BusConfig(log=str(path), read_only=True))
 
     with pytest.raises(LogReadOnly):
-        reader.retain(Rules(events=1))
+        reader.prune(Rules(max_events=1))
 
     reader.close(5.0)
     assert offsets(log) == list(range(1, 11))
@@ -434,7 +440,9 @@ def test_configured_retention_stops_at_a_durable_cursor(path: Path, monkeypatch:
         wait_until(lambda: log.low_water() == 90)
 
 
-def test_configured_retention_passes_a_durable_cursor_when_told_to(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_retention_passes_a_durable_cursor_when_requested(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, retain_events=10, retain_ignore_cursors=True) as log:
         log.cursors.claim("worker", ["**"], 40)

@@ -64,7 +64,7 @@ def test_a_new_log_has_no_problems(tmp_path: Path) -> None:
 
 def test_a_trimmed_log_has_no_problems(path: Path) -> None:
     log = open_log(BusConfig(log=str(path)))
-    log.retain(Rules(events=BLOCK + 5))
+    log.prune(Rules(max_events=BLOCK + 5))
     log.close(5.0)
 
     assert verify(str(path)) == (BLOCK + 5, SIZE - BLOCK - 4, SIZE, [], [], ())

@@ -40,9 +40,11 @@ def works(fabric: Fabric, other: Fabric) -> bool:
     return found
 
 
-def refused(server: NatsServer, login: str = "", told: str = "rejected the login", **options: str) -> TransportError:
+def refused(
+    server: NatsServer, login: str = "", reported: str = "rejected the login", **options: str
+) -> TransportError:
     start = time.monotonic()
-    with pytest.raises(TransportError, match=told) as caught:
+    with pytest.raises(TransportError, match=reported) as caught:
         connect(server, login, **options)
     assert time.monotonic() - start < 8
     return caught.value
@@ -72,10 +74,10 @@ def test_nkey_from_a_file_and_from_the_environment(tmp_path: Path, monkeypatch: 
         assert works(first, connect(server))
 
 
-def test_a_seed_that_is_none_is_told_without_it(tmp_path: Path) -> None:
+def test_an_invalid_seed_is_reported_without_its_text(tmp_path: Path) -> None:
     (tmp_path / "seed").write_text(SECRET)
     with nats_server(tmp_path) as server:
-        error = refused(server, told="could not connect", nkey_file=str(tmp_path / "seed"))
+        error = refused(server, reported="could not connect", nkey_file=str(tmp_path / "seed"))
         assert SECRET not in shown(error)
 
 
@@ -116,8 +118,8 @@ def test_tls_with_an_authority_of_ones_own(tls_server: NatsServer, tls_files: Pa
 
 
 def test_a_server_whose_certificate_is_not_trusted_is_refused(tls_server: NatsServer) -> None:
-    refused(tls_server, told="certificate is not trusted", tls="true")
-    refused(tls_server, told="certificate is not trusted")
+    refused(tls_server, reported="certificate is not trusted", tls="true")
+    refused(tls_server, reported="certificate is not trusted")
 
 
 def test_a_server_that_verifies_clients_wants_a_certificate(tmp_path: Path, tls_files: Path) -> None:
@@ -125,12 +127,12 @@ def test_a_server_that_verifies_clients_wants_a_certificate(tmp_path: Path, tls_
     with nats_server(tmp_path, config=tls_config(tls_files, verify=True)) as server:
         cert, key = str(tls_files / "client.pem"), str(tls_files / "client.key")
         assert works(*(connect(server, tls_ca=ca, tls_cert=cert, tls_key=key) for _ in range(2)))
-        refused(server, told="could not connect", tls_ca=ca)
+        refused(server, reported="could not connect", tls_ca=ca)
 
 
-def test_a_server_without_tls_never_gets_the_password_where_tls_was_asked_for(tmp_path: Path) -> None:
+def test_a_server_without_tls_never_gets_the_password_if_tls_was_requested(tmp_path: Path) -> None:
     with nats_server(tmp_path, config=f'debug: true\ntrace: true\nauthorization {{ token: "{SECRET}" }}') as server:
-        error = refused(server, f"{SECRET}@", told="does not offer TLS", tls="true")
+        error = refused(server, f"{SECRET}@", reported="does not offer TLS", tls="true")
 
         assert SECRET not in shown(error)
         assert "CONNECT" not in server.log_text(), "the login went out in clear"
@@ -166,7 +168,7 @@ def test_no_secret_is_in_an_error_a_record_a_repr_or_the_diagnostics(
 
 
 def login_of(way: str, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The options of a wrong login, and what of it nobody may see."""
+    """The options of a wrong login, and the part of it that must stay secret."""
     seed, file = user_key().seed, folder / "login"
     if way == "nkey":
         return {"nkey": seed}, [seed]
@@ -223,6 +225,6 @@ def test_no_secret_is_shown_while_connected_or_when_the_login_is_refused_later(
     assert SECRET not in caplog.text
 
 
-def test_login_files_that_are_missing_are_told_before_anything_is_opened(tmp_path: Path) -> None:
+def test_login_files_that_are_missing_are_reported_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="none: No such file"):
         open_fabric(BusConfig(options={"creds_file": str(tmp_path / "none")}), "nats://127.0.0.1:1")

@@ -123,7 +123,7 @@ async def test_what_nats_py_itself_asks_still_gets_its_answer(tmp_path: Path) ->
         await client.dispose()
 
 
-async def test_a_pong_that_nobody_waits_for_any_more_does_not_end_the_reading(tmp_path: Path) -> None:
+async def test_a_pong_that_no_caller_waits_for_any_more_does_not_end_the_reading(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         client = DirectClient(needs_tls=False)
         await client.connect(server.url, allow_reconnect=False)

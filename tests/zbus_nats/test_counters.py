@@ -58,7 +58,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def told(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def reported(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(each["record"], each.get("code", "")) for each in records]
 
 
@@ -69,7 +69,7 @@ def test_the_end_of_replies_that_cannot_be_sent_is_reported(bench: Bench) -> Non
         bench.taken[0].close()
 
     assert bench.counted == {"end_unsent": 1}
-    assert told(records) == [("TRANSPORT_INPUT_REJECTED", "end_unsent")]
+    assert reported(records) == [("TRANSPORT_INPUT_REJECTED", "end_unsent")]
 
 
 def test_replies_that_are_missing_at_the_end_are_reported(bench: Bench) -> None:
@@ -115,7 +115,7 @@ def test_a_request_on_a_subject_that_is_not_a_key_is_reported(bench: Bench) -> N
         receive(b"@ask.a.%zz", b"_INBOX.a.1", b"?", None)
 
     assert (bench.taken, bench.counted) == ([], {"request_malformed": 1})
-    assert told(records) == [("TRANSPORT_INPUT_REJECTED", "request_malformed")]
+    assert reported(records) == [("TRANSPORT_INPUT_REJECTED", "request_malformed")]
 
 
 def test_a_header_with_a_meaning_to_nats_is_left_out_and_counted() -> None:
@@ -134,7 +134,7 @@ def test_an_acknowledgement_of_jetstream_that_is_malformed_fails_the_batch_and_i
         publishing.send([(b"a.b", b"NATS/1.0\r\n\r\n", b"x")])
 
     assert bench.counted == {"acknowledgement_malformed": 1}
-    assert told(records) == [("TRANSPORT_INPUT_REJECTED", "acknowledgement_malformed")]
+    assert reported(records) == [("TRANSPORT_INPUT_REJECTED", "acknowledgement_malformed")]
 
 
 async def test_a_delivery_out_of_order_is_counted_and_the_consumer_is_set_up_again(bench: Bench) -> None:
@@ -146,7 +146,7 @@ async def test_a_delivery_out_of_order_is_counted_and_the_consumer_is_set_up_aga
         consumer._message(b"a.b", b"$JS.ACK.ORDERS.billing.1.7.2.1700000000000000000.0", b"x", None)
 
     assert (consumer.healthy, bench.counted) == (False, {"consumer_lost": 1, "delivered_out_of_order": 1})
-    assert told(records) == [("JETSTREAM_CONSUMER_LOST", "consumer_lost")]
+    assert reported(records) == [("JETSTREAM_CONSUMER_LOST", "consumer_lost")]
 
 
 async def test_an_acknowledgement_that_cannot_be_sent_is_counted(bench: Bench) -> None:
@@ -216,7 +216,7 @@ async def test_a_denied_subject_is_reported() -> None:
         await upkeep(counts).on_error(nats.errors.Error('nats: permissions violation for subscription to "x"'))
 
     assert counts.snapshot() == {"permission_denied": 1}
-    assert told(records) == [("TRANSPORT_PERMISSION_DENIED", "permission_denied")]
+    assert reported(records) == [("TRANSPORT_PERMISSION_DENIED", "permission_denied")]
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ async def test_a_task_of_the_connection_that_fails_is_reported(connection: Any) 
         await connection._live()
 
     assert connection.counts.snapshot() == {"connection_failed": 1}
-    assert told(records) == [("TRANSPORT_DISCONNECTED", "connection_failed")]
+    assert reported(records) == [("TRANSPORT_DISCONNECTED", "connection_failed")]
 
 
 async def test_a_change_of_subscriptions_that_the_server_does_not_confirm_is_reported(connection: Any) -> None:
@@ -247,4 +247,4 @@ async def test_a_change_of_subscriptions_that_the_server_does_not_confirm_is_rep
     connection._reconnect.client = None
 
     assert connection.counts.snapshot() == {"subscribe_unconfirmed": 1}
-    assert told(records) == [("TRANSPORT_INPUT_REJECTED", "subscribe_unconfirmed")]
+    assert reported(records) == [("TRANSPORT_INPUT_REJECTED", "subscribe_unconfirmed")]

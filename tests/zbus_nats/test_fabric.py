@@ -222,14 +222,14 @@ def test_a_payload_cannot_inject_a_command(opened: Open) -> None:
     assert came.wait(2) == [payload, b"end"]
 
 
-def test_nobody_answers_is_known_at_once(opened: Open) -> None:
+def test_no_responders_is_known_at_once(opened: Open) -> None:
     here = opened()
-    heard = Collected()
+    received = Collected()
     start = time.monotonic()
 
-    here.request("nobody/there", b"?", heard, 30.0)
+    here.request("nobody/there", b"?", received, 30.0)
 
-    assert heard.wait(1) == [None]
+    assert received.wait(1) == [None]
     assert time.monotonic() - start < 15
 
 
@@ -249,10 +249,10 @@ def test_replies_come_in_order_then_the_end_and_large_ones_in_one_piece(opened: 
         threading.Thread(target=work).start()
 
     there.serve(["ask/me", "@zbus/log/7"], answer)
-    heard = Collected()
-    here.request("@zbus/log/7", b"from 5", heard, 30.0)
+    received = Collected()
+    here.request("@zbus/log/7", b"from 5", received, 30.0)
 
-    assert heard.wait(503) == [b"@zbus/log/7 from 5", large, *(b"%d" % number for number in range(500)), None]
+    assert received.wait(503) == [b"@zbus/log/7 from 5", large, *(b"%d" % number for number in range(500)), None]
     assert here.diagnostics()["requests_pending"] == 0
 
 
@@ -261,7 +261,7 @@ def _say_ok(request: IncomingRequest) -> None:
     request.close()
 
 
-def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: Open) -> None:
+def test_a_request_larger_than_the_server_takes_reaches_one_of_several(opened: Open) -> None:
     here = opened()
     others = [opened() for _ in range(3)]
     asked = Collected()
@@ -273,11 +273,11 @@ def test_a_question_larger_than_the_server_takes_reaches_one_of_several(opened: 
     for other in others:
         other.serve(["ask"], answer)
     large = bytes(range(256)) * 12_000
-    heard = Collected()
+    received = Collected()
 
-    here.request("ask", large, heard, 30.0)
+    here.request("ask", large, received, 30.0)
 
-    assert heard.wait(2) == [b"ok", None]
+    assert received.wait(2) == [b"ok", None]
     assert asked.items == [large]
 
 
@@ -285,22 +285,22 @@ def test_no_end_within_the_time_ends_it(opened: Open) -> None:
     here, there = opened(), opened()
     requests: list[IncomingRequest] = []
     there.serve(["silent"], requests.append)
-    heard = Collected()
+    received = Collected()
 
-    here.request("silent", b"?", heard, 0.3)
+    here.request("silent", b"?", received, 0.3)
 
-    assert heard.wait(1) == [None]
+    assert received.wait(1) == [None]
     requests[0].reply(b"too late")
     wait_for(lambda: here.diagnostics()["counts"].get("reply_late") == 1)
-    assert heard.items == [None]
+    assert received.items == [None]
 
 
 def test_one_who_asks_no_longer_hears_no_more(opened: Open) -> None:
     here, there = opened(), opened()
     requests: list[IncomingRequest] = []
     there.serve(["held"], requests.append)
-    heard = Collected()
-    asking = here.request("held", b"?", heard, 30.0)
+    received = Collected()
+    asking = here.request("held", b"?", received, 30.0)
     wait_for(lambda: requests)
 
     asking.close()
@@ -308,24 +308,24 @@ def test_one_who_asks_no_longer_hears_no_more(opened: Open) -> None:
     requests[0].reply(b"no")
     wait_for(lambda: here.diagnostics()["counts"].get("reply_late") == 1)
 
-    assert heard.items == []
+    assert received.items == []
 
 
-def test_who_answers_no_longer_is_not_asked(opened: Open) -> None:
+def test_a_node_that_no_longer_serves_gets_no_request(opened: Open) -> None:
     here, there = opened(), opened()
     there.serve(["a", "b"], lambda request: request.close())
     there.serve(["b"], lambda request: request.close())
-    heard = Collected()
+    received = Collected()
 
     start = time.monotonic()
-    here.request("a", b"?", heard, 30.0)
-    here.request("b", b"?", heard, 30.0)
+    here.request("a", b"?", received, 30.0)
+    here.request("b", b"?", received, 30.0)
 
-    assert heard.wait(2) == [None, None]
+    assert received.wait(2) == [None, None]
     assert time.monotonic() - start < 10
 
 
-def test_a_question_cannot_make_the_answer_go_to_a_subject_of_choice(server: NatsServer, opened: Open) -> None:
+def test_a_request_cannot_send_the_reply_to_a_subject_of_choice(server: NatsServer, opened: Open) -> None:
     there = opened()
     asked = Collected()
     there.serve(["a"], lambda request: asked(request.payload))
@@ -348,7 +348,7 @@ def test_replies_of_others_are_not_events_even_to_one_who_listens_to_all(server:
     assert there.diagnostics()["counts"]["subject_unmapped"] >= 3
 
 
-def test_no_server_at_first_is_told_within_the_time(server: NatsServer) -> None:
+def test_no_server_at_first_is_reported_within_the_time(server: NatsServer) -> None:
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What others send to our inboxes and to the subjects we answer on: never a crash, and what follows is heard."""
+"""What others send to our inboxes and to the subjects we answer on: never a crash, and later messages arrive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REPLIES = st.binary(max_size=20) | st.sampled_from([b"", b"_INBOX.me.1", b"_INBO
 
 
 @given(SUBJECTS, REPLIES, st.binary(max_size=50), HEADERS, st.booleans())
-def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
+def test_no_request_crashes_a_responder_and_the_next_one_is_handed_over(
     subject: bytes, reply: bytes, data: bytes, headers: bytes | None, away: bool
 ) -> None:
     wire, asked = Wire(), list[IncomingRequest]()
@@ -62,7 +62,7 @@ def test_no_question_crashes_an_answerer_and_the_next_one_is_handed_over(
 
 
 @given(st.lists(st.tuples(st.binary(max_size=50), HEADERS), max_size=4), st.booleans())
-def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
+def test_no_reply_crashes_a_requester_and_the_next_request_receives_its_own(
     replies: list[tuple[bytes, bytes | None]], away: bool
 ) -> None:
     wire = Wire()
@@ -75,7 +75,7 @@ def test_no_reply_crashes_an_asker_and_the_next_question_hears_its_own(
     wire.away = away
     for data, headers in replies:
         hear(inbox, b"", data, headers)
-        hear(inbox + b"x", b"", data, headers)  # nobody waits there
+        hear(inbox + b"x", b"", data, headers)  # no request waits there
     wire.away = False
     second: list[bytes | None] = []
     asks.request("a/b", b"?", second.append, 5.0)
@@ -131,21 +131,21 @@ def test_whatever_tells_of_a_stream_it_is_one_or_an_error(answer: bytes) -> None
     async def never() -> None:
         await asyncio.Event().wait()
 
-    async def told(*arguments: object, **more: object) -> Any:
+    async def reported(*arguments: object, **more: object) -> Any:
         return SimpleNamespace(data=answer)
 
     consumer = Consumer.__new__(Consumer)
     consumer.stream, consumer._options, consumer.created = "S", NatsOptions(), ""
     found = False
     try:
-        asyncio.run(consumer.find_stream(SimpleNamespace(request=told, gone=never)))  # type: ignore[arg-type]
+        asyncio.run(consumer.find_stream(SimpleNamespace(request=reported, gone=never)))  # type: ignore[arg-type]
         found = True
     except TransportError:
         pass
     assert not found, "none of these says when the stream was made"
 
 
-def test_an_announced_question_whose_asker_cannot_be_told_is_let_go_of() -> None:
+def test_an_announced_request_whose_requester_cannot_be_reached_is_forgotten() -> None:
     wire, asked = Wire(), list[IncomingRequest]()
     asks = NatsRequests(wire, 10_000)  # type: ignore[arg-type]
     asks.serve(["a/b"], asked.append)

@@ -183,7 +183,7 @@ async def test_a_deleted_consumer_is_made_again_and_goes_on_where_it_was(
     assert "JETSTREAM_CONSUMER_READY" in names
 
 
-async def test_a_consumer_that_is_asked_and_silent_is_looked_after(
+async def test_a_consumer_whose_server_does_not_reply_is_set_up_again(
     server: NatsServer, stream: JetStreamContext, opened: Open
 ) -> None:
     fabric, came = await asyncio.to_thread(opened, idle_timeout_s="1", ping_interval_s="60"), Collected()
@@ -291,7 +291,7 @@ async def test_what_is_not_wanted_or_has_no_key_is_let_go_and_counted(stream: Je
     await until(lambda: fabric.diagnostics()["consumer"]["unacknowledged"] == 2)
 
 
-async def test_no_more_is_asked_for_than_may_wait_to_be_stored(stream: JetStreamContext, opened: Open) -> None:
+async def test_no_more_is_requested_than_may_wait_to_be_stored(stream: JetStreamContext, opened: Open) -> None:
     await fill(stream, 300)
     fabric, came = await asyncio.to_thread(opened, unacknowledged_max="100", batch="30"), Collected()
     await asyncio.to_thread(fabric.listen, ["shop/**"], came)
@@ -323,7 +323,7 @@ async def test_after_listening_to_nothing_the_stream_waits(stream: JetStreamCont
     assert [each.sequence for each in found] == [1, 1, 2, 3], "the first was not acknowledged"
 
 
-def test_a_stream_that_is_not_there_is_told_at_opening(server: NatsServer, opened: Open, tmp_path: Path) -> None:
+def test_a_stream_that_does_not_exist_is_reported_at_opening(server: NatsServer, opened: Open, tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="stream 'NONE': stream not found"):
         opened("NONE")
     with nats_server(tmp_path / "plain") as without:

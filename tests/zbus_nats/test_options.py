@@ -96,7 +96,7 @@ def test_of_several_logins_in_the_environment_the_first_complete_one_is_taken(mo
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "told"),
+    ("url", "options", "reported"),
     [
         ("nats://h?tls_cA=x", {}, "there is no such option"),
         ("nats://h", {"nonsense": "S3CRET"}, "there is no such option"),
@@ -111,15 +111,15 @@ def test_of_several_logins_in_the_environment_the_first_complete_one_is_taken(mo
         ("nats+js://h/a.b?durable=S3CRET!", {}, "stream"),
     ],
 )
-def test_what_is_wrong_is_told_without_the_secret(url: str, options: dict[str, str], told: str) -> None:
+def test_what_is_wrong_is_reported_without_the_secret(url: str, options: dict[str, str], reported: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         load(url, **options)
 
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "S3CRET" not in str(caught.value) + repr(caught.value) + repr(caught.value.__cause__)
 
 
-def test_tls_files_that_cannot_be_used_are_told_before_anything_is_opened() -> None:
+def test_tls_files_that_cannot_be_used_are_reported_before_anything_is_opened() -> None:
     with pytest.raises(ConfigInvalid, match="TLS files"):
         load("nats://h?tls_ca=/nowhere/ca.pem").tls_context()
     with pytest.raises(ConfigInvalid, match="/nowhere/seed: No such file"):
@@ -162,5 +162,5 @@ def test_any_url_gives_options_or_says_what_is_wrong(url: str) -> None:
         ("nats://user:word@h?tls_ca=ca.pem&tls_cert=c.pem&tls_key=k.pem", "mtls+login"),
     ],
 )
-def test_how_far_ends_are_made_sure_of_is_told(url: str, trust: str) -> None:
+def test_the_trust_of_a_link_is_reported(url: str, trust: str) -> None:
     assert load(url).trust == trust

@@ -45,7 +45,7 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
     server: NatsServer, pair: tuple[Fabric, Fabric], caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = pair
-    came, heard = Collected(), Collected()
+    came, received = Collected(), Collected()
     there.listen(["a/**"], came)
     there.serve(["q"], lambda request: threading.Thread(target=lambda: _answer(request)).start())
 
@@ -55,15 +55,15 @@ def test_after_a_kill_and_a_restart_it_reconnects_and_is_subscribed_again(
         with pytest.raises(TransportError, match="not connected"):
             here.send([("a/b", b"lost")])
         with pytest.raises(TransportError, match="not connected"):
-            here.request("q", b"?", heard, 5.0)
+            here.request("q", b"?", received, 5.0)
         assert here.diagnostics()["disconnected_s"] >= 0
         server.start()
         wait_for(lambda: here.ready("a/b") and there.ready("a/b"))
 
     here.send([("a/b", b"1"), ("a", b"2")])
     assert came.wait(2) == [b"1", b"2"]
-    here.request("q", b"?", heard, 20.0)
-    assert heard.wait(2) == [b"yes", None]
+    here.request("q", b"?", received, 20.0)
+    assert received.wait(2) == [b"yes", None]
     assert here.diagnostics()["reconnects"] == 1
     names = [each.getMessage().split()[0] for each in caplog.records if each.name == "zbus"]
     assert names.count("TRANSPORT_DISCONNECTED") >= 2
@@ -116,17 +116,17 @@ def test_killed_and_restarted_under_load_what_is_sent_again_arrives_in_order(
     assert first_seen == [b"%d" % number for number in range(total)]
 
 
-def test_a_question_under_way_ends_when_the_server_is_killed(server: NatsServer, pair: tuple[Fabric, Fabric]) -> None:
+def test_a_request_in_flight_ends_when_the_server_is_killed(server: NatsServer, pair: tuple[Fabric, Fabric]) -> None:
     here, there = pair
     requests: list[IncomingRequest] = []
     there.serve(["held"], requests.append)
-    heard = Collected()
-    here.request("held", b"?", heard, 60.0)
+    received = Collected()
+    here.request("held", b"?", received, 60.0)
     wait_for(lambda: requests)
 
     server.kill()
 
-    assert heard.wait(1) == [None]
+    assert received.wait(1) == [None]
     wait_for(lambda: not there.ready("held"))
     with pytest.raises(TransportError):
         requests[0].reply(b"x")

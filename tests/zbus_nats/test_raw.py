@@ -189,7 +189,7 @@ def test_a_header_cannot_inject_a_line(opened: Open) -> None:
     assert here.diagnostics()["counts"] == {"header_rejected": 2}
 
 
-def test_questions_are_refused_by_name(opened: Open) -> None:
+def test_requests_are_refused_by_name(opened: Open) -> None:
     fabric = opened()
     fabric.serve([], lambda request: None)
 

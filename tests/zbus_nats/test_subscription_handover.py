@@ -32,9 +32,9 @@ def deliveries(draw: st.DrawFn) -> tuple[Copies, list[int], int]:
     return copies, begins, message
 
 
-@given(told=deliveries())
-def test_each_message_is_taken_once_and_in_order(told: tuple[Copies, list[int], int]) -> None:
-    copies, begins, messages = told
+@given(reported=deliveries())
+def test_each_message_is_taken_once_and_in_order(reported: tuple[Copies, list[int], int]) -> None:
+    copies, begins, messages = reported
     turn = SubscriptionHandover()
     turn.enter(HandoverPhase.BOTH_BEGIN)
     taken = []

@@ -95,7 +95,7 @@ BAD: dict[str, tuple[type[ZbusError], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BAD)
 async def test_an_invalid_backfill_is_one_clear_error(log: Path, name: str) -> None:
     kind, says, changed = BAD[name]
-    prune(log, Rules(upto=100))
+    prune(log, Rules(until=100))
     before = await replayed(log)
     arguments = {"log": log, "function": SHOUT, "key": "shop/**"} | changed
 

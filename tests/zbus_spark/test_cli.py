@@ -257,7 +257,7 @@ def test_gaps_lists_missing_events_including_those_known_from_beacons(log_path: 
 
 def test_gaps_does_not_count_removed_events_as_missing(log_path: Path) -> None:
     store(log_path, shop(minutes=3))
-    prune(log_path, Rules(upto=20))
+    prune(log_path, Rules(until=20))
 
     done = pipeline("gaps", log_path, "--check")
 
@@ -272,7 +272,7 @@ def test_gaps_does_not_count_removed_events_as_missing(log_path: Path) -> None:
 @pytest.mark.nightly  # the function itself is tested with the others
 def test_gaps_counts_only_events_as_removed_that_the_cold_tier_does_not_have(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", 9000)
-    prune(log, Rules(upto=1000))
+    prune(log, Rules(until=1000))
     offload(spark(), log, segment_events=SEGMENT_EVENTS)
     trim(log)
     moved = shutil.copytree(f"{log}-cold", tmp_path / "moved")
@@ -355,7 +355,7 @@ def test_every_error_is_one_line(tmp_path: Path, case: str) -> None:
     (tmp_path / "FOLDER" / "file").touch()
     for name in ("LOG", "NEWER", "TRIMMED"):
         store(tmp_path / name, shop(minutes=1))
-    prune(tmp_path / "TRIMMED", Rules(upto=10))
+    prune(tmp_path / "TRIMMED", Rules(until=10))
     connection = raw(tmp_path / "NEWER")
     connection.execute("PRAGMA user_version = 99")
     connection.close()

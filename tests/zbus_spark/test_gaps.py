@@ -12,12 +12,12 @@ from zbus_spark.jobs import gaps
 Finding = tuple[int, str, int, int, int]
 
 
-def expected(events: list[Stored], heard: dict[int, int], low_water: int) -> list[Finding]:
+def expected(events: list[Stored], announced: dict[int, int], low_water: int) -> list[Finding]:
     """The same in plain Python, event by event."""
     found: list[Finding] = []
-    for publisher in {event.publisher_id for event in events} | heard.keys():
+    for publisher in {event.publisher_id for event in events} | announced.keys():
         stored = [event.sequence for event in events if event.publisher_id == publisher]
-        missing = sorted(set(range(max([*stored, heard.get(publisher, -1)]) + 1)) - set(stored))
+        missing = sorted(set(range(max([*stored, announced.get(publisher, -1)]) + 1)) - set(stored))
         ranges: list[list[int]] = []
         for sequence in missing:
             # A range ends at the first and at the last stored event.
@@ -46,8 +46,8 @@ def expected(events: list[Stored], heard: dict[int, int], low_water: int) -> lis
     return sorted(found, key=lambda each: (each[0], each[2], each[1]))
 
 
-def found_in(events: list[Stored], heard: dict[int, int] | None = None, low_water: int = 0) -> list[Finding]:
-    return plain(gaps(frame(events), heard, low_water).collect())
+def found_in(events: list[Stored], announced: dict[int, int] | None = None, low_water: int = 0) -> list[Finding]:
+    return plain(gaps(frame(events), announced, low_water).collect())
 
 
 def of(publisher_id: int, *sequences: int) -> list[Stored]:
@@ -102,9 +102,9 @@ def test_findings_equal_those_of_a_check_of_all_events(low_water: int) -> None:
     events += [
         Stored(publisher, sequence) for publisher in range(70, 90) for sequence in range(30) if dice.random() < 0.8
     ]
-    heard = {publisher: dice.randrange(60) for publisher in dice.sample([*publishers, 101, 102, 103], 40)}
+    announced = {publisher: dice.randrange(60) for publisher in dice.sample([*publishers, 101, 102, 103], 40)}
 
-    assert found_in(events, heard, low_water) == expected(events, heard, low_water)
+    assert found_in(events, announced, low_water) == expected(events, announced, low_water)
 
 
 def test_events_are_shuffled_once_for_both_orders() -> None:

@@ -69,7 +69,7 @@ def test_segments_lie_by_date_and_namespace_in_order_and_compressed(tmp_path: Pa
     long = "n" * 300
     log = make_log(tmp_path / "app.db", 15_000, keys=(*KEYS, f"{long}/x"))
 
-    offload(spark(), log, segment_events=SEGMENT_EVENTS, keep_events=5000)
+    offload(spark(), log, segment_events=SEGMENT_EVENTS, max_events=5000)
 
     (segment,) = Cold(f"{log}-cold").segments
     assert (segment.first, segment.last, segment.events) == (1, 8191, 8191)
@@ -305,7 +305,7 @@ def test_a_log_that_cannot_be_offloaded_is_one_clear_error_and_nothing_is_writte
     refused(ConfigInvalid, "is not a path", other, cold="s3a://bucket/tier")
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     refused(ColdDamaged, "another log", other, cold=cold)
-    prune(log, Rules(upto=10_000))
+    prune(log, Rules(until=10_000))
     refused(LogTrimmed, "removed by retention", log)
 
 

@@ -51,7 +51,7 @@ def test_hot_and_cold_are_one_at_every_stage_of_an_offload(tmp_path: Path) -> No
     same("nothing offloaded")
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
     same("one segment offloaded, nothing trimmed")
-    prune(log, Rules(upto=3000))
+    prune(log, Rules(until=3000))
     same("half of that segment trimmed")
     trim(log)
     same("that segment trimmed")
@@ -118,7 +118,7 @@ def test_a_segment_that_the_manifest_does_not_name_is_ignored(trimmed: tuple[Pat
 def test_a_gap_between_the_tier_and_the_log_is_an_error_rather_than_fewer_rows(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
-    prune(log, Rules(upto=10_000))
+    prune(log, Rules(until=10_000))
 
     with pytest.raises(LogTrimmed) as caught:
         read(spark(), log)
@@ -143,7 +143,7 @@ def test_a_trim_after_the_manifest_was_read_is_an_error_rather_than_fewer_rows(t
 
 def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
-    prune(log, Rules(upto=1000))
+    prune(log, Rules(until=1000))
     offload(spark(), log, segment_events=SEGMENT_EVENTS, limit_segments=1)
 
     assert read(spark(), log).count() == EVENTS - 1000
@@ -154,7 +154,7 @@ def test_offsets_from_before_the_tier_are_gone(tmp_path: Path) -> None:
 
 def test_an_end_before_all_that_is_left_is_an_error_and_not_an_empty_frame(tmp_path: Path) -> None:
     log = make_log(tmp_path / "app.db", EVENTS)
-    prune(log, Rules(upto=1000))
+    prune(log, Rules(until=1000))
 
     def gone() -> None:
         for end in (1, 1000, night(0.9)):

@@ -84,7 +84,7 @@ def test_the_tier_is_read_beside_a_log_by_url_wherever_spark_can_read_it(url: st
     log = make_log(tmp_path / "app.db", 9_000)
     before = hot(log)
     spark_offload(spark(), log, segment_events=SEGMENT_EVENTS)
-    prune(log, Rules(upto=5_000))
+    prune(log, Rules(until=5_000))
     tier = (tmp_path / "app.db-cold").rename(tmp_path / "elsewhere")  # where the node does not look
     # A file system of Hadoop's that is not the local one: paths of others, under names of its own.
     spark()._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.far.link./tier", f"file://{tier}")

@@ -137,11 +137,11 @@ def test_the_report_is_one_well_formed_page_with_the_metrics(tmp_path: Path) -> 
 
 def test_text_from_a_log_cannot_inject_html() -> None:
     hostile = "a/<script>alert(1)</script>\"'&/<b>"
-    figures_of = frame([Stored(key=hostile, headers={"<i>": "1"})])
+    metrics_of = frame([Stored(key=hostile, headers={"<i>": "1"})])
 
-    figures = collect(figures_of, rollup(figures_of, latency_header="<i>"), "1 minute", "<i>")
-    page = Page(render("</title><script>x</script>", "1 minute", figures, "<i>"))
-    unmeasured = Page(render("<b>", "1 minute", figures._replace(measured=0) if figures else None, "<script>"))
+    metrics = collect(metrics_of, rollup(metrics_of, latency_header="<i>"), "1 minute", "<i>")
+    page = Page(render("</title><script>x</script>", "1 minute", metrics, "<i>"))
+    unmeasured = Page(render("<b>", "1 minute", metrics._replace(measured=0) if metrics else None, "<script>"))
 
     assert hostile in page.texts
     for each in (page, unmeasured):
@@ -161,13 +161,13 @@ def test_a_long_time_range_has_a_limited_number_of_points_and_loses_no_event() -
     events = [Stored(published_ns=BEGIN_NS + place * year_ns // 9) for place in range(10)]
     df = frame(events)
 
-    figures = collect(df, rollup(df), "1 minute", "x")
+    metrics = collect(df, rollup(df), "1 minute", "x")
 
-    assert figures is not None
-    assert len(figures.rates) <= POINTS_MAX
-    full = sum(figures.rates[:-1]) * figures.point_ms / 1000
-    last_s = (figures.end - figures.begin).total_seconds() - (len(figures.rates) - 1) * figures.point_ms / 1000
-    assert full + figures.rates[-1] * last_s == pytest.approx(10)
+    assert metrics is not None
+    assert len(metrics.rates) <= POINTS_MAX
+    full = sum(metrics.rates[:-1]) * metrics.point_ms / 1000
+    last_s = (metrics.end - metrics.begin).total_seconds() - (len(metrics.rates) - 1) * metrics.point_ms / 1000
+    assert full + metrics.rates[-1] * last_s == pytest.approx(10)
 
 
 def test_an_axis_ends_at_a_round_number_over_the_highest_value() -> None:

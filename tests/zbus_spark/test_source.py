@@ -157,7 +157,7 @@ def test_an_empty_log_is_an_empty_frame(log_path: Path) -> None:
 
 def trim(log: Path, upto: int) -> None:
     owned = SqliteLog(str(log))
-    assert owned.retain(Rules(events=owned.head() - upto)).low_water == upto
+    assert owned.prune(Rules(max_events=owned.head() - upto)).low_water == upto
     owned.close(5.0)
 
 

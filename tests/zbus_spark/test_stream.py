@@ -41,7 +41,7 @@ class Follower:
 
 def trim(log: Path, upto: int) -> None:
     owned = SqliteLog(str(log))
-    owned.retain(Rules(events=owned.head() - upto))
+    owned.prune(Rules(max_events=owned.head() - upto))
     owned.close(5.0)
 
 

@@ -43,7 +43,7 @@ TOKENS = [
 OVERVIEWS = [
     "nodes",
     "buses",
-    "subscribers",
+    "subscriptions",
     "cursors",
     "leases",
     "schemas",
@@ -357,7 +357,7 @@ async def test_a_session_token_cannot_see_or_change_the_state_of_the_bus(log_pat
             assert (response.status_code, response.json()["error"]["code"]) == (403, "session_scope"), path
         graph = await site.query("{ topics { key } publishers { key } }", headers=mine)
         assert {each["key"] for name in ("topics", "publishers") for each in graph.json()["data"][name]} == set(OF_A)
-        fields = ["nodes { name }", "buses { bus }", "subscribers { lag }", "cursors { name }", "leases { node }"]
+        fields = ["nodes { name }", "buses { bus }", "subscriptions { lag }", "cursors { name }", "leases { node }"]
         for field in [*fields, "schemas { hash }", "stats { published }", "logRecords { id }"]:
             response = await site.query(f"{{ {field} }}", headers=mine)
             assert (response.status_code, response.json()["data"]) == (403, None), field
@@ -467,8 +467,8 @@ async def test_a_stream_ends_when_its_token_expires_and_a_new_token_resumes_it(
             now += 3601
             (second,) = await site.publish("sessions/a/x", b"2")
 
-            assert "expired" in (await busy.event("end"))["reason"]
-            assert "expired" in (await idle.event("end"))["reason"]
+            assert (await busy.event("end"))["code"] == "token_expired"
+            assert (await idle.event("end"))["code"] == "token_expired"
             assert await busy.frame() is None
 
         now -= 3601

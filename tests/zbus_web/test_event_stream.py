@@ -203,7 +203,7 @@ async def test_unread_events_of_a_slow_client_are_not_held_in_the_server(log_pat
 async def test_events_removed_by_retention_are_a_gap_and_the_rest_follows(log_path: Path) -> None:
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
-        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=60))
+        await node_of(server.bus).run(node_of(server.bus).log.prune, _rules(until=60))
     async with web(log_path) as server:
         for query in ("?last_event_id=20", "?from=21", "?last_event_id=0"):
             async with server.stream(query) as stream:
@@ -211,7 +211,12 @@ async def test_events_removed_by_retention_are_a_gap_and_the_rest_follows(log_pa
                 gap = await stream.frame()
                 assert gap is not None
                 assert (gap.event, gap.id) == ("gap", 60)
-                assert gap.data == {"after": after, "until": 60, "reason": "removed by retention"}
+                assert gap.data == {
+                    "after": after,
+                    "until": 60,
+                    "code": "log_trimmed",
+                    "reason": "removed by retention",
+                }
                 assert await stream.offsets(40) == list(range(61, 101))
         async with server.stream("?from=beginning") as stream:  # It starts with the remaining events, without a gap.
             assert await stream.offsets(40) == list(range(61, 101))
@@ -227,7 +232,7 @@ async def test_retention_that_overtakes_a_slow_client_is_reported_as_a_gap_in_it
             await publisher.publish_many([b"x" * size] * 100)
         (subscription,) = [each.subscriber for each in node_of(server.bus).dispatcher.subscriptions]
         await until(lambda: not subscription.is_live)
-        await node_of(server.bus).run(node_of(server.bus).log.retain, _rules(upto=events - 10))
+        await node_of(server.bus).run(node_of(server.bus).log.prune, _rules(until=events - 10))
         expected, gaps = 1, []
         while expected <= events:
             frame = await slow.frame()
@@ -253,7 +258,7 @@ async def test_a_corrupt_event_is_a_gap_of_one_and_the_rest_follows(log_path: Pa
         async with server.stream("?from=beginning") as stream:
             assert await stream.offsets(2) == [1, 2]
             gap = await stream.event("gap")
-            assert (gap["after"], gap["until"]) == (2, 3)
+            assert (gap["after"], gap["until"], gap["code"]) == (2, 3, "event_corrupt")
             assert await stream.offsets(2) == [4, 5]
 
 
@@ -348,7 +353,7 @@ async def test_a_stopping_server_ends_its_streams_with_a_reason(log_path: Path) 
     assert (await stream.event())["offset"] == 1
     end = await stream.frame()
     assert end is not None
-    assert (end.event, end.data) == ("end", {"reason": "the server is stopping"})
+    assert (end.event, end.data) == ("end", {"code": "server_stopping", "reason": "the server is stopping"})
     assert await stream.frame() is None
     await stream.__aexit__()
 
@@ -358,7 +363,7 @@ async def test_a_bus_that_closes_ends_its_streams(log_path: Path) -> None:
         await server.publish("a", b"1")
         await server.bus.aclose()
         assert await stream.offsets(1) == [1]
-        assert await stream.event("end") == {"reason": "the bus was closed"}
+        assert await stream.event("end") == {"code": "bus_closed", "reason": "the bus was closed"}
         assert await stream.frame() is None
         response = await server.client.get("/events")
         assert (response.status_code, error_of(response.content)[0]) == (503, "bus_closed")
@@ -375,7 +380,7 @@ async def test_a_log_that_cannot_be_read_ends_the_stream_with_the_reason(
     async with web(log_path) as server:
         monkeypatch.setattr(node_of(server.bus).log, "read", fail)
         async with server.stream("?from=beginning") as stream:
-            assert await stream.event("end") == {"reason": "the disk is gone"}
+            assert await stream.event("end") == {"code": "read_failed", "reason": "the disk is gone"}
             assert await stream.frame() is None
         await until(lambda: not node_of(server.bus).dispatcher.subscriptions)
 

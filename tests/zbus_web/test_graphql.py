@@ -38,11 +38,11 @@ EVERYTHING = """{
   buses { bus alive nodes { name } }
   topics(limit: 10) { key events eventsPerS bytes lastAt }
   publishers { key id sequence events lastAt }
-  subscribers { keyExprs durable overflow live queued dropped lag }
+  subscriptions { keyExprs durable overflow live queued dropped lag }
   cursors { name offset lag keys updatedAt owner }
   leases { transport node leaseS leftS allocatedBy }
   schemas { expression version mode hash schema registeredAt }
-  stats { published delivered subscribers head all }
+  stats { published delivered subscriptions head all }
   logRecords { id at level record fields }
 }"""
 EVENTS = """subscription($keys: [String!]!, $from: String! = "new") {
@@ -64,7 +64,7 @@ async def test_one_query_returns_every_view(log_path: Path) -> None:
         assert data["buses"][0]["nodes"] == [{"name": data["nodes"][0]["name"]}]
         assert [(each["key"], each["events"]) for each in data["topics"]] == [("shop/a", 2)]
         assert data["publishers"][0]["sequence"] == 1
-        assert data["subscribers"][0]["keyExprs"] == ["shop/**"]
+        assert data["subscriptions"][0]["keyExprs"] == ["shop/**"]
         assert (data["cursors"][0]["name"], data["cursors"][0]["lag"]) == ("billing", 1)
         assert data["schemas"][0]["schema"]["type"] == "object"
         assert (data["stats"]["published"], data["stats"]["head"]) == (2, 2)
@@ -201,7 +201,7 @@ async def test_tools_can_introspect_the_schema(log_path: Path) -> None:
             "Bus",
             "Topic",
             "Publisher",
-            "Subscriber",
+            "OpenSubscription",
             "Cursor",
             "Lease",
             "Schema",
@@ -288,7 +288,7 @@ async def test_stats_are_sent_every_second_and_only_while_there_is_a_listener(lo
         async with graph_socket(site) as socket:
             await subscribe(
                 socket,
-                "subscription { stats { at publishedPerS deliveredPerS commitMs { p50 p99 } endToEndMs { p50 } "
+                "subscription { stats { at publishedPerS deliveredPerS commitMs { p50 p99 } deliveryMs { p50 } "
                 "stats { published } } }",
             )
             snapshot: dict[str, Any] = (await receive(socket))["payload"]["data"]["stats"]
@@ -298,7 +298,7 @@ async def test_stats_are_sent_every_second_and_only_while_there_is_a_listener(lo
                 snapshot = (await receive(socket))["payload"]["data"]["stats"]
             assert snapshot["stats"]["published"] == 20
             assert snapshot["commitMs"]["p99"] > 0
-            assert snapshot["endToEndMs"]["p50"] is None
+            assert snapshot["deliveryMs"]["p50"] is None
             await socket.send(json.dumps({"id": "1", "type": "complete"}))
 
             async def has_ended() -> bool:

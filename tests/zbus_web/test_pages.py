@@ -113,7 +113,7 @@ async def test_events_removed_by_retention_are_not_an_error(log_path: Path) -> N
 
     async with web(log_path) as server:
         await server.publish("a", *numbered(1, 100))
-        await node_of(server.bus).run(node_of(server.bus).log.retain, Rules(upto=60))  # type: ignore[attr-defined]
+        await node_of(server.bus).run(node_of(server.bus).log.prune, Rules(until=60))  # type: ignore[attr-defined]
         assert (await pages(server, "", 7))[0] == [*range(61, 101)]
         assert (await pages(server, "order=desc", 7))[0] == [*range(100, 60, -1)]
         found = await page(server, "?after=20&limit=1")

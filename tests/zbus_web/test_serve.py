@@ -93,7 +93,7 @@ async def test_a_signal_stops_the_server_in_time_and_ends_its_streams_with_a_rea
                 assert (await client.post("/events/a", content=b"x")).status_code == 201
             assert await stream.offsets(1) == [1]
             code, errors = await asyncio.to_thread(served.stop, number)
-            assert await stream.event("end") == {"reason": "the server is stopping"}
+            assert await stream.event("end") == {"code": "server_stopping", "reason": "the server is stopping"}
             assert await stream.frame() is None
     assert code == 0
     assert "Traceback" not in errors

@@ -52,7 +52,7 @@ async def linked(bus: zbus.Bus) -> None:
         ({"tls_ca": "ca.pem", "tls_mutual": "true", "users_file": "users"}, "mtls+login"),
     ],
 )
-def test_how_far_ends_are_made_sure_of_is_told(options: dict[str, str], trust: str) -> None:
+def test_the_trust_of_a_link_is_reported(options: dict[str, str], trust: str) -> None:
     settings, _ = zenoh_config(BusConfig(options=options), "zenoh")
     assert trust_of(settings) == trust
 
@@ -90,7 +90,10 @@ async def test_a_wrong_password_is_not_let_in_and_the_right_one_is(tmp_path: Pat
     users = tmp_path / "users"
     users.write_text("node:right\n")
     door = {"user": "node", "password": "right", "users_file": str(users)}
-    async with zbus.open(mode="peer", listen=[f"tcp/{place}"], options=door) as there, there.subscribe("a/**") as heard:
+    async with (
+        zbus.open(mode="peer", listen=[f"tcp/{place}"], options=door) as there,
+        there.subscribe("a/**") as received,
+    ):
         async with (
             zbus.open(mode="peer", connect=[f"tcp/{place}"], options={"user": "node", "password": "wrong"}) as stranger,
             zbus.open(mode="peer", connect=[f"tcp/{place}"], options={"user": "node", "password": "right"}) as friend,
@@ -99,9 +102,9 @@ async def test_a_wrong_password_is_not_let_in_and_the_right_one_is(tmp_path: Pat
             await (await stranger.publisher("a/b")).publish(b"from a stranger")
             await (await friend.publisher("a/b")).publish(b"from a friend")
 
-            assert (await asyncio.wait_for(anext(heard), 20)).payload == b"from a friend"
+            assert (await asyncio.wait_for(anext(received), 20)).payload == b"from a friend"
             assert links(stranger) == 0
-            assert heard.queued == 0
+            assert received.queued == 0
 
 
 def test_an_option_that_zenoh_does_not_know_is_refused_without_its_value() -> None:

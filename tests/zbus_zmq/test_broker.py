@@ -312,7 +312,7 @@ def test_a_message_of_any_shape_passes_the_broker_and_rubbish_upstream_is_counte
             context.term()
 
 
-def test_no_message_of_a_broker_makes_a_hole_in_what_follows(tmp_path: Path) -> None:
+def test_no_message_of_a_broker_makes_a_gap_in_what_follows(tmp_path: Path) -> None:
     collector = Collector()
     context: zmq.Context[Any] = zmq.Context()
     broker = raw_socket(context, zmq.XPUB)

@@ -109,7 +109,7 @@ def request(ended: list[bytes | None], ident: bytes = IDENT) -> ZmqPendingReques
     return ZmqPendingRequest("a/b", b"?", ended.append, 1e12, ident)
 
 
-def told(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def reported(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(each["record"], each.get("code", "")) for each in records]
 
 
@@ -120,7 +120,7 @@ def test_a_request_that_the_socket_refuses_ends_and_is_reported(bench: Bench) ->
         bench.client().send(request(ended))
 
     assert (ended, bench.counted) == ([None], {"request_failed": 1})
-    assert told(records) == [("REQUEST_FAILED", "request_failed")]
+    assert reported(records) == [("REQUEST_FAILED", "request_failed")]
 
 
 def test_a_request_beyond_the_limit_ends_and_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_a_request_beyond_the_limit_ends_and_is_reported(bench: Bench, monkeypat
         client.send(request(ended, b"2" * 8))
 
     assert (ended, bench.counted) == ([None], {"too_many_requests": 1})
-    assert told(records) == [("EVENT_DROPPED", "too_many_requests")]
+    assert reported(records) == [("EVENT_DROPPED", "too_many_requests")]
 
 
 def test_a_cancellation_that_cannot_be_sent_is_counted(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_reply_to_a_client_that_is_gone_is_reported(bench: Bench) -> None:
         bench.io.run()
 
     assert bench.counted == {"client_gone": 1}
-    assert told(records) == [("REPLY_FAILED", "client_gone")]
+    assert reported(records) == [("REPLY_FAILED", "client_gone")]
 
 
 def test_an_acknowledgement_that_cannot_be_sent_is_counted(bench: Bench) -> None:
@@ -178,14 +178,14 @@ def test_an_acknowledgement_that_cannot_be_sent_is_counted(bench: Bench) -> None
     assert bench.counted == {"acknowledgement_dropped": 1}
 
 
-def test_a_folder_of_keys_that_cannot_be_read_is_reported_and_permits_nobody(tmp_path: Path, bench: Bench) -> None:
+def test_a_folder_of_keys_that_cannot_be_read_is_reported_and_permits_no_peer(tmp_path: Path, bench: Bench) -> None:
     public, secret = make_keys(tmp_path / "own", "node")
     with recorded() as records:
         keys = Keys(secret, tmp_path / "missing", bench.counts)
         allowed = keys.permits(public.read_bytes())
 
     assert (allowed, bench.counted) == (False, {"curve_folder_unreadable": 2})
-    assert told(records) == [("CURVE_FAILED", "curve_folder_unreadable")]
+    assert reported(records) == [("CURVE_FAILED", "curve_folder_unreadable")]
 
 
 def test_connecting_and_disconnecting_are_recorded_for_debugging(bench: Bench) -> None:
@@ -217,7 +217,7 @@ def test_a_handshake_that_the_peer_rejects_is_reported(
         Links(bench.io, bench.socket, None, bench.counts)._read_events()  # type: ignore[arg-type]
 
     assert bench.counted == {"handshake_rejected": 1}
-    assert told(records) == [("TRANSPORT_CONNECT_FAILED", "handshake_rejected")]
+    assert reported(records) == [("TRANSPORT_CONNECT_FAILED", "handshake_rejected")]
 
 
 def test_an_expired_lease_that_is_removed_is_counted(tmp_path: Path, bench: Bench) -> None:
@@ -242,7 +242,7 @@ def test_a_registry_that_cannot_be_read_is_reported(tmp_path: Path, bench: Bench
         assert until(lambda: bench.counted.get("registry_failed", 0) > 0)
         registry.close()
 
-    assert ("TRANSPORT_DISCOVERY_FAILED", "registry_failed") in told(records)
+    assert ("TRANSPORT_DISCOVERY_FAILED", "registry_failed") in reported(records)
 
 
 def test_opening_a_transport_is_recorded_for_debugging_and_a_thread_that_does_not_end_as_an_error(

@@ -73,19 +73,19 @@ def test_nodes_that_know_each_other_exchange_events_and_requests(yard: Yard) -> 
 
 
 def test_a_node_with_an_unknown_key_is_refused_and_counted_on_both_sides(yard: Yard) -> None:
-    heard_by_stranger, heard_by_known = Collector(), Collector()
+    received_by_stranger, received_by_known = Collector(), Collector()
     known, stranger = yard.keys("known"), yard.keys("stranger", allowed=False)
     with opened(yard.url(known), yard.url(stranger)) as (one, other):
-        one.listen(["**"], heard_by_known)
-        other.listen(["**"], heard_by_stranger)
+        one.listen(["**"], received_by_known)
+        other.listen(["**"], received_by_stranger)
         one.send([("a", b"x")])
         other.send([("a", b"x")])
 
         # It is not connected to, and what it connects to refuses it.
         assert until(lambda: one.diagnostics()["counts"].get("peer_key_rejected", 0) > 0)
         assert until(lambda: one.diagnostics()["counts"].get("curve_rejected", 0) > 0)
-        assert heard_by_known.stays_at(0)
-        assert heard_by_stranger.stays_at(0)
+        assert received_by_known.stays_at(0)
+        assert received_by_stranger.stays_at(0)
 
 
 def test_a_bare_socket_gets_nothing_without_a_key_and_nothing_with_an_unknown_one(yard: Yard) -> None:
@@ -197,7 +197,7 @@ def test_a_secret_that_others_can_read_is_refused(yard: Yard) -> None:
         open_fabric(BusConfig(), yard.url(secret))
 
 
-def test_whether_keys_are_checked_is_told_to_other_nodes(yard: Yard) -> None:
+def test_whether_keys_are_checked_is_reported_to_other_nodes(yard: Yard) -> None:
     with opened(yard.url(yard.keys("known"))) as (known,), opened(yard.url(None)) as (plain,):
         assert (known.trust, plain.trust) == ("curve", "none")
         assert [endpoint.partition("://")[0] for endpoint in known.endpoints] == ["tcp"]

@@ -38,16 +38,16 @@ def test_what_matches_arrives_once_and_in_order_and_nothing_else(url: str) -> No
 
 
 def test_a_node_does_not_hear_itself(url: str) -> None:
-    heard_here, heard_there = Collector(), Collector()
+    received_here, received_there = Collector(), Collector()
     with fabrics(url) as (one, other):
-        one.listen(["**"], heard_here)
-        other.listen(["**"], heard_there)
+        one.listen(["**"], received_here)
+        other.listen(["**"], received_there)
         one.send([("a/b", b"from one")])
         other.send([("a/b", b"from other")])
 
-        assert heard_here.wait(1) == [b"from other"]
-        assert heard_there.wait(1) == [b"from one"]
-        assert heard_here.stays_at(1)
+        assert received_here.wait(1) == [b"from other"]
+        assert received_there.wait(1) == [b"from one"]
+        assert received_here.stays_at(1)
 
 
 def test_system_keys_and_keys_of_every_kind_are_carried(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The file registry: leases, heartbeats, the reaper, and what nobody else may do to it."""
+"""The file registry: leases, heartbeats, the reaper, and what other users may not do to it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_an_endpoint_that_is_refused_is_tried_again_for_ever_after_pauses_that_g
         full = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[30.0] * 6]
         assert all(pause / 2 <= delay <= pause for delay, pause in zip(clock.delays, full, strict=True))
         assert counts.snapshot() == {"connect_failed": 12}
-        assert links.made == 1  # nobody listens there: libzmq tries again by itself
+        assert links.made == 1  # no socket listens there: libzmq tries again by itself
 
         links.want({"tcp://127.0.0.1:1": None})
         clock.run(1)

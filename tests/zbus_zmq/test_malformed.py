@@ -1,4 +1,4 @@
-"""Bad input on the event sockets: counted by reason, told rarely, and what follows arrives."""
+"""Bad input on the event sockets: counted by reason, reported rarely, and later messages arrive."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_malformed_message_is_counted_and_the_next_one_arrives(
         assert here.diagnostics()["counts"][reason] >= (1 if reason == "invalid_mark" else 2)
 
 
-def test_no_sequence_of_messages_makes_a_hole_in_what_follows(tmp_path: Path, rogues: Rogues) -> None:
+def test_no_sequence_of_messages_makes_a_gap_in_what_follows(tmp_path: Path, rogues: Rogues) -> None:
     collector = Collector()
     part = st.sampled_from([GOOD, b"", b"\xff", topic_of("x"), b"a/"]) | st.binary(max_size=20)
     with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,):
@@ -120,7 +120,7 @@ def test_a_message_over_the_limit_is_never_taken_and_others_still_arrive(tmp_pat
         assert collector.stays_at(1)
 
 
-def test_rubbish_is_told_once_a_minute_however_much_there_is(
+def test_rubbish_is_reported_once_a_minute_however_much_there_is(
     tmp_path: Path, rogues: Rogues, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fabrics(f"zmq://?registry={tmp_path}", 1) as (here,), caplog.at_level(logging.WARNING, "zbus"):
@@ -151,12 +151,12 @@ def test_each_program_that_sends_rubbish_is_named_so_that_none_hides_another(
         assert until(lambda: here.diagnostics()["counts"].get("subscription_invalid") == 4)
         assert until(lambda: here.diagnostics()["counts"].get("request_invalid") == 4)
 
-    told = [each.getMessage() for each in caplog.records if "TRANSPORT_INPUT_REJECTED" in each.getMessage()]
-    assert sorted("invalid_topic" in each for each in told) == [False] * 4 + [True] * 2
+    reported = [each.getMessage() for each in caplog.records if "TRANSPORT_INPUT_REJECTED" in each.getMessage()]
+    assert sorted("invalid_topic" in each for each in reported) == [False] * 4 + [True] * 2
     for publisher in publishers:
         endpoint = publisher.get_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
-        assert sum(f"source='{endpoint}'" in each for each in told) == 1
-    assert len({each.partition("source=")[2].split()[0] for each in told}) == 6
+        assert sum(f"source='{endpoint}'" in each for each in reported) == 1
+    assert len({each.partition("source=")[2].split()[0] for each in reported}) == 6
 
 
 def test_what_a_subscriber_should_not_send_is_counted(tmp_path: Path, rogues: Rogues) -> None:

@@ -1,4 +1,4 @@
-"""Ports: binding is the allocation, so nobody is given a port that another process has."""
+"""Ports: binding is the allocation, so no node gets a port that another process has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def port_of(endpoint: str) -> int:
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
-    """A range of four ports that nobody uses now, two of which a node needs."""
+    """A range of four ports that are free now, two of which a node needs."""
     low = free_ports(4)
     return low, low + 3
 
@@ -35,7 +35,7 @@ def test_a_node_listens_on_loopback_and_on_ports_that_the_system_gives(tmp_path:
     assert len({port_of(each) for each in endpoints}) == 4
 
 
-def test_two_processes_share_a_range_and_a_third_is_told_that_it_is_full(
+def test_two_processes_share_a_range_and_a_third_gets_an_error_that_it_is_full(
     tmp_path: Path, ports: tuple[int, int]
 ) -> None:
     url = f"zmq://?registry={tmp_path}&ports={ports[0]}-{ports[1]}"
@@ -55,7 +55,7 @@ def test_ports_of_a_range_are_free_again_when_a_node_closes(tmp_path: Path, port
         assert used == set(range(ports[0], ports[1] + 1))
 
 
-def test_the_address_that_others_are_told_may_differ_from_the_one_that_is_bound(tmp_path: Path) -> None:
+def test_the_announced_address_may_differ_from_the_bound_one(tmp_path: Path) -> None:
     url = f"zmq://?registry={tmp_path}&bind=tcp://0.0.0.0:*&advertise=tcp://localhost:{{port}}"
     collector = Collector()
     with fabrics(url) as (one, other):

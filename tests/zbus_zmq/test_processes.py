@@ -43,7 +43,7 @@ def test_a_new_process_reaches_a_running_subscriber_within_a_second_of_its_first
     assert sorted(took)[2] < 1.0, took  # one may be held up by whatever else the machine does
 
 
-def test_a_publisher_killed_and_replaced_on_another_port_is_heard_again(url: str) -> None:
+def test_events_of_a_publisher_killed_and_replaced_on_another_port_arrive_again(url: str) -> None:
     collector = Collector()
     with fabrics(url, 1) as (here,), children() as start:
         here.listen(["a/**"], collector)
@@ -69,7 +69,7 @@ def test_a_subscriber_killed_and_replaced_receives_what_follows(url: str) -> Non
             assert until(lambda: not here.ready("a/b"))
 
 
-def test_a_process_that_is_frozen_is_dropped_and_heard_again_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_process_that_is_frozen_is_dropped_and_its_events_arrive_again_when_it_resumes(tmp_path: Path) -> None:
     url = f"zmq://?registry={tmp_path}&lease_s=1"
     collector = Collector()
     with fabrics(url, 1) as (here,), children() as start:

@@ -169,7 +169,7 @@ def test_other_frame_counts_illegal_topics_and_keys_are_counted(legacy: Legacy) 
         }
 
 
-def test_no_plain_message_makes_a_hole_in_what_follows(legacy: Legacy) -> None:
+def test_no_plain_message_makes_a_gap_in_what_follows(legacy: Legacy) -> None:
     collector = Collector()
     with opened(f"zmq+raw://?connect={legacy.endpoint}") as fabric:
         fabric.listen(["good"], collector)
@@ -201,7 +201,7 @@ def test_it_can_connect_to_a_bound_subscriber(legacy: Legacy) -> None:
         assert legacy.sub.recv_multipart() == [b"a", b"x"]
 
 
-def test_what_nobody_subscribes_to_is_counted_where_no_log_keeps_it(legacy: Legacy) -> None:
+def test_events_without_a_subscriber_are_counted_if_no_log_keeps_them(legacy: Legacy) -> None:
     with opened("zmq+raw://?bind=tcp://127.0.0.1:*") as fabric:
         fabric.send([("a", encode(Event(7, number, 1, "a", b""))) for number in range(3)])
         legacy.sub.set(zmq.SUBSCRIBE, b"a")
@@ -213,13 +213,13 @@ def test_what_nobody_subscribes_to_is_counted_where_no_log_keeps_it(legacy: Lega
         assert fabric.diagnostics()["counts"] == {"no_subscribers": 3, "no_interest": 1}
 
 
-def test_with_a_log_nothing_is_sent_while_nobody_subscribes_nor_counted_twice(legacy: Legacy) -> None:
+def test_with_a_log_nothing_is_sent_without_subscribers_nor_counted_twice(legacy: Legacy) -> None:
     fabric = open_fabric(BusConfig(log="any.db"), "zmq+raw://?bind=tcp://127.0.0.1:*&separator=.")
     page = [(key, encode(Event(7, 0, 1, key, key.encode()))) for key in ("v1.2", "a")]
     try:
         with pytest.raises(TransportError, match="no subscriber; nothing was sent"):
             fabric.send(page)
-        fabric.send(page[:1])  # nobody could ever receive it: there is no topic for it
+        fabric.send(page[:1])  # it cannot be received: there is no topic for it
         legacy.sub.set(zmq.SUBSCRIBE, b"a")
         legacy.sub.connect(fabric.endpoint)
         assert until(lambda: fabric.ready("a"))

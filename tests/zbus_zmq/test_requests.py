@@ -206,7 +206,7 @@ def test_replies_between_close_and_the_cancellation_do_not_prevent_it() -> None:
     cancel()
 
     assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
-    assert (replies.heard, replies.ends) == ([], 0)
+    assert (replies.received, replies.ends) == ([], 0)
     assert counts.snapshot() == {}
 
 
@@ -217,7 +217,7 @@ def test_a_request_is_cancelled_if_a_reply_is_out_of_order() -> None:
     client.on_readable()
 
     assert socket.sent[1:] == [[b"ab/0", b"C", b"12345678"]]
-    assert (replies.heard, replies.ends) == ([], 1)
+    assert (replies.received, replies.ends) == ([], 1)
 
 
 def test_a_handler_that_replies_faster_than_the_socket_sends_leaves_the_thread_to_others() -> None:
@@ -259,7 +259,7 @@ def test_a_request_to_a_process_that_is_killed_ends(tmp_path: Path, url: str) ->
         replies = Replies()
         one.request("svc/a", b"", replies, 60.0)
         child.wait_for("asked")
-        assert until(lambda: replies.heard == [b"first"])
+        assert until(lambda: replies.received == [b"first"])
         before = time.monotonic()
         child.kill()
 
@@ -282,7 +282,7 @@ def test_a_request_ends_when_its_connection_breaks_and_is_not_sent_to_another(tm
             route, kind, ident, key, payload = server.recv_multipart()
             assert (kind, key, payload) == (b"Q", b"svc/a", b"q")
             server.send_multipart([route, b"R", ident, (0).to_bytes(8), b"first"])
-            assert until(lambda: replies.heard == [b"first"])
+            assert until(lambda: replies.received == [b"first"])
             other.serve(["svc/a"], asked.append)
             assert until(lambda: any(each.serves for node, each in one._nodes.items() if node == other.node))
             server.close()
@@ -331,11 +331,11 @@ def test_a_dead_server_is_skipped_for_a_live_one(tmp_path: Path, url: str) -> No
 def test_a_slow_client_delays_only_its_own_replies(tmp_path: Path) -> None:
     url = f"zmq://?registry={tmp_path}&hwm=10"
     release = threading.Event()
-    slow_heard: list[bytes | None] = []
+    slow_received: list[bytes | None] = []
 
     def slow(reply: bytes | None) -> None:
         release.wait(20)
-        slow_heard.append(reply)
+        slow_received.append(reply)
 
     with fabrics(url, 3) as (server, slow_client, quick_client):
         server.serve(["svc/a"], answering(*[b"%d" % number + b"x" * 20_000 for number in range(600)]))
@@ -344,10 +344,10 @@ def test_a_slow_client_delays_only_its_own_replies(tmp_path: Path) -> None:
         quick_client.request("svc/a", b"", replies, 30.0)
         quick = replies.wait()
         release.set()
-        assert until(lambda: slow_heard and slow_heard[-1] is None)
+        assert until(lambda: slow_received and slow_received[-1] is None)
 
     assert len(quick) == 600
-    assert len(slow_heard) == 601
+    assert len(slow_received) == 601
 
 
 def test_requests_in_flight_end_when_a_fabric_closes(url: str) -> None:

@@ -54,7 +54,7 @@ def test_the_tokens_of_a_node_make_the_same_node_again() -> None:
 
 
 @given(st.sets(TAILS, max_size=6))
-def test_no_tokens_at_all_crash_the_reader_and_what_comes_out_is_a_node_that_can_be_told_to_others(
+def test_no_token_crashes_the_reader_and_the_result_is_a_node_that_can_be_announced(
     tails: set[str],
 ) -> None:
     found, invalid = assemble(NODE.node, tails)

@@ -168,7 +168,7 @@ class Bridge:
         return {
             "from": source,
             "to": target,
-            "linked": send_queue is not None,
+            "connected": send_queue is not None,
             "forwarded": send_queue.forwarded if send_queue is not None else 0,
             "lag_ms": round(lag_ns / 1e6, 3),
             "pending_events": waiting,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -13,6 +14,7 @@ from zbus.config import BusConfig, Contradiction, config_errors
 from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 from zbus.mesh.link import link_names
+from zbus.util.renamed import renamed_to
 
 RAW = ("nats", "zmq")  # transports that can carry messages without the zbus envelope, as "nats+raw" and "zmq+raw"
 
@@ -26,6 +28,8 @@ class BridgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    renamed_directions: ClassVar[Mapping[str, str]] = {"forth": "forward", "back": "reverse"}
+
     between: tuple[str, str] = Field(repr=False, description="URLs of the two transports")
     keys: tuple[str, ...] = Field(min_length=1, description="key expressions of the events to forward")
     direction: Literal["both", "forward", "reverse"] = Field(
@@ -33,7 +37,9 @@ class BridgeConfig(BaseModel):
     )
     raw: bool = Field(False, description="whether nats:// and zmq:// carry plain messages, without the zbus envelope")
     log: str | None = Field(
-        None, min_length=1, description="path of the log file; a bridge without a log loses events while a side is down"
+        None,
+        min_length=1,
+        description="path or URL of the log; without one, events are lost while a side is down",
     )
     name: str = Field("", description="name of the bridge in reports; empty: the two transports")
     mode: Literal["peer", "client", "router"] | None = Field(None, description="role of the zenoh side in its network")
@@ -60,6 +66,13 @@ class BridgeConfig(BaseModel):
     def __init__(self, **given: Any) -> None:
         with config_errors("bridge", known=type(self).model_fields):
             super().__init__(**given)
+
+    @field_validator("direction", mode="before")
+    @classmethod
+    def _renamed(cls, value: object) -> object:
+        if isinstance(value, str) and value in cls.renamed_directions:
+            raise ValueError(f"{value} was {renamed_to(cls.renamed_directions[value])}")
+        return value
 
     @field_validator("keys")
     @classmethod

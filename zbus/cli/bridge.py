@@ -45,8 +45,10 @@ def bridge(
         bool, typer.Option("--raw", help="Exchange plain messages, without the zbus envelope, on nats and zmq.")
     ] = False,
     log: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Store events in this log, so that none is lost while a side is down."),
+        str | None,
+        typer.Option(
+            metavar="LOG", help="Store events in this log (path or URL), so that none is lost while a side is down."
+        ),
     ] = None,
     max_age: MaxAgeOption = None,
     max_bytes: MaxBytesOption = None,
@@ -91,8 +93,7 @@ def bridge(
     else:
         given: dict[str, Any] = {"listen": listen or (), "connect": connect or (), "mode": mode, "name": name}
         given |= {"retain_age_s": max_age, "retain_bytes": max_bytes, "retain_events": max_events}
-        path = str(log) if log is not None else None
-        configs = [BridgeConfig(between=between, keys=keys, direction=direction.value, raw=raw, log=path, **given)]
+        configs = [BridgeConfig(between=between, keys=keys, direction=direction.value, raw=raw, log=log, **given)]
     serve(_run(configs, report_interval, json))
 
 

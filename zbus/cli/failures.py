@@ -10,7 +10,7 @@ import typer
 from zbus.errors import ConfigInvalid, EventInvalid, LogRequired, SchemaConflict, SchemaError, ZbusError
 from zbus.util.renamed import renamed_to
 
-from .renamed import OPTIONS
+from .renamed import OPTIONS, VALUES
 
 ERROR, USAGE = 1, 2
 
@@ -43,7 +43,17 @@ def _usage(error: Exception) -> str:
     option = getattr(error, "option_name", "")
     if new := OPTIONS.get(context.command_path, {}).get(option):
         message = f"No such option: {option}: {renamed_to(new)}"  # without typer's guesses at similar options
-    return f"{_one_line(message).rstrip('.')}; see: {context.command_path} --help"
+    text = _one_line(message).replace("Value error, ", "").rstrip(".")  # typer may validate with pydantic
+    return f"{text}{_renamed_value(message, context.command_path)}; see: {context.command_path} --help"
+
+
+def _renamed_value(message: str, command: str) -> str:
+    """Return the hint for a retired value of an option that a usage error names, or an empty string."""
+    for option, values in VALUES.get(command, {}).items():
+        for old, new in values.items():
+            if repr(option) in message and f"{old!r} is not" in message:
+                return f"; {old} was {renamed_to(new)}"
+    return ""
 
 
 def _one_line(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +9,13 @@ import typer
 from .render.values import parse_age, parse_size, parse_start
 
 LogOption = Annotated[
-    Path | None,
-    typer.Option("--log", envvar="ZBUS_LOG", metavar="PATH", help="Path of the log, a SQLite file."),
+    str | None,
+    typer.Option(
+        "--log",
+        envvar="ZBUS_LOG",
+        metavar="LOG",
+        help="Path or URL of the log: a SQLite file, or the URL of a log of an installed plugin.",
+    ),
 ]
 TransportOption = Annotated[
     str | None,

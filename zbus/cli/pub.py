@@ -44,11 +44,11 @@ def pub(
         raise typer.BadParameter("give a payload, or pipe it in", param_hint="PAYLOAD")
     check_key(key)
     headers = dict(_header(each) for each in header or ())
-    log = log or configured_log()
+    log = configured_log() if log is None else log
     chosen = {"transport": transport} if transport else {}
     bus = open_networked(transport) if log is None else zbus.open(log, **chosen)
     if bus.config.log is None and not bus.config.networked:
-        reason = "the event would be lost: give --log PATH (or ZBUS_LOG), or --transport URL"
+        reason = "the event would be lost: give --log LOG (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)
     if lines:
         run(_publish_lines(bus, key, headers))

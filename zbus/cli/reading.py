@@ -26,15 +26,14 @@ NETWORK_SETTINGS = (
 )
 
 
-def configured_log() -> Path | None:
+def configured_log() -> str | None:
     """Return the log that `ZBUS_LOG` or the TOML file names, or None."""
     from zbus.config import load_only
 
-    log = load_only("log").log
-    return None if log is None else Path(log)
+    return load_only("log").log
 
 
-def open_to_read(log: Path) -> zbus.Bus:
+def open_to_read(log: str | Path) -> zbus.Bus:
     """Return a bus that only reads `log` and opens no socket.
 
     It does not validate events, because a user who looks at a log wants to see the events that violate a schema too.
@@ -52,15 +51,16 @@ def open_networked(transport: str | None, **given: str) -> zbus.Bus:
     return zbus.open(config=load_only(*NETWORK_SETTINGS, validate_schemas=False, **chosen, **given))
 
 
-def open_source(log: Path | None, transport: str | None) -> zbus.Bus:
+def open_source(log: str | None, transport: str | None) -> zbus.Bus:
     """Return a bus that reads `log`, or receives from `transport`, or from the source that the settings name."""
     if log is not None and transport is not None:
         raise typer.BadParameter("give either --log or --transport, not both", param_hint="--transport")
-    log = log or (configured_log() if transport is None else None)
+    if log is None and transport is None:
+        log = configured_log()
     if log is not None:
         return open_to_read(log)
     bus = open_networked(transport)
     if not bus.config.networked:
-        reason = "there is nothing to read: give --log PATH (or ZBUS_LOG), or --transport URL"
+        reason = "there is nothing to read: give --log LOG (or ZBUS_LOG), or --transport URL"
         raise ConfigInvalid("log", reason)
     return bus

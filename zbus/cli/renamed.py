@@ -1,6 +1,6 @@
-"""Retired commands and options, each with its replacement.
+"""Retired commands, options and values, each with its replacement.
 
-They are not commands and options any more, so `--help` does not list them. A user who still writes one gets a usage
+They are not accepted any more, so `--help` does not list them. A user who still writes one gets a usage
 error that names the replacement.
 """
 
@@ -25,3 +25,4 @@ OPTIONS = {
     "zbus schema check": {"--number": "--limit"},
     "zbus pipeline offload": {"--keep-age": "--max-age", "--keep-events": "--max-events"},
 }
+VALUES = {"zbus bridge": {"--direction": {"forth": "forward", "back": "reverse"}}}

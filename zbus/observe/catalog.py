@@ -273,9 +273,9 @@ CODES: dict[str, str] = {
 COUNTERS: dict[str, str] = {
     "published": "Events published here and stored; without a log, handed on.",
     "delivered": "Events put into subscription queues, once per subscription.",
-    "backpressure": "Times that backpressure began to block publishers.",
-    "subscribers": "Open subscriptions.",
-    "readers_behind": "Open subscriptions that read from the log, not live.",
+    "publish_blocked": "Times that backpressure began to block publishers.",
+    "subscriptions": "Open subscriptions.",
+    "subscriptions_catching_up": "Open subscriptions that read from the log, not live.",
     "nodes": "Nodes that are alive, including this one.",
     "backlogged": "Events that waited in a backlog beside a full queue.",
     "corrupt_skipped": "Corrupt events that were skipped.",

@@ -18,7 +18,7 @@ class Stats:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.commit = Histogram()  # from handing a batch to the log until it is durable
-        self.end_to_end = Histogram()  # from an event's `published_at` until it is in its subscription queues
+        self.delivery = Histogram()  # from an event's `published_at` until it is in its subscription queues
 
     def count(self, name: str, events: int) -> None:
         """Add `events` to a counter."""

@@ -9,8 +9,8 @@ To add a transport, implement `Fabric` in a package of your own and register its
 `TransportError` within bounded time. `session` is for fabrics that can use a session of the application: reject it
 otherwise. Install the package again after adding the entry point. To check the implementation, add it to the contract
 suite: to `MESHES` in `tests/support/contract_transports.py` or, if it is `events_only`, to `EVENTS_ONLY` in
-`tests/contract/test_fabric_lacks.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events only,
-which inherits from `EventsOnly`.
+`tests/contract/test_fabric_unsupported.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events
+only, which inherits from `EventsOnly`.
 
 A fabric delivers frames at most once or at least once, as its network can: the core detects gaps, requests missing
 events from the publisher's log, and removes duplicates. A fabric therefore stores nothing and never retries. It knows

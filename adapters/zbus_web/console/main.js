@@ -47,8 +47,8 @@ const latencies = new LineChart(
   [
     { name: "commit99", label: "Commit p99", colour: "--series-1" },
     { name: "commit50", label: "p50", colour: "--series-1", dashed: true },
-    { name: "end99", label: "Delivery p99", colour: "--series-2", wide: true },
-    { name: "end50", label: "p50", colour: "--series-2", dashed: true, wide: true },
+    { name: "delivery99", label: "Delivery p99", colour: "--series-2", wide: true },
+    { name: "delivery50", label: "p50", colour: "--series-2", dashed: true, wide: true },
   ],
   (value, axis) => (axis ? decade(value) : milliseconds(value)),
   logarithmic,
@@ -111,8 +111,8 @@ function showCharts({ at, rates: now = {}, latency = {} }) {
   latencies.add(moment, {
     commit50: latency.commit_ms?.p50,
     commit99: latency.commit_ms?.p99,
-    end50: latency.end_to_end_ms?.p50,
-    end99: latency.end_to_end_ms?.p99,
+    delivery50: latency.delivery_ms?.p50,
+    delivery99: latency.delivery_ms?.p99,
   });
 }
 

@@ -13,10 +13,10 @@ export function showOverview(live) {
   set("published", rate(rates.published_per_s));
   set("delivered", rate(rates.delivered_per_s));
   set("commit", milliseconds(latency.commit_ms?.p99));
-  set("end-to-end", milliseconds(latency.end_to_end_ms?.p99));
+  set("delivery", milliseconds(latency.delivery_ms?.p99));
   set("head", count(stats.log?.head));
   set("size", bytes(stats.log?.bytes));
-  set("subscribers", count(stats.subscribers));
+  set("subscriptions", count(stats.subscriptions));
   set("lag", count(Math.max(0, ...lags)), Math.max(0, ...lags) > 0 ? "warning" : "");
   set("dropped", count(dropped), dropped ? "error" : "");
   set("gaps", count(gaps), gaps ? "error" : "");

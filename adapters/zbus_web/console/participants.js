@@ -1,4 +1,4 @@
-// The participants: nodes, publishers and subscribers, with their queued and dropped events.
+// The participants: nodes, publishers and subscriptions, with their queued and dropped events.
 
 import { byId } from "./dom.js";
 import { age, visible } from "./format.js";
@@ -16,14 +16,14 @@ export class Participants {
     this.nodes = new Table(byId("nodes"), NODES, { empty: "No nodes.", sortBy: "name", descending: false });
     const none = "No publishers yet.";
     this.publishers = new Table(byId("publishers"), PUBLISHERS, { empty: none, sortBy: "events" });
-    this.subscribers = new Table(byId("subscribers"), SUBSCRIBERS, { empty: "No subscribers.", sortBy: "lag" });
+    this.subscriptions = new Table(byId("subscriptions"), SUBSCRIPTIONS, { empty: "No subscriptions.", sortBy: "lag" });
   }
 
   update(live) {
     this.last = live;
     if (!this.timer) return; // The panel is not visible.
     this.nodes.update(live.nodes ?? []);
-    this.subscribers.update(live.subscribers ?? []);
+    this.subscriptions.update(live.subscriptions ?? []);
   }
 
   /** Called when the panel is shown or hidden. */
@@ -75,7 +75,7 @@ const PUBLISHERS = [
 
 const source = (row) => (row.live ? "live" : "log");
 
-const SUBSCRIBERS = [
+const SUBSCRIPTIONS = [
   { name: "key_exprs", label: "Keys", text: (row) => joined(row.key_exprs), sort: (row) => joined(row.key_exprs) },
   { name: "durable", label: "Durable", text: (row) => visible(row.durable || "–") },
   { name: "live", label: "Source", text: source, level: (row) => (row.live ? "" : "warning") },

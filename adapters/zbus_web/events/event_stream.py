@@ -19,16 +19,20 @@ from starlette.routing import BaseRoute, Route
 import zbus
 from zbus.deliver.start_position import OFFSET_MAX, read_start
 from zbus.deliver.subscriber import EventSubscriber, Start
-from zbus.errors import EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
+from zbus.errors import BusClosed, EventCorrupt, LogTrimmed, SchemaInvalid, ZbusError
 from zbus.introspection import of
 from zbus_web.access.authenticator import Authenticator, Permissions
 from zbus_web.http.event_json import EventFrames
 from zbus_web.http.http_errors import HttpError
 from zbus_web.http.settings import WebSettings
-from zbus_web.http.streams import StreamResponse, Streams
+from zbus_web.http.streams import EndReason, StreamResponse, Streams
 
 CHUNK_EVENTS = 256
 CHUNK_BYTES = 64 * 1024  # A larger chunk is sent before more is gathered, so that a slow client applies backpressure.
+
+BUS_CLOSED = EndReason("bus_closed", "the bus was closed")
+TOKEN_EXPIRED = EndReason("token_expired", "the token has expired; connect again with a new one")
+REMOVED = ("log_trimmed", "removed by retention")
 
 
 def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[BaseRoute]:
@@ -101,7 +105,8 @@ class EventStream:
         self._gap: bytes = b""
         self._start = self._last_id = 0  # the id that the client has at the start, and now
         self._sent = True  # whether a chunk was sent since the last pulse
-        self._ended, self._end_reason = False, ""
+        self._ended = False
+        self._end_reason: EndReason | None = BUS_CLOSED  # unless `end` gives another
 
     async def open(self, start: Start) -> None:
         """Subscribe: the stream misses no event from now on. Raises `KeyInvalid` if a key expression is not legal."""
@@ -112,7 +117,7 @@ class EventStream:
             if isinstance(start, int):
                 low_water = await (reader := of(self._bus).reader).run(reader.required("an event stream").low_water)
                 if max(0, start - 1) < low_water:
-                    await self._skip_gap(max(0, start - 1), low_water, "removed by retention")
+                    await self._skip_gap(max(0, start - 1), low_water, *REMOVED)
         except BaseException:
             await self.aclose()
             raise
@@ -127,18 +132,18 @@ class EventStream:
             try:
                 chunks = await self._next()
             except ZbusError as error:  # The log cannot be read: the client gets the reason and may reconnect.
-                self.end(str(error))
+                self.end(BUS_CLOSED if isinstance(error, BusClosed) else EndReason("read_failed", str(error)))
                 break
             if chunks is None:
                 break
             if self._permissions.is_expired:
-                self.end("the token has expired; connect again with a new one")
+                self.end(TOKEN_EXPIRED)
                 break
             for chunk in chunks:
                 self._sent = True
                 yield chunk
-        if self._end_reason or not self._ended:
-            yield _named_event("end", {"reason": self._end_reason or "the bus was closed"})
+        if self._end_reason is not None:
+            yield _named_event("end", self._end_reason._asdict())
 
     async def aclose(self) -> None:
         """Close the subscription."""
@@ -151,9 +156,9 @@ class EventStream:
             self._sub.wake()
         self._sent = False
 
-    def end(self, reason: str | None) -> None:
+    def end(self, reason: EndReason | None) -> None:
         """End soon. The client receives `reason`; None means that the client has disconnected."""
-        self._ended, self._end_reason = True, reason or ""
+        self._ended, self._end_reason = True, reason
         if self._sub is not None:
             self._sub.wake()
 
@@ -163,10 +168,10 @@ class EventStream:
         try:
             events = await self._sub.next_batch(CHUNK_EVENTS)
         except LogTrimmed as trimmed:
-            await self._skip_gap(trimmed.after, trimmed.low_water, "removed by retention")
+            await self._skip_gap(trimmed.after, trimmed.low_water, *REMOVED)
         except EventCorrupt as corrupt:
             before = of(self._bus).reader.required("an event stream").before(corrupt.offset)
-            await self._skip_gap(before, corrupt.offset, corrupt.reason)
+            await self._skip_gap(before, corrupt.offset, "event_corrupt", corrupt.reason)
         except SchemaInvalid:
             return ()  # The bus has logged and counted it, and the log still has the event.
         else:
@@ -194,13 +199,13 @@ class EventStream:
         self._last_id = position
         return (b"id: %d\n\n" % position,)
 
-    async def _skip_gap(self, after: int, until: int, reason: str) -> None:
+    async def _skip_gap(self, after: int, until: int, code: str, reason: str) -> None:
         """Queue a gap event for the client, and subscribe again after the gap."""
         assert self._sub is not None
         await self._sub.aclose()
         await self._subscribe(until + 1)
         self._last_id = max(self._last_id, until)
-        fields = {"after": after, "until": until, "reason": reason}
+        fields = {"after": after, "until": until, "code": code, "reason": reason}
         self._gap += b"id: %d\n%b" % (until, _named_event("gap", fields))
 
     async def _subscribe(self, start: Start) -> None:

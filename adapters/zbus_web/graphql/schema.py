@@ -106,11 +106,11 @@ async def _publishers(info: RequestInfo, limit: int = 100) -> list[types.Publish
         return [types.Publisher(**each) for each in found]
 
 
-def _subscribers(info: RequestInfo, limit: int = 100) -> list[types.Subscriber]:
-    """Return the same as /api/subscribers."""
+def _subscriptions(info: RequestInfo, limit: int = 100) -> list[types.OpenSubscription]:
+    """Return the same as /api/subscriptions."""
     with _graphql_errors():
-        found = info.context.views.subscribers(info.context.permissions)
-        return [types.Subscriber(**each) for each in found[: _limited(limit)]]
+        found = info.context.views.subscriptions(info.context.permissions)
+        return [types.OpenSubscription(**each) for each in found[: _limited(limit)]]
 
 
 async def _cursors(info: RequestInfo) -> list[types.Cursor]:
@@ -200,7 +200,7 @@ async def _live_stats(info: RequestInfo) -> AsyncGenerator[types.LiveStats, None
                 at=snapshot.at.isoformat(timespec="milliseconds"),
                 **snapshot.rates,
                 commit_ms=types.Latency(**snapshot.latency.get("commit_ms", nothing)),
-                end_to_end_ms=types.Latency(**snapshot.latency.get("end_to_end_ms", nothing)),
+                delivery_ms=types.Latency(**snapshot.latency.get("delivery_ms", nothing)),
                 stats=types.to_stats(snapshot.stats),
             )
 
@@ -217,8 +217,8 @@ class Query:
     publishers: list[types.Publisher] = strawberry.field(
         resolver=_publishers, description="Publishers since this server started, the most recent first"
     )
-    subscribers: list[types.Subscriber] = strawberry.field(
-        resolver=_subscribers, description="Open subscriptions, the largest lag first"
+    subscriptions: list[types.OpenSubscription] = strawberry.field(
+        resolver=_subscriptions, description="Open subscriptions, the largest lag first"
     )
     cursors: list[types.Cursor] = strawberry.field(resolver=_cursors, description="Cursors of durable subscriptions")
     leases: list[types.Lease] = strawberry.field(

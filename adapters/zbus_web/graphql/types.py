@@ -107,7 +107,7 @@ class Cursor:
 
 
 @strawberry.type(description="An open subscription of this process")
-class Subscriber:
+class OpenSubscription:
     """One subscription."""
 
     key_exprs: list[str]
@@ -172,7 +172,7 @@ class Stats:
 
     published: Long
     delivered: Long
-    subscribers: int
+    subscriptions: int
     head: Long | None
     all: JSON
 
@@ -185,7 +185,7 @@ class LiveStats:
     published_per_s: float
     delivered_per_s: float
     commit_ms: Latency
-    end_to_end_ms: Latency
+    delivery_ms: Latency
     stats: Stats
 
 
@@ -214,7 +214,7 @@ def to_stats(found: dict[str, Any]) -> Stats:
     return Stats(
         published=found["published"],
         delivered=found["delivered"],
-        subscribers=found["subscribers"],
+        subscriptions=found["subscriptions"],
         head=found["log"]["head"] if "log" in found else None,
         all=JSON(found),
     )

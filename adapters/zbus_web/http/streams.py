@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
+
+
+class EndReason(NamedTuple):
+    """Why a stream ends: a stable code for programs, and a sentence for people."""
+
+    code: str
+    reason: str
+
+
+SERVER_STOPPING = EndReason("server_stopping", "the server is stopping")
 
 
 class Stream(Protocol):
@@ -28,7 +38,7 @@ class Stream(Protocol):
     async def aclose(self) -> None:
         """Release the resources of the stream, even if it was never started."""
 
-    def end(self, reason: str | None) -> None:
+    def end(self, reason: EndReason | None) -> None:
         """End soon. The client receives `reason`; None means that the client has disconnected."""
 
 
@@ -40,7 +50,7 @@ class Streams:
         self._pulse_s = keepalive_s / 2
         self._open: dict[Stream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.ending: str | None = None
+        self.ending: EndReason | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -60,7 +70,7 @@ class Streams:
             self._timer.cancel()
             self._timer = None
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: EndReason) -> None:
         """End all streams, including those added later."""
         self.ending = reason
         for stream in list(self._open):

@@ -15,6 +15,7 @@ from zbus.errors import ZbusError
 from zbus.introspection import CursorPosition, of
 from zbus.observe.histogram import Histogram
 from zbus_web.access.permissions import Permissions
+from zbus_web.http.streams import EndReason
 
 from .views import Views, shown_cursors
 
@@ -45,7 +46,7 @@ class StatsSnapshot:
         self.latency = {
             f"{name}_ms": _between(earlier.get("latency", {}).get(name), histogram)
             for name, histogram in stats.get("latency", {}).items()
-            if name in ("commit", "end_to_end")
+            if name in ("commit", "delivery")
         }
         kept = views.activity.log_records
         seen: int = before.record if before is not None else kept.last
@@ -60,7 +61,7 @@ class StatsSnapshot:
             "topics": self._views.topics(permissions, TOPICS),
             "rates": self.rates,
             "latency": self.latency,
-            "subscribers": self._views.subscribers(permissions),
+            "subscriptions": self._views.subscriptions(permissions),
             "cursors": shown_cursors(permissions, self._cursors),
             "nodes": self._views.nodes(permissions),
             "log_records": self._log_records if permissions.sees_all else [],
@@ -175,7 +176,7 @@ class LiveStream:
     def pulse(self) -> None:
         """Do nothing: the stream sends a frame every second."""
 
-    def end(self, reason: str | None) -> None:
+    def end(self, reason: EndReason | None) -> None:
         """End after the queued snapshots. `reason` is not sent."""
         self._listener.end()
 

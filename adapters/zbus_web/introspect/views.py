@@ -85,7 +85,7 @@ class Views:
             for each in self.activity.publishers(permissions.shows, limit)
         ]
 
-    def subscribers(self, permissions: Permissions) -> list[dict[str, Any]]:
+    def subscriptions(self, permissions: Permissions) -> list[dict[str, Any]]:
         """Return the open subscriptions of this process, the largest lag first."""
         permissions.check_overview()
         return [

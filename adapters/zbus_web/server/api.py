@@ -20,6 +20,7 @@ from zbus_web.introspect.live import LiveStatistics, LiveStream
 from zbus_web.introspect.views import TOPICS_MAX, Views
 
 LIMIT = 1000
+RENAMED = {"records": "log-records", "subscribers": "subscriptions"}  # retired paths, each with its replacement
 _encode = msgspec.json.Encoder().encode
 
 View = Callable[[Permissions, Request], Awaitable[dict[str, Any]]]
@@ -58,7 +59,7 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator, live: Li
     return [
         *[route(name, view) for name, view in _views(views).items()],
         Route("/api/live", stream_live, methods=["GET"]),
-        Route("/api/records", _moved_records),
+        *[Route(f"/api/{old}", _renamed(old, new)) for old, new in RENAMED.items()],
         Route("/api/cursors/{name:path}/reset", reset, methods=["POST"]),
         Route("/api/cursors/{name:path}", delete, methods=["DELETE"]),
     ]
@@ -90,7 +91,7 @@ def _views(views: Views) -> dict[str, View]:
 
         return endpoint
 
-    simple = ("nodes", "buses", "subscribers", "schemas", "stats")
+    simple = ("nodes", "buses", "subscriptions", "schemas", "stats")
     return {
         "topics": topics,
         "publishers": publishers,
@@ -102,8 +103,13 @@ def _views(views: Views) -> dict[str, View]:
     }
 
 
-async def _moved_records(request: Request) -> Response:
-    raise HttpError(404, "not_found", "/api/records was renamed: use /api/log-records")
+def _renamed(old: str, new: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a retired path: an error that names the new path."""
+
+    async def endpoint(request: Request) -> Response:
+        raise HttpError(404, "not_found", f"/api/{old} was renamed: use /api/{new}")
+
+    return endpoint
 
 
 def _json(value: Any) -> Response:

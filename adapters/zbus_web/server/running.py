@@ -14,6 +14,7 @@ import zbus
 from zbus.errors import ConfigInvalid
 from zbus_web.http.protocol import limited
 from zbus_web.http.settings import WebSettings
+from zbus_web.http.streams import SERVER_STOPPING
 
 from .app import create_app
 
@@ -91,7 +92,7 @@ async def serve(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIter
             await task
         yield Running(settings.host, listener.getsockname()[1])
     finally:
-        app.state.streams.end("the server is stopping")
+        app.state.streams.end(SERVER_STOPPING)
         server.stop()
         await asyncio.shield(task)
         for connection in list(server.server_state.connections):

@@ -99,14 +99,14 @@ class FileRegistry(WatchingDiscovery):
         backoff = Backoff(2 * self._poll_s, PAUSE_MAX_S)
         while not self._ended:
             self._wake.wait(pause)
-            asked = self._wake.is_set()
+            woken = self._wake.is_set()
             self._wake.clear()
             try:
                 self._beat()
                 now, before = time.monotonic(), stamp
                 stamp = self.folder.stat().st_mtime_ns
                 fresh = time.time() - stamp / 1e9 < FRESH_S
-                if asked or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
+                if woken or fresh or stamp != before or now - scanned >= FULL_SCAN_S:
                     scanned = now
                     self._notify(self._nodes())
                 pause, self._problem = self._poll_s, ""

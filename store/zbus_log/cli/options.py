@@ -14,8 +14,21 @@ from zbus_log.log import SqliteLog
 
 CLOSE_S = 5.0
 
+
+def _path(log: str) -> Path:
+    """Return the path of a log that is given as a path or as a `sqlite://` URL."""
+    return Path(log.removeprefix("sqlite://"))
+
+
 LogArgument = Annotated[
-    Path, typer.Argument(envvar="ZBUS_LOG", metavar="LOG", help="Path of the log, a SQLite file.", show_default=False)
+    Path,
+    typer.Argument(
+        parser=_path,
+        envvar="ZBUS_LOG",
+        metavar="LOG",
+        help="Path or sqlite:// URL of the log, a SQLite file.",
+        show_default=False,
+    ),
 ]
 KeyOption = Annotated[
     list[str] | None,

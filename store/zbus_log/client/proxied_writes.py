@@ -66,7 +66,7 @@ def prune(
         raise ConfigInvalid("log", f"there is no log {os.fspath(path)!r}")
     while True:
         with route_to(path, timeout_s) as route, suppress(OwnerGone):
-            return route.retain(rules, progress)
+            return route.prune(rules, progress)
 
 
 class _Work:

@@ -21,8 +21,8 @@ from zbus.util.runtime import REAL
 from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
+    PRUNE,
     RESULT,
-    RETAIN,
     ROWS,
     decode_result,
     decode_rows,
@@ -74,7 +74,7 @@ class WriteRoute(Protocol):
     def result(self, sent: Any) -> Put:
         """Wait until the rows are stored. Raises `OwnerGone` if the outcome is unknown."""
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
+    def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         """Remove the events that the rules do not keep."""
 
 
@@ -158,8 +158,8 @@ class _DirectRoute:
             raise result
         return Put(len(result), max(result, default=0))
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
-        return self._log.retain(rules, progress)
+    def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
+        return self._log.prune(rules, progress)
 
 
 class _ProxiedRoute:
@@ -176,8 +176,8 @@ class _ProxiedRoute:
     def result(self, sent: Path) -> Put:
         return Put(*self._wait(sent))
 
-    def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
-        return Pruned(*self._wait(self._request(RETAIN, encode_rules(rules))))
+    def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
+        return Pruned(*self._wait(self._request(PRUNE, encode_rules(rules))))
 
     def withdraw(self) -> None:
         """Remove the requests without a result, because the caller no longer waits for them."""

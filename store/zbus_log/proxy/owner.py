@@ -27,8 +27,8 @@ from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
+    PRUNE,
     RESULT,
-    RETAIN,
     ROWS,
     WAKE,
     Submitter,
@@ -51,9 +51,9 @@ class ProxiedWriteServer:
         self,
         log_path: str,
         write: Callable[[Sequence[Row], WriteDone], None],
-        retain: Callable[[Rules], Pruned],
+        prune: Callable[[Rules], Pruned],
     ) -> None:
-        self._log_path, self._write, self._retain = log_path, write, retain
+        self._log_path, self._write, self._prune_log = log_path, write, prune
         self._folder = writes_folder(log_path)
         self._in_progress: set[str] = set()
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
@@ -145,7 +145,7 @@ class ProxiedWriteServer:
                 alive[submitter] = submitter.is_alive
             if not alive[submitter]:
                 path.unlink(missing_ok=True)
-            elif path.suffix in (ROWS, RETAIN) and path.name not in self._in_progress and self._has_capacity:
+            elif path.suffix in (ROWS, PRUNE) and path.name not in self._in_progress and self._has_capacity:
                 self._start(path)
 
     @property
@@ -164,7 +164,7 @@ class ProxiedWriteServer:
             else:
                 # It may take long, and rows must not wait for it.
                 pruning = partial(self._prune, path.name, decode_rules(data))
-                threading.Thread(target=inherit(pruning), name="zbus-log-retain", daemon=True).start()
+                threading.Thread(target=inherit(pruning), name="zbus-log-prune", daemon=True).start()
         except ZbusError as error:
             self._results.append((path.name, error))
             self._wake()
@@ -173,7 +173,7 @@ class ProxiedWriteServer:
         """Apply retention rules, on a thread of its own."""
         result: Pruned | ZbusError
         try:
-            result = self._retain(rules)
+            result = self._prune_log(rules)
         except ZbusError as error:
             result = error
         except Exception as error:

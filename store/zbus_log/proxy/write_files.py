@@ -2,8 +2,8 @@
 
     app.db-writes/
         wake                                 a FIFO that the owner reads: a byte means that a request was added
-        MOMENT-SERIAL-PID-STARTED.rows       a request to store rows; with `.retain`, a request to apply retention rules
-        MOMENT-SERIAL-PID-STARTED.answer     the result of that request
+        MOMENT-SERIAL-PID-STARTED.rows       a request to store rows; with `.prune`, a request to apply retention rules
+        MOMENT-SERIAL-PID-STARTED.result     the result of that request
 
 A file is written under a temporary name and renamed when it is complete. Names sort by creation time, which is the
 order in which the owner executes the requests, and identify the process that wrote the file, so the owner can remove
@@ -33,7 +33,7 @@ from zbus.util.process import is_alive, started_at
 from zbus_log.retention import Rules
 
 WAKE = "wake"
-ROWS, RETAIN, RESULT, TEMPORARY = ".rows", ".retain", ".answer", ".tmp"
+ROWS, PRUNE, RESULT, TEMPORARY = ".rows", ".prune", ".result", ".tmp"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _serials = itertools.count()

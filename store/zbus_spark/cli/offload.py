@@ -44,7 +44,7 @@ def offload(
     check_is_there(log)
     with working(f"offloading {log}", master) as spark:
         done = offload_sealed(
-            spark, log, cold=cold, segment_events=segment_events, keep_events=max_events, keep_age_s=max_age
+            spark, log, cold=cold, segment_events=segment_events, max_events=max_events, max_age_s=max_age
         )
     trimmed = trim_offloaded(log, cold) if trim and Path(cold or f"{log}-cold").is_dir() else None
     if json:

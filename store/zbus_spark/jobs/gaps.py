@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
+from zbus.util.renamed import renamed_arguments
+
 COLUMNS = ("offset", "publisher_id", "sequence")
 MISSING = ("before_first", "between", "after_last")  # the findings that mean a loss
 _FINDING = "struct<finding string, first_sequence bigint, last_sequence bigint, events bigint>"
 
 
-def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int = 0) -> DataFrame:
+@renamed_arguments(heard="announced")
+def gaps(df: DataFrame, announced: Mapping[int, int] | None = None, low_water: int = 0) -> DataFrame:
     """Return one row for each finding: publisher_id, finding, first_sequence, last_sequence, events.
 
-    `before_first`, `between` and `after_last` are ranges of missing sequences; events after the last one are known to
-    be missing only up to `heard`, the highest sequence that each publisher announced. `trimmed` is the range before the
-    first event in a log from which everything up to the offset `low_water` was removed: it is unknown whether the log
-    had these events. `late` are events stored after a later one, and `duplicate` are events stored again; their range
-    is from the lowest to the highest sequence. A publisher without findings has no row.
+    `before_first`, `between` and `after_last` are ranges of missing sequences; events after the last one are known
+    to be missing only up to `announced`, the highest sequence that each publisher announced. `trimmed` is the range
+    before the first event in a log from which everything up to the offset `low_water` was removed: it is unknown
+    whether the log had these events. `late` are events stored after a later one, and `duplicate` are events stored
+    again; their range is from the lowest to the highest sequence. A publisher without findings has no row.
     """
     by_sequence = Window.partitionBy("publisher_id").orderBy("sequence", "offset")
     before = Window.partitionBy("publisher_id").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
@@ -45,7 +48,7 @@ def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int =
             )
         ),
     )
-    known = df.sparkSession.createDataFrame(list((heard or {}).items()), "publisher_id long, highest long")
+    known = df.sparkSession.createDataFrame(list((announced or {}).items()), "publisher_id long, highest long")
     last = F.coalesce("last", F.lit(-1))
     unseen = F.when(F.col("last").isNull() & (F.lit(low_water) > 0), "trimmed").otherwise("after_last")
     found = F.concat(
@@ -53,7 +56,7 @@ def gaps(df: DataFrame, heard: Mapping[int, int] | None = None, low_water: int =
         F.coalesce("between", F.array().cast(f"array<{_FINDING}>")),
         F.array(_finding(unseen, F.try_add(last, F.lit(1)), F.col("highest")), F.col("late"), F.col("duplicate")),
     )
-    listed = summed.join(F.broadcast(known), "publisher_id", "full" if heard else "left")
+    listed = summed.join(F.broadcast(known), "publisher_id", "full" if announced else "left")
     rows = listed.select("publisher_id", F.explode(found).alias("found")).select("publisher_id", "found.*")
     return rows.where("events > 0").orderBy("publisher_id", "first_sequence", "finding")
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from zbus.errors import ConfigInvalid, LogError, LogTrimmed
+from zbus.util.renamed import renamed_arguments
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged
 from zbus_log.file.tables import BLOCK
@@ -48,32 +49,33 @@ class Offloaded(NamedTuple):
     bytes: int
 
 
+@renamed_arguments(keep_events="max_events", keep_age_s="max_age_s")
 def offload(
     spark: SparkSession,
     log: str | Path,
     *,
     cold: str | Path | None = None,
     segment_events: int = 262_144,
-    keep_events: int = 0,
-    keep_age_s: float | None = None,
+    max_events: int = 0,
+    max_age_s: float | None = None,
     limit_segments: int | None = None,
     progress: Progress | None = None,
 ) -> Offloaded:
     """Copy the sealed events of a log that are not in its cold tier yet to the tier, by default `<log>-cold`.
 
-    A log seals blocks of 4,096 offsets. The newest `keep_events` events, and those younger than `keep_age_s`, are not
+    A log seals blocks of 4,096 offsets. The newest `max_events` events, and those younger than `max_age_s`, are not
     offloaded. `limit_segments` limits the number of segments of this call. The log may be written at the same time.
     """
     path, cold = check_local(log, cold)
     for field, value, least, most in (
         ("segment_events", segment_events, BLOCK, SEGMENT_EVENTS_MAX),
-        ("keep_events", keep_events, 0, 1 << 62),
-        ("keep_age_s", keep_age_s, 0, 1 << 33),
+        ("max_events", max_events, 0, 1 << 62),
+        ("max_age_s", max_age_s, 0, 1 << 33),
         ("limit_segments", limit_segments, 1, 1 << 31),
     ):
         if value is not None and not least <= value <= most:
             raise ConfigInvalid(field, f"{value} is not between {least:,} and {most:,}")
-    keep = Keep(keep_events, keep_age_s)
+    keep = Keep(max_events, max_age_s)
     read_state(path, 0, segment_events, keep)  # fail before the folder is created if the log cannot be read
     with _locked(cold):
         tier = Cold(cold)

@@ -33,8 +33,8 @@ class SealedRange(NamedTuple):
 class Keep(NamedTuple):
     """The newest events, which are not offloaded: by number, by age in seconds, or by both."""
 
-    events: int = 0
-    age_s: float | None = None
+    max_events: int = 0
+    max_age_s: float | None = None
 
 
 class LogState(NamedTuple):
@@ -52,8 +52,8 @@ def read_state(path: str, after: int, segment_events: int, keep: Keep) -> LogSta
     """
     with _connected(path) as connection, snapshot(connection):
         low_water, head = get_low_water(connection), get_head(connection)
-        after, until = max(after, low_water), head - keep.events
-        newest_ns = (1 << 63) - 1 if keep.age_s is None else time.time_ns() - int(keep.age_s * 1e9)
+        after, until = max(after, low_water), head - keep.max_events
+        newest_ns = (1 << 63) - 1 if keep.max_age_s is None else time.time_ns() - int(keep.max_age_s * 1e9)
         found = connection.exec_driver_sql(
             "SELECT block, events, bytes, ifnull(published_max, 0) FROM blocks WHERE block >= ? ORDER BY block",
             ((after + 1) // BLOCK,),

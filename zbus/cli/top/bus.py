@@ -83,7 +83,7 @@ class BusFrames:
             published_per_s=self._published.per_s(published),
             dropped=dropped if is_live else None,
             dropped_per_s=(self._dropped.per_s(dropped) or 0.0) if is_live else None,
-            end_to_end_ms=_milliseconds(taken),
+            delivery_ms=_milliseconds(taken),
             topics=self._keys.top(TOPICS_MAX, elapsed_s),
             cursors=tuple(CursorLag(name, lag) for name, lag in stats.get("cursors", {}).items()),
             nodes=tuple(

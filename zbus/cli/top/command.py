@@ -37,7 +37,7 @@ class FrameSource(Protocol):
 
 def top(
     log: Annotated[
-        Path | None, typer.Argument(metavar="LOG", help="Path of the log to follow. Default: ZBUS_LOG.")
+        str | None, typer.Argument(metavar="LOG", help="Path or URL of the log to follow. Default: ZBUS_LOG.")
     ] = None,
     transport: TransportOption = None,
     url: Annotated[
@@ -68,7 +68,7 @@ def top(
 
 
 def _source(
-    log: Path | None, transport: str | None, url: str | None, token_file: Path | None, interval_s: float
+    log: str | None, transport: str | None, url: str | None, token_file: Path | None, interval_s: float
 ) -> FrameSource:
     if [log, transport, url].count(None) < 2:
         raise typer.BadParameter("give only one of LOG, --transport and --url")
@@ -76,9 +76,10 @@ def _source(
         raise typer.BadParameter("--token-file needs --url URL", param_hint="--token-file")
     if url is not None:
         return UrlFrames(url, None if token_file is None else _token(token_file))
-    log = log or (configured_log() if transport is None else None)
+    if log is None and transport is None:
+        log = configured_log()
     if log is not None:
-        return BusFrames(open_to_read(log), str(log), interval_s)
+        return BusFrames(open_to_read(log), log, interval_s)
     bus = open_networked(transport, node="zbus top")
     if not bus.config.networked:
         raise ConfigInvalid("log", "there is nothing to watch: give LOG (or ZBUS_LOG), --transport URL or --url URL")

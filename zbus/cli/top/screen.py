@@ -41,7 +41,7 @@ def line(frame: Frame) -> str:
         f"published {_rate(frame.published_per_s)}/s",
         f"delivered {_rate(frame.delivered_per_s)}/s",
         f"dropped {_rate(frame.dropped_per_s)}/s",
-        f"end to end {_latency(frame.end_to_end_ms)}",
+        f"delivery {_latency(frame.delivery_ms)}",
     ]
     if frame.cursors:
         most = max(frame.cursors, key=lambda each: each.lag)
@@ -71,10 +71,10 @@ def _metrics(frame: Frame, columns: int) -> Table:
     more = [
         ("log head", _count(frame.head)),
         ("log size", size),
-        ("subscriptions", _count(frame.subscribers)),
+        ("subscriptions", _count(frame.subscriptions)),
         ("dropped", _count(frame.dropped)),
         ("commit", _latency(frame.commit_ms)),
-        ("end to end", _latency(frame.end_to_end_ms)),
+        ("delivery", _latency(frame.delivery_ms)),
     ]
     shown += [(name, value, "bold") for name, value in more if value != UNKNOWN]
     table = Table.grid(padding=(0, 2, 0, 0))

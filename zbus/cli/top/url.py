@@ -74,9 +74,9 @@ class UrlFrames:
             published_per_s=rates.get("published_per_s"),
             delivered_per_s=rates.get("delivered_per_s"),
             dropped_per_s=self._dropped.per_s(dropped, _seconds(at)) or 0.0,
-            subscribers=stats.get("subscribers"),
+            subscriptions=stats.get("subscriptions"),
             commit_ms=_quantiles(latency.get("commit_ms")),
-            end_to_end_ms=_quantiles(latency.get("end_to_end_ms")),
+            delivery_ms=_quantiles(latency.get("delivery_ms")),
             topics=tuple(
                 KeyRate(str(each.get("key")), int(each.get("events") or 0), float(each.get("events_per_s") or 0))
                 for each in _dicts(sent, "topics")

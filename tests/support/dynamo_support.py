@@ -1,4 +1,4 @@
-"""The zbus end of the tests of the Dynamo wire: frames to send, and ears to hear with."""
+"""The zbus end of the tests of the Dynamo wire: frames to send, and a receiver that keeps the decoded events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from zbus.wire import envelope as codec
 AT_NS = 1_700_000_000_123_456_789
 
 
-class Ears:
-    """What a fabric received, decoded."""
+class Receiver:
+    """The events that a fabric received, decoded."""
 
     def __init__(self) -> None:
         self.events: SimpleQueue[Event] = SimpleQueue()
@@ -25,7 +25,7 @@ class Ears:
         return self.events.get(timeout=20)
 
     def drained(self, quiet_s: float = 0.5) -> list[Event]:
-        """Everything up to a moment of silence."""
+        """Return the events that arrive until none arrives for `quiet_s` seconds."""
         found = []
         while True:
             try:

@@ -62,7 +62,7 @@ def fabrics(request: pytest.FixtureRequest, server: NatsServer, tmp_path: Path) 
         fabric.close()
 
 
-def test_a_fabric_for_events_only_refuses_questions_by_name(fabrics: list[Fabric]) -> None:
+def test_a_fabric_for_events_only_refuses_requests_by_name(fabrics: list[Fabric]) -> None:
     fabric = fabrics[0]
     assert fabric.events_only
     refused: list[Callable[[], object]] = [
@@ -113,7 +113,7 @@ async def quote(request: zbus.Event) -> bytes:
     return b"12"
 
 
-async def test_serving_is_refused_by_name_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+async def test_serving_is_refused_by_name_where_no_transport_carries_requests(place: dict[str, Any]) -> None:
     async with zbus.open(**place) as bus:
         with pytest.raises(TransportUnsupported) as caught:
             bus.serve("prices/quote")(quote)
@@ -121,7 +121,7 @@ async def test_serving_is_refused_by_name_where_no_transport_carries_questions(p
         assert node_of(bus).is_open
 
 
-async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_questions(place: dict[str, Any]) -> None:
+async def test_a_bus_that_is_to_serve_does_not_open_where_no_transport_carries_requests(place: dict[str, Any]) -> None:
     bus = zbus.open(**place)
     bus.serve("prices/quote")(quote)
     with pytest.raises(TransportUnsupported):
@@ -143,7 +143,7 @@ beside_others = pytest.mark.parametrize("place", ["nats-raw", "zmq-raw"], indire
 
 
 @beside_others
-async def test_a_bus_that_serves_does_not_move_to_a_transport_that_carries_no_questions(
+async def test_a_bus_that_serves_does_not_move_to_a_transport_that_carries_no_requests(
     server: NatsServer, place: dict[str, Any]
 ) -> None:
     async with zbus.open(transport=server.url) as bus, zbus.open(transport=server.url) as other:
@@ -155,7 +155,7 @@ async def test_a_bus_that_serves_does_not_move_to_a_transport_that_carries_no_qu
 
 
 @beside_others
-async def test_beside_a_transport_that_carries_questions_serving_is_not_refused(
+async def test_beside_a_transport_that_carries_requests_serving_is_not_refused(
     server: NatsServer, place: dict[str, Any]
 ) -> None:
     async with zbus.open(transports=[server.url, place["transport"]]) as bus, zbus.open(transport=server.url) as other:
