@@ -54,9 +54,11 @@ class InboxHost(MeshHost):
 
 @pytest.fixture
 async def host() -> AsyncIterator[InboxHost]:
-    host = InboxHost()
+    host, errors = InboxHost(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
     yield host
     await host.aclose()
+    assert errors == []  # of callbacks
 
 
 def framed(*envelopes: Envelope) -> bytes:
@@ -305,6 +307,8 @@ async def test_live_subscriptions_get_an_event_that_was_stored_only_when_it_was_
 
 async def test_a_position_is_kept_once_everything_before_it_is_stored(host: InboxHost) -> None:
     inbox = host.inbox()
+    inbox.covered(LOGGED, 0)
+    assert inbox.positions == {LOGGED: 0}
     inbox.covered(LOGGED, 3)
     assert inbox.positions == {LOGGED: 3}
 
@@ -519,9 +523,11 @@ async def test_gaps_in_the_sequences_of_a_sender_that_is_not_a_node_are_reported
         await turns()
 
     assert [(each["first"], each["last"], each["origin"]) for each in records] == [(5, 5, 0), (9, 9, 0)]
+    assert inbox._opened == {}  # only of one turn: it would grow with each publisher
     assert host.counts == {"gaps": 2, "gaps_unrepaired": 2}
     gap = await soon(gaps)
     assert gap is not None
+    assert (gap.publisher_id, gap.sequence) == (0, 0)
     assert (gap.key, gap.published_at, dict(gap.headers)) == ("@zbus/gap", 5_000, {"content-type": "application/json"})
     assert gap.decode(dict) == {"publisher_id": 7, "first": 5, "last": 5, "key": LIVE, "open": False}
 

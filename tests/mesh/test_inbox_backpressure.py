@@ -26,12 +26,13 @@ async def host() -> AsyncIterator[MeshHost]:
         await subscription.aclose()
 
 
-async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost) -> None:
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost, forwards: bool) -> None:
     blocked = host.subscribe("slow/**", overflow="block", queue_events=2)
     same_key = host.subscribe("slow/**", queue_events=100)
     other = host.subscribe("fast/**", queue_events=100)
     host.interest.add(["kept/**"], 0, store=True)
-    receive = host.inbox().receiver("a", False)
+    receive = host.inbox(forwards).receiver("a", False)
     for _ in range(10):
         receive(host.frame("slow/x"))
     await turns()
@@ -67,6 +68,7 @@ async def test_received_events_wait_while_too_many_bytes_await_commit(host: Mesh
     receive(host.frame("a/b"))
     await turns()
     assert subscription.queued == 4
+    assert inbox.close() == []  # nothing waits any longer
 
 
 async def test_nothing_is_polled_while_received_events_wait(host: MeshHost, monkeypatch: pytest.MonkeyPatch) -> None:
