@@ -230,14 +230,18 @@ async def test_events_that_the_log_had_already_are_not_counted_as_stored(host: I
     assert inbox.stored_events == 2
 
 
-async def test_events_that_could_not_be_stored_are_requested_and_stored_again(host: InboxHost) -> None:
+@pytest.mark.parametrize("beacon", [False, True])
+async def test_events_that_could_not_be_stored_are_requested_and_stored_again(host: InboxHost, beacon: bool) -> None:
     inbox = host.inbox()
     receive = inbox.receiver("nats", False)
     inbox.positions[LOGGED] = 3
     host.remote_log = kept(4, 5, 6)
     with recorded(logging.WARNING) as records:
         receive(framed(*host.remote_log[:2]))
+        if beacon:  # nothing is missing up to 5, but it is not stored yet
+            receive(encode_beacon(Beacon(LOGGED, 3, 5, {KEPT: (5, 7, 5)})))
         await turns()
+        assert inbox.positions[LOGGED] == 3
         host.commits.storing[0].set_exception(LogError("the disk is full"))
         await turns()
 

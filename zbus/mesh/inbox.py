@@ -122,7 +122,8 @@ class Inbox:
         done: list[Callable[[], None]] = []
         batch_link = ""
         for frame, acknowledge, link, dense, events_only in frames:
-            if link != batch_link or acknowledge is not None:
+            # A beacon moves the position of its node past the events before it: those must be with the log by then.
+            if link != batch_link or acknowledge is not None or _kind(frame) == BEACON:
                 self._hand_over(new, done, batch_link)
                 new, done, batch_link = [], [], link
             try:
@@ -167,7 +168,7 @@ class Inbox:
         self._mailbox.resume()
 
     def _open(self, frame: bytes, link: str, dense: bool, events_only: bool) -> Sequence[Envelope]:
-        kind = frame[0] if frame else 0
+        kind = _kind(frame)
         if kind == BEACON:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
@@ -362,6 +363,10 @@ class Inbox:
 
         stored.add_done_callback(finish)
         return stored
+
+
+def _kind(frame: bytes) -> int:
+    return frame[0] if frame else 0
 
 
 def _identity(envelope: Envelope) -> tuple[int, int]:
