@@ -14,6 +14,8 @@ from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 
+from .offsets import before
+
 OFFSET_MAX = (1 << 62) - 1
 
 
@@ -71,7 +73,7 @@ class ReadOptions(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> ReadOptions:
-        if self.start_offset and self.end_offset is not None and self.end_offset < self.start_offset - 1:
+        if self.start_offset and self.end_offset is not None and self.end_offset < before(self.start_offset):
             raise ValueError(f"endOffset {self.end_offset} comes before startOffset {self.start_offset}")
         return self
 
@@ -88,7 +90,7 @@ class ReadOptions(BaseModel):
     @property
     def span(self) -> Span:
         """The offsets and times to read."""
-        return Span(max(0, (self.start_offset or 0) - 1), self.end_offset, self.from_ns, self.to_ns)
+        return Span(before(self.start_offset or 0), self.end_offset, self.from_ns, self.to_ns)
 
 
 def _nanoseconds(name: str, text: str) -> int:

@@ -29,6 +29,7 @@ from zbus_log.read.reader import readable
 
 from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
 from .failures import spark_errors
+from .offsets import before, following
 from .options import ReadOptions
 from .partitions import ends_before
 
@@ -73,7 +74,7 @@ def read(
     span, fail = chosen.span, chosen.fail_on_data_loss
     segments = [segment for segment in manifest.segments if _overlaps(segment, span)]
     explicit_start = bool(chosen.start_offset)  # otherwise read from the first event that is left
-    gone = manifest.first - 1 if span.after < manifest.last else low_water
+    gone = before(manifest.first) if span.after < manifest.last else low_water
     if fail and span.after < gone and (explicit_start or _ends_before(chosen, manifest, gone)):
         raise LogTrimmed(span.after, gone)
     rest = span.until is None or span.until > manifest.last
@@ -195,7 +196,7 @@ def _ends_before(options: ReadOptions, manifest: Manifest, gone: int) -> bool:
 
 def _hot(spark: SparkSession, options: ReadOptions, schema: StructType, after: int) -> DataFrame:
     given = options.model_dump(by_alias=True, exclude_unset=True, exclude={"path", "key", "origin", "start_offset"})
-    given |= {"startOffset": after + 1} | ({"key": " ".join(options.key)} if options.key else {})
+    given |= {"startOffset": following(after)} | ({"key": " ".join(options.key)} if options.key else {})
     given |= {"origin": f"{options.origin:x}"} if options.origin is not None else {}
     if options.end_offset is not None:
         given["endOffset"] = max(options.end_offset, after)

@@ -130,11 +130,11 @@ class RemoteLog:
             raise LogError(f"{self._name}: the log ends at offset {page.head}, but {until} was requested")
         if page.skipped:
             raise LogError(
-                f"{self._name}: {page.skipped} events between the offsets {after + 1} and {page.covered} are corrupt; "
+                f"{self._name}: {page.skipped} events after offset {after}, up to {page.covered}, are corrupt; "
                 "`zbus log verify` lists them. The events around them are not affected"
             )
-        offsets = [envelope.offset for envelope in page.envelopes]
-        in_order = not any(map(ge, [after, *offsets], [*offsets, page.covered + 1]))
+        reached = [after, *[envelope.offset for envelope in page.envelopes]]
+        in_order = not any(map(ge, reached, reached[1:])) and reached[-1] <= page.covered
         if not in_order or not after < page.covered <= until:
             raise TransportError(
                 f"{self._name}: the page after offset {after} reaches {page.covered}, or is out of order"

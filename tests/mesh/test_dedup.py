@@ -71,3 +71,11 @@ def test_of_too_many_skipped_events_the_oldest_are_forgotten(monkeypatch: pytest
     seen.first_time(1, 5)  # 1 to 4 were skipped
 
     assert [seen.first_time(1, sequence) for sequence in (1, 2, 3, 4)] == [False, True, True, True]
+
+
+def test_a_forgotten_identity_is_new_once_more() -> None:
+    seen = Dedup(FakeRuntime())
+    assert [seen.first_time(7, 0), seen.first_time(7, 1), seen.first_time(7, 0)] == [True, True, False]
+    seen.forget(7, 0)
+
+    assert [seen.first_time(7, 0), seen.first_time(7, 0), seen.first_time(7, 1)] == [True, False, False]

@@ -137,6 +137,36 @@ def test_an_event_that_was_seen_meanwhile_is_not_reported(ledger: GapLedger, rep
     assert reporter.open == []
 
 
+def test_an_event_that_was_seen_meanwhile_does_not_bound_the_gap_after_it(
+    ledger: GapLedger, reporter: Reporter
+) -> None:
+    held = [
+        envelope(3, previous=2, key="shop/a", sequence=13),
+        envelope(4, previous=3, key="shop/a", sequence=14),
+        envelope(9, previous=7, key="shop/a", sequence=19),
+    ]
+
+    ledger.report(held, {}, seen(a=4))
+
+    assert reporter.open == [("shop/a", 7, -1, 19)]  # the one that reports it knows what was seen
+
+
+def test_the_first_event_of_a_log_may_be_missing(ledger: GapLedger, reporter: Reporter) -> None:
+    ends: dict[str, Newest] = {"shop/b": (1, 8, 0)}
+
+    ledger.report([envelope(2, previous=1, key="shop/a", sequence=2)], ends, seen())
+
+    assert reporter.open == [("shop/a", 7, -1, 2), ("shop/b", 8, -1, 1)]
+
+
+def test_the_first_event_of_a_log_bounds_the_gap_after_it(ledger: GapLedger, reporter: Reporter) -> None:
+    held = [envelope(1, key="shop/a", sequence=4), envelope(3, previous=2, key="shop/a", sequence=6)]
+
+    ledger.report(held, {}, seen())
+
+    assert reporter.open == [("shop/a", 7, 4, 6)]
+
+
 def test_buffered_events_that_follow_each_other_have_no_gap(ledger: GapLedger, reporter: Reporter) -> None:
     held = [envelope(4, previous=1, key="shop/a"), envelope(5, previous=4, key="shop/a")]
 

@@ -4,68 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from deliver_support import FakeHost, soon
+from deliver_support import soon
+from mesh_fakes import OTHER, MeshHost, turns
 
 from zbus.errors import EventInvalid, LogError
 from zbus.mesh import inbox as inboxes
-from zbus.mesh.inbox import Inbox
-from zbus.mesh.interest import Interest
 from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID
-from zbus.ports.log import Row, Stored
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import CANCEL, NODE, encode, join
-
-OWN, OTHER = 2, 4  # even: nodes without a log
-
-
-class FakeStores:
-    """Stores nothing; the test says when rows are stored."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.storing: list[asyncio.Future[Stored]] = []
-
-    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Stored]:
-        self.rows += rows
-        self.storing.append(asyncio.get_running_loop().create_future())
-        return self.storing[-1]
-
-
-class MeshHost(FakeHost):
-    """What the mesh needs from a node, and the network that its inbox needs."""
-
-    run = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits = FakeStores()
-        self.beacons: list[int] = []
-        self.announcements: list[bytes] = []
-        self.cancelled: list[int] = []
-        self.forwarded: list[Row] = []
-        self.interest = Interest()
-        self.beacon_received = self.beacons.append
-        self.request_cancelled = self.cancelled.append
-
-    def announcement_received(self, frame: bytes, link: str) -> None:
-        self.announcements.append(frame)
-
-    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
-        self.forwarded += rows
-
-    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: object) -> None:
-        pass
-
-    def inbox(self, forwards: bool = False) -> Inbox:
-        return Inbox(self, self, OWN, self.interest, 1000, forwards, self.runtime)  # type: ignore[arg-type]
-
-    def frame(self, key: str, payload: bytes = b"") -> bytes:
-        (row,) = self.rows(1, 3, key, payload)
-        return encode(row.event())
 
 
 @pytest.fixture
@@ -76,17 +26,13 @@ async def host() -> AsyncIterator[MeshHost]:
         await subscription.aclose()
 
 
-async def turns(number: int = 10) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
-async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost) -> None:
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_a_full_blocking_subscription_delays_nothing_else(host: MeshHost, forwards: bool) -> None:
     blocked = host.subscribe("slow/**", overflow="block", queue_events=2)
     same_key = host.subscribe("slow/**", queue_events=100)
     other = host.subscribe("fast/**", queue_events=100)
     host.interest.add(["kept/**"], 0, store=True)
-    receive = host.inbox().receiver("a", False)
+    receive = host.inbox(forwards).receiver("a", False)
     for _ in range(10):
         receive(host.frame("slow/x"))
     await turns()
@@ -122,6 +68,7 @@ async def test_received_events_wait_while_too_many_bytes_await_commit(host: Mesh
     receive(host.frame("a/b"))
     await turns()
     assert subscription.queued == 4
+    assert inbox.close() == []  # nothing waits any longer
 
 
 async def test_nothing_is_polled_while_received_events_wait(host: MeshHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import node_of
-from mesh_fakes import FakeRuntime, recorded
+from mesh_fakes import Counts, FakeRuntime, recorded
 from nats_support import nats_server
 
 import zbus
 from zbus.errors import EventInvalid
+from zbus.mesh import node_registry
 from zbus.mesh.node_registry import NodeRegistry
 from zbus.observe.catalog import CODES
 from zbus.wire.announcement import Announcement, decode_announcement, encode_announcement
@@ -264,25 +265,123 @@ async def test_a_node_counts_the_names_that_it_leaves_out(monkeypatch: pytest.Mo
         assert (node.publishes, node.truncated) == (("a", "b"), 3)
 
 
-async def test_why_a_node_left_or_rejoined_is_recorded_with_a_code() -> None:
-    runtime = FakeRuntime()
+@pytest.fixture
+async def clock() -> FakeRuntime:
+    return FakeRuntime()
+
+
+@pytest.fixture
+async def registry(clock: FakeRuntime) -> AsyncIterator[NodeRegistry]:
+    """A registry without a network, whose clock stands still."""
     network: Any = SimpleNamespace(
         origin=1, subscribed=(), served=(), endpoints=list, announce_frames=lambda frames: None
     )
-    registry = NodeRegistry(zbus.BusConfig(), network, (), False, lambda name, number: None, runtime)
+    registry = NodeRegistry(zbus.BusConfig(), network, (), False, Counts().add, clock)
+    yield registry
     registry.task.cancel()
-
-    def announce(run: str, leaving: bool = False) -> None:
-        registry.receive(encode_announcement(reported_by(7, run, leaving)), "link", "none")
-
-    with recorded(logging.INFO) as records:
-        announce("first")
-        runtime.now += 16.0  # over its time to live
-        registry._expire()
-        announce("first")
-        announce("first", leaving=True)
-        announce("second")
     await asyncio.wait([registry.task])
+
+
+def announce(registry: NodeRegistry, origin: int, run: str = "first", leaving: bool = False) -> None:
+    registry.receive(encode_announcement(reported_by(origin, run, leaving)), "link", "none")
+
+
+def known_to(registry: NodeRegistry) -> list[tuple[int, bool]]:
+    """The origins of the other nodes, and whether they are alive."""
+    return sorted((int(node.id, 16), node.alive) for node in registry.nodes() if not node.is_self)
+
+
+async def test_a_full_table_evicts_the_node_that_is_gone_for_longest_and_then_the_one_not_seen_for_longest(
+    registry: NodeRegistry, clock: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NODES_MAX", 5)
+    counts = Counts()
+    registry._count = counts.add
+    for origin in (2, 4, 6, 8, 10):
+        announce(registry, origin)
+        clock.now += 1
+    announce(registry, 8, leaving=True)
+    clock.now += 1
+    announce(registry, 6, leaving=True)
+    announce(registry, 2)  # it is the most recently seen one again
+    clock.now += 1
+    registry.seen(4)  # and now this one
+    assert known_to(registry) == [(2, True), (4, True), (6, False), (8, False), (10, True)]
+    assert counts == {}
+
+    evicted = []
+    for origin in (12, 14, 16, 18):
+        before = {each for each, _ in known_to(registry)}
+        clock.now += 1
+        announce(registry, origin)
+        evicted += before - {each for each, _ in known_to(registry)}
+
+    assert evicted == [8, 6, 10, 2]
+    assert counts == {"nodes_evicted": 4}
+
+
+async def test_a_node_that_is_gone_and_returns_is_evicted_like_a_present_one(
+    registry: NodeRegistry, clock: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus.mesh.node_registry.NODES_MAX", 2)
+    announce(registry, 2)
+    announce(registry, 2, leaving=True)
+    announce(registry, 4)
+    clock.now += 1
+    announce(registry, 2)
+    announce(registry, 6)
+
+    assert known_to(registry) == [(2, True), (6, True)]
+
+
+async def test_a_new_node_in_a_full_table_costs_the_same_as_in_a_small_one(
+    registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile node can announce as many ids as it likes. The table is not searched for each of them."""
+    visits = 0
+
+    class CountedNode(node_registry._KnownNode):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal visits
+            visits += 1
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr("zbus.mesh.node_registry.NODES_MAX", 500)
+    monkeypatch.setattr(node_registry, "_KnownNode", CountedNode)
+    for origin in range(500):
+        announce(registry, 2 + 2 * origin)
+    visits = 0
+    announce(registry, 2000)
+
+    assert 0 < visits < 20
+
+
+async def test_a_node_that_was_gone_for_an_hour_is_forgotten(registry: NodeRegistry, clock: FakeRuntime) -> None:
+    announce(registry, 2)
+    clock.now += 15
+    registry._expire()
+    assert known_to(registry) == [(2, True)]
+    clock.now += 1
+    registry._expire()
+    assert known_to(registry) == [(2, False)]
+    registry.seen(2)  # a late beacon does not revive it
+    clock.now += node_registry.GONE_KEPT_S - 16
+    registry._expire()
+    assert known_to(registry) == [(2, False)]
+    clock.now += 1
+    registry._expire()
+    assert known_to(registry) == []
+
+
+async def test_why_a_node_left_or_rejoined_is_recorded_with_a_code(registry: NodeRegistry, clock: FakeRuntime) -> None:
+    with recorded(logging.INFO) as records:
+        announce(registry, 7)
+        clock.now += 16.0  # over its time to live
+        registry._expire()
+        announce(registry, 7)
+        announce(registry, 7, leaving=True)
+        announce(registry, 7, leaving=True)
+        announce(registry, 7, "second")
 
     assert [(each["record"], each.get("code")) for each in records] == [
         ("NODE_JOINED", None),

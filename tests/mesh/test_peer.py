@@ -228,16 +228,6 @@ async def test_an_event_that_the_covered_offset_includes_is_a_duplicate(make: Ma
     assert context.counts == {"duplicates_received": 2}
 
 
-async def test_a_peer_is_seen_with_each_frame_and_each_beacon(make: Make, runtime: FakeRuntime) -> None:
-    context = make()
-    await asyncio.sleep(3)
-    context.receive(*context.publish(1))
-    assert context.peer.last_seen_at == runtime.now
-    await asyncio.sleep(3)
-    context.beacon(0, 1)
-    assert context.peer.last_seen_at == runtime.now
-
-
 # Gaps that the log repairs.
 
 

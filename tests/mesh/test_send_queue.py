@@ -35,6 +35,7 @@ from zbus.wire.envelope import NODE
 from zbus.wire.provenance import Forward
 
 ORIGIN = 3
+PAGE = 20  # events, with the fixture `small`
 HELLO = ("@zbus/node/3", bytes([NODE]) + b"hello")
 
 
@@ -111,7 +112,7 @@ def logged(stored: FakeLog) -> Bench:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKLOG_EVENTS_MAX", 100)
-    monkeypatch.setattr(module, "PAGE_EVENTS", 20)
+    monkeypatch.setattr(module, "PAGE_EVENTS", PAGE)
 
 
 @pytest.fixture
@@ -403,6 +404,16 @@ def test_an_overflow_with_a_log_loses_nothing(logged: Bench, written: list[dict[
     assert logged.all_sent_in_order
     assert logged.counts == {}
     assert [each["record"] for each in written] == ["EVENT_RETRY"]
+
+
+@pytest.mark.usefixtures("small")
+def test_an_overflow_after_a_batch_that_ends_one_event_after_a_page_loses_nothing(logged: Bench) -> None:
+    logged.offer(PAGE + 1)
+    logged.offer(100 - PAGE)  # does not fit: the batches before it are read from the log
+
+    logged.runtime.advance(1)
+
+    assert logged.all_sent_in_order
 
 
 @pytest.mark.usefixtures("small")
@@ -938,6 +949,37 @@ def test_closing_does_not_wait_for_a_subscriber(bench: Bench) -> None:
 
     assert bench.all_sent_in_order
     assert bench.driver.due is None
+
+
+def test_a_queue_can_be_congested_before_its_first_step(bench: Bench) -> None:
+    assert not bench.queue.congested
+    bench.offer(CONGESTED_EVENTS + 1)
+
+    assert bench.queue.congested
+
+
+def test_a_queue_that_ends_without_being_closed_counts_what_is_not_sent(bench: Bench) -> None:
+    bench.fabric.disconnect()
+    bench.offer(2)
+    counted: list[int] = []
+
+    bench.queue.end(lambda: counted.append(bench.counts["dropped_at_close"]))
+    bench.runtime.run_due()
+
+    assert counted == [2]
+
+
+def test_closing_counts_what_a_blocked_fabric_did_not_take_and_does_not_send_it_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.offer(2)
+    monkeypatch.setattr(bench.driver, "join", lambda timeout_s: False)  # the fabric blocks its thread
+
+    bench.queue.close(5)
+    assert bench.counts["dropped_at_close"] == 2
+    bench.runtime.advance(5)
+
+    assert (bench.fabric.sequences, bench.counts["dropped_at_close"]) == ([], 2)
 
 
 @pytest.mark.parametrize("paused", [True, False])

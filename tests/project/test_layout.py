@@ -346,3 +346,73 @@ def test_every_package_is_in_every_list_of_the_project() -> None:
         "forbidden in the core": {name for each in of_core for name in each["forbidden_modules"]},
     }
     assert {name: sorted(found - listed) for name, listed in lists.items() if found - listed} == {}
+
+
+# Only the log computes with offsets: those of another log may have gaps.
+
+OFFSETS = ("_after", "_covered", "_head", "_low_water", "_offset", "_position", "_until")  # ends of names
+MAY_COMPUTE_OFFSETS = ("zbus/ports/", "store/zbus_spark/offsets.py")
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """The names and attributes in an expression, but not those inside a call or an index."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif not isinstance(node, (ast.Call, ast.Subscript)):
+        for each in ast.iter_child_nodes(node):
+            yield from named(each)
+
+
+def offset_arithmetic(source: str) -> Iterator[ast.AST]:
+    """Where a module adds 1 to an offset, or subtracts 1 from one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp):
+            sides = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign):
+            sides = [node.target, node.value]
+        else:
+            continue
+        if isinstance(node.op, (ast.Add, ast.Sub)) and any(
+            isinstance(one, ast.Constant)
+            and one.value == 1
+            and any(f"_{name}".rstrip("_").endswith(OFFSETS) for name in named(other))
+            for one, other in (sides, reversed(sides))
+        ):
+            yield node
+
+
+def test_only_the_log_computes_with_offsets() -> None:
+    folders = (CORE, ROOT / "adapters", ROOT / "store" / "zbus_cache", ROOT / "store" / "zbus_spark")
+    found = [
+        place(path, node)
+        for folder in folders
+        for path in files(folder)
+        if not in_any(path, MAY_COMPUTE_OFFSETS)
+        for node in offset_arithmetic(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "after + 1",
+        "1 + until",
+        "read(event.offset - 1)",
+        "self._position += 1",
+        "Span(max(0, (self.start_offset or 0) - 1))",
+        "low_water + 1 < first",
+    ],
+)
+def test_arithmetic_with_an_offset_is_noticed(source: str) -> None:
+    assert len(list(offset_arithmetic(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["log.before(offset)", "sequence + 1", "to_ns(after) + 1", "after + window", "heads[0] + 1", "overhead + 1"],
+)
+def test_arithmetic_with_anything_else_is_allowed(source: str) -> None:
+    assert list(offset_arithmetic(source)) == []

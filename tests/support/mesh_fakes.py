@@ -6,6 +6,7 @@ nothing sleeps, so a test sees each state.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import logging
 import math
@@ -14,18 +15,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import EventCorrupt, LogError, LogTrimmed, TransportError
+from deliver_support import FakeHost
+
+from zbus.errors import EventCorrupt, LogError, LogTrimmed, NoResponders, TransportError
 from zbus.event import Event
 from zbus.keys import KeySet
+from zbus.mesh.inbox import Inbox
+from zbus.mesh.interest import Interest
+from zbus.mesh.log_service import LogPage
 from zbus.observe import records
 from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
-from zbus.ports.log import Appended, Log, Page, Row, Span
+from zbus.ports.log import Appended, Log, Page, Row, Span, Stored
 from zbus.util.driver import Driver, Step
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon, decode_beacon
-from zbus.wire.envelope import BEACON, EMPTY, MANY, ONE, Envelope, open_frame
+from zbus.wire.envelope import BEACON, EMPTY, MANY, ONE, Envelope, encode, open_frame
 
 Frame = tuple[str, bytes]
+
+OWN, OTHER = 2, 4  # even: nodes without a log
 
 
 class ManualDriver:
@@ -283,6 +291,78 @@ class FakeLog:
     @property
     def schemas(self) -> Any:
         raise NotImplementedError
+
+
+class FakeStores:
+    """Stores nothing; the test says when rows are stored."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.batches: list[list[Row]] = []
+        self.storing: list[asyncio.Future[Stored]] = []
+
+    def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Stored]:
+        self.rows += rows
+        self.batches.append(list(rows))
+        self.storing.append(asyncio.get_running_loop().create_future())
+        return self.storing[-1]
+
+    def store(self, at: int = -1, repeated: Sequence[int] = ()) -> None:
+        """Report that a batch, by default the last one, was stored."""
+        self.storing[at].set_result(Stored(range(1, len(self.batches[at]) + 1), repeated))
+
+
+class MeshHost(FakeHost):
+    """What the mesh needs from a node, and the network that its inbox needs."""
+
+    run = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits = FakeStores()
+        self.beacons: list[int] = []
+        self.announcements: list[bytes] = []
+        self.cancelled: list[int] = []
+        self.forwarded: list[Row] = []
+        self.forwarded_over: list[str] = []
+        self.forwarded_when_stored: list[tuple[list[Row], str, object]] = []
+        self.remote_log: list[Envelope] = []  # of every other node; None of them replies while it is empty
+        self.page_requests: list[tuple[int, int, int, str, Sequence[str] | None]] = []
+        self.interest = Interest()
+        self.beacon_received = self.beacons.append
+        self.request_cancelled = self.cancelled.append
+
+    def announcement_received(self, frame: bytes, link: str) -> None:
+        self.announcements.append(frame)
+
+    def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
+        self.forwarded += rows
+        self.forwarded_over.append(link)
+
+    def forward_when_stored(self, rows: Sequence[Row], link: str, storing: object) -> None:
+        self.forwarded_when_stored.append((list(rows), link, storing))
+
+    async def page(
+        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+    ) -> LogPage:
+        self.page_requests.append((origin, after, from_ns, link, expressions))
+        if not self.remote_log:
+            raise NoResponders(f"@zbus/log/{origin:x}")
+        head = self.remote_log[-1].offset
+        return LogPage([each for each in self.remote_log if each.offset > after], head, head, 0, 0)
+
+    def inbox(self, forwards: bool = False) -> Inbox:
+        return Inbox(self, self, OWN, self.interest, 1000, forwards, self.runtime)  # type: ignore[arg-type]
+
+    def frame(self, key: str, payload: bytes = b"") -> bytes:
+        (row,) = self.rows(1, 3, key, payload)
+        return encode(row.event())
+
+
+async def turns(number: int = 10) -> None:
+    """Let everything run that needs no time to pass."""
+    for _ in range(number):
+        await asyncio.sleep(0)
 
 
 class Counts(Counter[str]):

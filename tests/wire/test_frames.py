@@ -29,7 +29,7 @@ from zbus.ports.log import Row
 from zbus.wire import frames as frames_module
 from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
 from zbus.wire.envelope import CANCEL, Envelope, encode, open_frame
-from zbus.wire.frames import FRAME_BYTES_MAX, FRAME_EVENTS_MAX, Frames, Framing, Sendable
+from zbus.wire.frames import ENVELOPE_BYTES, FRAME_BYTES_MAX, FRAME_EVENTS_MAX, Frames, Framing, Sendable
 
 numbers = st.integers(0, (1 << 63) - 1)
 beacons = st.builds(
@@ -315,6 +315,16 @@ def test_a_frame_has_a_limited_size_unless_one_event_is_larger(size: int, frames
 
     assert [len(frame) for frame in opened(made)] == frames
     assert all(len(frame) <= FRAME_BYTES_MAX or len(open_frame(frame)) == 1 for _, frame in made.frames)
+
+
+@pytest.mark.parametrize(("more_bytes", "frames"), [(0, [2]), (1, [1, 1])])
+def test_a_frame_may_be_as_large_as_its_limit(more_bytes: int, frames: list[int]) -> None:
+    sizes = [1000, FRAME_BYTES_MAX - 1000 - 2 * ENVELOPE_BYTES + more_bytes]
+    events: list[Sendable] = [(rows([at], "a", payload=b"x" * size)[0], 101 + at) for at, size in enumerate(sizes)]
+
+    made = Framing(ORIGIN, FLOOR, None).make(events)
+
+    assert [len(frame) for frame in opened(made)] == frames
 
 
 def test_headers_count_towards_the_size_of_a_frame() -> None:

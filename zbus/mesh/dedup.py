@@ -47,3 +47,7 @@ class Dedup:
                 self._skipped.add((publisher_id, skipped))
         mark[0] = sequence
         return True
+
+    def forget(self, publisher_id: int, sequence: int) -> None:
+        """Make an identity new again, for `WINDOW_S` at most, because its event was neither stored nor delivered."""
+        self._skipped.add((publisher_id, sequence))

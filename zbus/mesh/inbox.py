@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -19,6 +20,7 @@ from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
 from zbus.util.mailbox import Mailbox
+from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
@@ -26,7 +28,6 @@ from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events
 from .dedup import Dedup
 from .host import Host, Receives
 from .interest import NO_INTEREST, Interest
-from .log_service import LogPage
 from .peer import Peer
 from .sequence_marks import SequenceMarks
 
@@ -52,7 +53,7 @@ class Inbox:
         forwards: bool,
         runtime: Runtime,
     ) -> None:
-        self.interest, self.count = interest, host.count
+        self.interest, self.count, self.page = interest, host.count, network.page  # peers use them
         self._own, self._network, self._forwards = own, network, forwards
         self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
         self._payload_bytes_max, self._backpressure = payload_bytes_max, host.backpressure
@@ -64,14 +65,16 @@ class Inbox:
         self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
         self._seen = Dedup(runtime)
         self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
-        self._peers: dict[int, Peer] = {}
+        self._peers = Memo[int, Peer](PEERS_MAX, self._new_peer, on_evict=lambda _, peer: peer.close())
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._runtime = runtime
         self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
-        self._storing: dict[int, asyncio.Future[Any]] = {}
+        self._undelivered: set[tuple[int, int]] = set()  # new identities that are being stored
+        self._storing: dict[int, asyncio.Future[Any]] = {}  # per origin: the last batch that is not stored yet
+        self._failures = Counter[int]()  # per origin: how many batches were not stored
 
     def receiver(self, link: str, dense: bool, events_only: bool = False) -> Receive:
         """Return the callback for a fabric. It queues the frame and wakes the loop.
@@ -119,7 +122,8 @@ class Inbox:
         done: list[Callable[[], None]] = []
         batch_link = ""
         for frame, acknowledge, link, dense, events_only in frames:
-            if link != batch_link or acknowledge is not None:
+            # A beacon moves the position of its node past the events before it: those must be with the log by then.
+            if link != batch_link or acknowledge is not None or _kind(frame) == BEACON:
                 self._hand_over(new, done, batch_link)
                 new, done, batch_link = [], [], link
             try:
@@ -164,13 +168,13 @@ class Inbox:
         self._mailbox.resume()
 
     def _open(self, frame: bytes, link: str, dense: bool, events_only: bool) -> Sequence[Envelope]:
-        kind = frame[0] if frame else 0
+        kind = _kind(frame)
         if kind == BEACON:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own:
                 self.sequence_marks.note_beacon(beacon, self.interest)
                 self._network.beacon_received(beacon.origin)
-                self._peer(beacon.origin).beacon(beacon, link)
+                self._peers.use(beacon.origin).beacon(beacon, link)
             return ()
         if kind == CANCEL:
             if len(frame) < CANCEL_BYTES:
@@ -192,7 +196,7 @@ class Inbox:
             return envelopes
         if any(envelope.origin != first.origin for envelope in envelopes):
             raise EventInvalid("malformed frame: its envelopes come from several nodes")
-        return self._peer(first.origin).take(envelopes, link)
+        return self._peers.use(first.origin).take(envelopes, link)
 
     def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
         if not new and not done:
@@ -207,15 +211,8 @@ class Inbox:
         if done:
             stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
 
-    def _peer(self, id_: int) -> Peer:
-        peer = self._peers.get(id_)
-        if peer is None:
-            if len(self._peers) >= PEERS_MAX:
-                oldest = min(self._peers.values(), key=lambda each: each.last_seen_at)
-                oldest.close()
-                del self._peers[oldest.id]
-            peer = self._peers[id_] = Peer(id_, self, self.positions.get(id_), self._runtime)
-        return peer
+    def _new_peer(self, id_: int) -> Peer:
+        return Peer(id_, self, self.positions.get(id_), self._runtime)
 
     def _report_sequence_gaps(self, envelopes: Sequence[Envelope]) -> None:
         """Report gaps in the sequences of a publisher whose node has no id, and so cannot be asked to repair them."""
@@ -261,10 +258,13 @@ class Inbox:
             if wanted.stored:
                 rows.append(envelope.row(link))
                 stored.append(envelope)
-                if not new:
+                identity = _identity(envelope)
+                if new:
+                    self._undelivered.add(identity)
+                else:
                     self.count("duplicates_received", 1)
-                if not new or (repaired and envelope.published_at < wanted.live_since):
-                    passed.append((envelope.publisher_id, envelope.sequence))
+                if identity not in self._undelivered or (repaired and envelope.published_at < wanted.live_since):
+                    passed.append(identity)
             elif not new:
                 self.count("duplicates_received", 1)
             else:
@@ -283,25 +283,19 @@ class Inbox:
             self._network.forward_when_stored(rows, link, storing)
         return storing
 
-    async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
-    ) -> LogPage:
-        """Request a page of another node's log."""
-        return await self._network.page(origin, after, from_ns, link, expressions)
-
     async def wait_for_capacity(self) -> None:
         """Wait while too many bytes await commit or, in a bridge, await sending."""
         await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
         """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored."""
-        storing = self._storing.get(origin)
-        if storing is None or storing.done():
-            self.positions[origin] = offset
-        else:
-            storing.add_done_callback(
-                lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
-            )
+        storing, failures = self._storing.get(origin), self._failures[origin]
+
+        def remember(_: asyncio.Future[Any] | None = None) -> None:
+            if self._failures[origin] == failures:
+                self.positions[origin] = max(offset, self.positions.get(origin, 0))
+
+        storing.add_done_callback(remember) if storing is not None else remember()
 
     def report_gap(
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
@@ -339,21 +333,28 @@ class Inbox:
         record_reason(EVENT_GAP, logging.WARNING, code=code, reason=reason, origin=origin, **missing)
         self._deliver([gap_event(missing | {"open": is_open}, self._runtime.time_ns())])
 
-    def _remember(self, origin: int, offset: int) -> None:
-        self.positions[origin] = max(offset, self.positions.get(origin, 0))
-
     def _store(
         self, rows: list[Row], envelopes: Sequence[Envelope], passed: Sequence[tuple[int, int]]
     ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
-        for origin in {envelope.origin: None for envelope in envelopes if envelope.origin}:
-            self._storing[origin] = stored
+        origins = {envelope.origin for envelope in envelopes if envelope.origin}
+        self._storing |= dict.fromkeys(origins, stored)
+        covered = {origin: self._peers[origin].covered for origin in origins & self._peers.keys()}
 
         def finish(done: asyncio.Future[Any]) -> None:
             self._passed.difference_update(passed)
+            undelivered = self._undelivered.intersection(map(_identity, envelopes))
+            self._undelivered -= undelivered
+            for origin in origins:
+                if self._storing.get(origin) is done:
+                    del self._storing[origin]
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
+                return
+            self._failures.update(origins)
+            for identity in undelivered:
+                self._seen.forget(*identity)
             if not done.cancelled() and isinstance(done.exception(), LogError):
                 self.count("store_failed", len(rows))
                 self._report(
@@ -363,12 +364,19 @@ class Inbox:
                     reason=f"not stored: {done.exception()}",
                     events=len(rows),
                 )
-                for envelope in envelopes:
-                    if envelope.origin in self._peers:
-                        self._peers[envelope.origin].rewind(envelope.offset - 1)
+                for origin in covered.keys() & self._peers.keys():
+                    self._peers[origin].rewind(covered[origin])
 
         stored.add_done_callback(finish)
         return stored
+
+
+def _kind(frame: bytes) -> int:
+    return frame[0] if frame else 0
+
+
+def _identity(envelope: Envelope) -> tuple[int, int]:
+    return envelope.publisher_id, envelope.sequence
 
 
 def _size(frame: Frame) -> int:

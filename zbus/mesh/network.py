@@ -72,7 +72,7 @@ class Network:
         self.transit: defaultdict[str, Transit] = defaultdict(Transit)  # of a bridge, by source link
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._loop)
-        self._position = 0  # without a log, the number of the last event
+        self._last_number = 0  # without a log, events are numbered
         self._unsent: list[Row] = []  # rows of this turn of the loop
         self._stored: dict[str, int] = {}
         self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
@@ -132,7 +132,7 @@ class Network:
             if self._closing:  # the others are being closed: it would be left open
                 raise BusClosed("open a transport")
             if self._log is None:
-                start = self._position  # no await from here on, so that no event is skipped
+                start = self._last_number  # no await from here on, so that no event is skipped
             link.send_queue = SendQueue(
                 fabric,
                 self.origin,
@@ -155,7 +155,7 @@ class Network:
     async def _begin(self, name: str) -> int:
         """Return the position after which a link sends: where it stopped, or the head of the log if the link is new."""
         if self._log is None:
-            return self._position
+            return self._last_number
         sent = f"sent/{name}"
         if sent not in self._stored:
             self._stored[sent] = await self._run(self._log.head)
@@ -242,7 +242,7 @@ class Network:
     def forward_unstored(self, rows: Sequence[Row], link: str) -> None:
         """Forward events that the log does not store over the other links of a bridge."""
         self.send_unlogged(rows)
-        self.transit[link].entered(self._position + len(self._unsent), len(rows), rows[0].published_at)
+        self.transit[link].entered(self._last_number + len(self._unsent), len(rows), rows[0].published_at)
 
     def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Track events that a bridge forwards once they are stored."""
@@ -257,8 +257,8 @@ class Network:
         rows, self._unsent = self._unsent, []
         if not rows:
             return
-        first = self._position + 1
-        self._position += len(rows)
+        first = self._last_number + 1
+        self._last_number += len(rows)
         self.send(rows, range(first, first + len(rows)))
         if any(link.send_queue.congested for link in self.links):
             self._host.backpressure.block(self, "send_queue_full", "the transport is behind, and no log has the events")
@@ -348,7 +348,7 @@ class Network:
     @property
     def head(self) -> int:
         """The position of the last event: its offset, or without a log the number of events."""
-        return self._host.dispatcher.delivered if self._log is not None else self._position
+        return self._host.dispatcher.delivered if self._log is not None else self._last_number
 
     def sent(self, name: str) -> int:
         """Return the position up to which everything was sent over a link, even if the link is not open now."""

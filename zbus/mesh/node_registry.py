@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,10 +75,7 @@ NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 class _KnownNode:
     """Another node: its last announcement, and when it arrived."""
 
-    __slots__ = ("announcement", "at", "present", "seen_ns", "transport", "trust")
-
-    def __init__(self) -> None:
-        self.present = True
+    __slots__ = ("announcement", "at", "seen_ns", "transport", "trust")
 
     def update(self, announcement: Announcement, transport: str, trust: str, runtime: Runtime) -> None:
         self.announcement, self.transport, self.trust = announcement, transport, trust
@@ -100,31 +98,36 @@ class NodeRegistry:
         self._has_log, self._count, self._runtime = has_log, count, runtime
         self._run, self._started_at = runtime.token_hex(8), runtime.time_ns()
         self._ttl_s = config.node_ttl_s
-        self._known: dict[int, _KnownNode] = {}
+        # Two dicts, because nodes that are gone are evicted first. In each, the least recently seen node comes first.
+        self._present: OrderedDict[int, _KnownNode] = OrderedDict()
+        self._gone: OrderedDict[int, _KnownNode] = OrderedDict()
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
     def receive(self, frame: bytes, link: str, trust: str) -> None:
         """Register the announcement of another node. Raises `EventInvalid` if the frame is malformed."""
         announcement = decode_announcement(frame)
-        if announcement.origin == self._network.origin:
+        origin = announcement.origin
+        if origin == self._network.origin:
             return
-        known = self._known.get(announcement.origin)
+        was_present = origin in self._present
+        known = self._present.get(origin) or self._gone.get(origin)
         if known is None:
             if announcement.leaving:
                 return
-            if len(self._known) >= NODES_MAX:
+            if len(self._present) + len(self._gone) >= NODES_MAX:
                 self._evict_one()
-            known = self._known[announcement.origin] = _KnownNode()
+            known = self._present[origin] = _KnownNode()
             known.update(announcement, link, trust, self._runtime)
             self.announce_soon()
             record(NODE_JOINED, **_fields(announcement, link))
             return
-        was_present, restarted = known.present, known.announcement.run != announcement.run
+        restarted = known.announcement.run != announcement.run
         if announcement.leaving and restarted:
             return  # a late message of its earlier run
         known.update(announcement, link, trust, self._runtime)
-        known.present = not announcement.leaving
+        del (self._present if was_present else self._gone)[origin]
+        (self._gone if announcement.leaving else self._present)[origin] = known
         if announcement.leaving:
             if was_present:
                 _report(NODE_LEFT, announcement, link, "node_closed")
@@ -138,15 +141,17 @@ class NodeRegistry:
 
     def seen(self, origin: int) -> None:
         """Note that a node sent a beacon, so it is alive."""
-        known = self._known.get(origin)
-        if known is not None and known.present:
+        known = self._present.get(origin)
+        if known is not None:
             known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
+            self._present.move_to_end(origin)
 
     def nodes(self) -> list[NodeInfo]:
         """Return this node first, then the others by name, and those that are gone last."""
         others = [
-            _node(each.announcement, each.seen_ns, False, each.present, each.transport, each.trust)
-            for each in self._known.values()
+            _node(each.announcement, each.seen_ns, False, present, each.transport, each.trust)
+            for present, nodes in ((True, self._present), (False, self._gone))
+            for each in nodes.values()
         ]
         own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
         return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
@@ -171,16 +176,16 @@ class NodeRegistry:
 
     def _expire(self) -> None:
         now = self._runtime.monotonic()
-        for origin, each in list(self._known.items()):
-            if each.present and now - each.at > each.announcement.ttl_s:
-                each.present = False
+        for origin, each in list(self._gone.items()):
+            if now - each.at > max(GONE_KEPT_S, each.announcement.ttl_s):
+                del self._gone[origin]
+        for origin, each in list(self._present.items()):
+            if now - each.at > each.announcement.ttl_s:
+                self._gone[origin] = self._present.pop(origin)
                 _report(NODE_LEFT, each.announcement, each.transport, "node_silent", silent_s=round(now - each.at, 1))
-            elif not each.present and now - each.at > max(GONE_KEPT_S, each.announcement.ttl_s):
-                del self._known[origin]
 
     def _evict_one(self) -> None:
-        gone = min(self._known, key=lambda origin: (self._known[origin].present, self._known[origin].at))
-        del self._known[gone]
+        (self._gone or self._present).popitem(last=False)
         self._count("nodes_evicted", 1)
 
     def _announce(self, leaving: bool = False) -> None:

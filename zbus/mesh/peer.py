@@ -76,7 +76,6 @@ class Peer:
         self.id, self._context, self._runtime = id, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
         self.has_log = bool(id & 1)
-        self.last_seen_at = self._monotonic()
         self._link = ""  # the link over which it was last seen
         self._covered = covered  # nothing up to this offset is missing; None for a new peer
         self._covered_at = self._time_ns()
@@ -97,9 +96,14 @@ class Peer:
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
 
+    @property
+    def covered(self) -> int:
+        """The offset up to which nothing is missing; 0 for a new peer."""
+        return self._covered or 0
+
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
-        self.last_seen_at, self._link = self._monotonic(), link
+        self._link = link
         if self._repairing is not None:
             self._seen_again.set()
             if self._has_open_gaps:
@@ -135,7 +139,7 @@ class Peer:
 
     def beacon(self, beacon: Beacon, link: str) -> None:
         """Compare the events that arrived with those that were sent."""
-        self.last_seen_at, self._link = self._monotonic(), link
+        self._link = link
         self._settling_beacons = max(0, self._settling_beacons - 1)
         if self._covered is None and not self.has_log:
             # Its events may still be in flight on another thread, or were sent before this node subscribed.
@@ -164,7 +168,7 @@ class Peer:
         self._settling_beacons = 2
 
     def rewind(self, offset: int) -> None:
-        """Request the events after `offset` again, because they could not be stored."""
+        """Request the events after `offset`, an earlier `covered`, again, because some could not be stored."""
         if self.has_log:
             self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()

@@ -44,7 +44,7 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[
         keys = read_keys(request, settings)
         permissions.check_read(keys)
         stream = EventStream(bus, settings, frames, permissions, keys)
-        await stream.open(await _read_start(bus, request))
+        await stream.open(*await _read_start(bus, request))
         streams: Streams = request.app.state.streams
         return StreamResponse(stream, streams)
 
@@ -61,8 +61,8 @@ def read_keys(request: Request, settings: WebSettings) -> list[str]:
     return keys
 
 
-async def _read_start(bus: zbus.Bus, request: Request) -> Start:
-    """Return the start position: after the last event that the client has, or the one that it requests."""
+async def _read_start(bus: zbus.Bus, request: Request) -> tuple[Start, int | None]:
+    """Return the start that the client requests, or instead of it the last event that the client has."""
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
     if last is not None and last != "":
         if not (last.isascii() and last.isdigit()) or len(last) > 19 or int(last) >= OFFSET_MAX:
@@ -71,9 +71,9 @@ async def _read_start(bus: zbus.Bus, request: Request) -> Start:
             message = f"the client has seen offset {last}, but this log ends at {head}: it is another log, or truncated"
             state = "Nothing was changed. Connect again without Last-Event-ID"
             raise HttpError(409, "unknown_position", message, state)
-        return int(last) + 1
+        return "new", int(last)
     try:
-        return read_start(request.query_params.get("from") or "new", time_ns)
+        return read_start(request.query_params.get("from") or "new", time_ns), None
     except ValueError as error:
         raise HttpError(400, "invalid_from", f"from: {error}") from None
 
@@ -108,16 +108,16 @@ class EventStream:
         self._ended = False
         self._end_reason: EndReason | None = BUS_CLOSED  # unless `end` gives another
 
-    async def open(self, start: Start) -> None:
+    async def open(self, start: Start, after: int | None) -> None:
         """Subscribe: the stream misses no event from now on. Raises `KeyInvalid` if a key expression is not legal."""
-        await self._subscribe(start)
+        await self._subscribe(start, after)
         try:
             assert self._sub is not None
             self._start = self._last_id = self._sub.position
-            if isinstance(start, int):
+            if after is not None or isinstance(start, int):
                 low_water = await (reader := of(self._bus).reader).run(reader.required("an event stream").low_water)
-                if max(0, start - 1) < low_water:
-                    await self._skip_gap(max(0, start - 1), low_water, *REMOVED)
+                if self._start < low_water:
+                    await self._skip_gap(self._start, low_water, *REMOVED)
         except BaseException:
             await self.aclose()
             raise
@@ -203,14 +203,14 @@ class EventStream:
         """Queue a gap event for the client, and subscribe again after the gap."""
         assert self._sub is not None
         await self._sub.aclose()
-        await self._subscribe(until + 1)
+        await self._subscribe("new", after=until)
         self._last_id = max(self._last_id, until)
         fields = {"after": after, "until": until, "code": code, "reason": reason}
         self._gap += b"id: %d\n%b" % (until, _named_event("gap", fields))
 
-    async def _subscribe(self, start: Start) -> None:
+    async def _subscribe(self, start: Start, after: int | None) -> None:
         queue = self._settings.stream_queue_events
-        sub = self._bus.subscribe(*self._keys, start=start, overflow="spill", queue_events=queue)
+        sub = self._bus.subscribe(*self._keys, start=start, after=after, overflow="spill", queue_events=queue)
         self._sub = await sub.__aenter__()
 
 

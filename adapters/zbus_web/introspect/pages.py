@@ -65,9 +65,9 @@ def routes(bus: zbus.Bus, settings: WebSettings, access: Authenticator) -> list[
         permissions = access.permissions(request)
         keys = read_keys(request, settings)
         permissions.check_read(keys)
-        query = _read_query(request, KeySet(keys), permissions.shows)
         reader = of(bus).reader
-        body = await reader.run(read_page, reader.required("GET /log"), query)
+        log = reader.required("GET /log")
+        body = await reader.run(read_page, log, _read_query(request, log, KeySet(keys), permissions.shows))
         return Response(body, media_type="application/json")
 
     return [Route("/log", pages, methods=["GET"])]
@@ -178,7 +178,7 @@ def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
     return found
 
 
-def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) -> PageQuery:
+def _read_query(request: Request, log: Log, keys: KeySet, shows: Callable[[str], bool]) -> PageQuery:
     given = request.query_params
     if "tag" in given:
         raise HttpError(400, "renamed_parameter", "tag was renamed: use header=NAME or header=NAME:VALUE")
@@ -187,17 +187,18 @@ def _read_query(request: Request, keys: KeySet, shows: Callable[[str], bool]) ->
         raise HttpError(400, "invalid_order", f"order: {order[:40]!r} must be 'asc' or 'desc'")
     limit = _number(request, "limit", 1, LIMIT_MAX)
     after = _number(request, "after", 0, OFFSET_MAX)
-    span = _read_span(request)
+    span = _read_span(request, log)
     if after is not None and order == "asc":
         span = span._replace(after=max(span.after, after))
     elif after is not None:
-        span = span._replace(until=max(0, after - 1) if span.until is None else min(span.until, max(0, after - 1)))
+        until = log.before(after)
+        span = span._replace(until=until if span.until is None else min(span.until, until))
     headers = [(name.lower(), value if colon else None) for name, colon, value in map(_split, given.getlist("header"))]
     publisher = _number(request, "publisher", 0, OFFSET_MAX)
     return PageQuery(keys, span, LIMIT if limit is None else limit, order == "asc", publisher, headers, shows)
 
 
-def _read_span(request: Request) -> Span:
+def _read_span(request: Request, log: Log) -> Span:
     """Return the span between `from` and `to`, which are times or offsets, both inclusive."""
     span = Span()
     for name in ("from", "to"):
@@ -211,7 +212,7 @@ def _read_span(request: Request) -> Span:
         if isinstance(position, datetime):
             span = span._replace(**{f"{name}_ns": to_ns(position)})
         elif name == "from":
-            span = span._replace(after=max(0, position - 1))
+            span = span._replace(after=log.before(position))
         else:
             span = span._replace(until=position)
     return span

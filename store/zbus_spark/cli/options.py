@@ -15,6 +15,7 @@ from zbus.deliver.start_position import to_ns
 from zbus_log.cli.options import check_is_there
 from zbus_log.cold.tier import Cold
 from zbus_spark.columns import schema_of
+from zbus_spark.offsets import before, following
 from zbus_spark.options import ReadOptions
 from zbus_spark.partitions import bounds
 from zbus_spark.reading import read
@@ -83,7 +84,7 @@ def low_water_of(log: str, cold: Path | None) -> int:
     if "://" in log and cold is None:
         return hot
     tier = Cold(cold or f"{log}-cold")
-    return min(hot, tier.first - 1) if tier.first and tier.last >= hot else hot
+    return min(hot, before(tier.first)) if tier.first and tier.last >= hot else hot
 
 
 def _check(log: str) -> None:
@@ -96,7 +97,7 @@ def _range(after: Any, until: Any) -> dict[str, str]:
     chosen: dict[str, str] = {}
     if after is not None:
         by_time = isinstance(after, datetime)
-        chosen |= {"fromNs": str(to_ns(after) + 1)} if by_time else {"startOffset": str(after + 1)}
+        chosen |= {"fromNs": str(to_ns(after) + 1)} if by_time else {"startOffset": str(following(after))}
     if until is not None:
         chosen |= {"toNs": str(to_ns(until))} if isinstance(until, datetime) else {"endOffset": str(until)}
     return chosen

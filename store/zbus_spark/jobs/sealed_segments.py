@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from zbus_log.file.database import log_errors, snapshot
 from zbus_log.file.tables import BLOCK, get_epoch, get_head, get_low_water
 from zbus_log.read.reader import readable
+from zbus_spark.offsets import following
 
 SEGMENT_BYTES = 64 * 1024 * 1024  # of payloads, so that a segment fits into a reader's memory
 
@@ -56,16 +57,16 @@ def read_state(path: str, after: int, segment_events: int, keep: Keep) -> LogSta
         newest_ns = (1 << 63) - 1 if keep.max_age_s is None else time.time_ns() - int(keep.max_age_s * 1e9)
         found = connection.exec_driver_sql(
             "SELECT block, events, bytes, ifnull(published_max, 0) FROM blocks WHERE block >= ? ORDER BY block",
-            ((after + 1) // BLOCK,),
+            (following(after) // BLOCK,),
         )
         ranges: list[tuple[int, int]] = []
-        first, last, events, size = after + 1, after, 0, 0
+        first, last, events, size = following(after), after, 0, 0
         for block, block_events, block_bytes, published_max in found:
             if block * BLOCK + BLOCK - 1 > until or published_max > newest_ns:
                 break
             if events and (events + block_events > segment_events or size + block_bytes > SEGMENT_BYTES):
                 ranges.append((first, last))
-                first, events, size = last + 1, 0, 0
+                first, events, size = following(last), 0, 0
             last, events, size = block * BLOCK + BLOCK - 1, events + block_events, size + block_bytes
         if events:
             ranges.append((first, last))

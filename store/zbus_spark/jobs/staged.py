@@ -21,6 +21,7 @@ from zbus.util.atomic_file import sync
 from zbus_log.cold.merge import COLUMNS
 from zbus_log.cold.tier import ColdPage
 from zbus_log.file.manifest import ColdFile, Segment
+from zbus_spark.offsets import length
 from zbus_spark.reading import FILED, files
 
 from .sealed_segments import SealedRange
@@ -41,8 +42,8 @@ class Digest(NamedTuple):
 def write(spark: SparkSession, log: str, segments: Sequence[SealedRange], staging: Path) -> Digest:
     """Write sealed segments as Parquet under `staging`. Returns the digest of the events as they were read."""
     first, last = segments[0].first, segments[-1].last
-    share = -(-(last - first + 1) // spark.sparkContext.defaultParallelism)
-    rows = max(PARTITION_EVENTS_MIN, min(share, max(each.last - each.first + 1 for each in segments)))
+    share = -(-length(first, last) // spark.sparkContext.defaultParallelism)
+    rows = max(PARTITION_EVENTS_MIN, min(share, max(length(each.first, each.last) for each in segments)))
     options = {"raw": True, "startOffset": first, "endOffset": last, "rowsPerPartition": rows}
     found = spark.read.format("zbus").schema(FILED).options(**options).load(log)
     segment = F.lit(segments[-1].name)

@@ -12,6 +12,7 @@ from zbus_log import Pruned, Rules, prune
 from zbus_log.cold.merge import file_errors
 from zbus_log.cold.tier import Cold
 from zbus_log.file.manifest import ColdDamaged, ColdFile
+from zbus_spark.offsets import before, following
 
 from .offload import check_local
 from .sealed_segments import epoch_and_low_water
@@ -32,8 +33,8 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pru
     manifest.check_epoch(epoch.hex(), folder)
     if not manifest.segments or manifest.last <= low_water:
         return Pruned(low_water, 0, None)
-    if manifest.first > low_water + 1:
-        reason = f"the tier begins at offset {manifest.first}, but the log begins at {low_water + 1}"
+    if before(manifest.first) > low_water:
+        reason = f"the tier begins at offset {manifest.first}, but the log begins at {following(low_water)}"
         raise ConfigInvalid("cold", f"{reason}; trimming would lose the events before the tier. Nothing was trimmed")
     for segment in manifest.segments:
         if segment.last > low_water:
