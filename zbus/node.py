@@ -26,7 +26,7 @@ from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import record_published
 from .observe.record_feed import RecordFeed
-from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
+from .observe.records import BUS_STARTED, BUS_STOPPED, record, record_reason, wanted
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
@@ -37,6 +37,7 @@ from .publish.entry import UNYIELDED_MAX, Entry
 from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Validators
+from .util.deadline import Deadline, run_within
 from .util.mailbox import Calls
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
@@ -121,9 +122,7 @@ class Node:
             await self.schemas.load()
             await self._connect()
         except BaseException:
-            if self.network is not None:
-                await asyncio.shield(asyncio.ensure_future(self._stop(self.network, 1.0)))
-            self._release(1.0)
+            await asyncio.shield(asyncio.ensure_future(self._release(Deadline(self.config.close_timeout_s))))
             raise
         self.entry.is_open = True
         try:
@@ -216,13 +215,13 @@ class Node:
                 await network.remove(link, self.config.close_timeout_s / 2)
 
     async def _close(self) -> None:
-        timeout_s = self.config.close_timeout_s
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        deadline = Deadline(self.config.close_timeout_s)
         diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
         for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
             self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, even if the log hangs
+        unfinished = 0
         try:
-            async with asyncio.timeout(timeout_s / 2):
+            async with asyncio.timeout(deadline.share(1 / 2)):
                 if self.commits is not None:
                     await self.commits.drained()
                 for subscription in tuple(self.dispatcher.subscriptions):
@@ -230,50 +229,47 @@ class Node:
                 if self._services:
                     await asyncio.wait(self._services)
         except TimeoutError:
-            diagnostics["unfinished"] = len(self._services)
+            unfinished = len(self._services)
         for subscription in tuple(self.dispatcher.subscriptions):
             subscription.end()
         for service in self._services:
             service.cancel()
-        left = max(0.2, deadline - asyncio.get_running_loop().time())
         if self._services:
-            await asyncio.wait(self._services, timeout=left / 4)
-        await asyncio.gather(*[each.aclose() for each in self.dispatcher.subscriptions], return_exceptions=True)
-        await asyncio.gather(*[each.aclose() for each in self.caches.values()], return_exceptions=True)
+            await asyncio.wait(self._services, timeout=deadline.share(1 / 4))
+        ending = {asyncio.ensure_future(each.aclose()): each for each in self.dispatcher.subscriptions}
+        closing = [*ending, *(asyncio.ensure_future(each.aclose()) for each in self.caches.values())]
+        if closing:
+            await asyncio.wait(closing, timeout=deadline.share(1 / 4))
         if self._record_feed is not None:
             self._record_feed.close()
-        if self.network is not None:
-            diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self._stop(self.network, left / 4)
-        # Joining threads may take some time, so it is done neither on the loop nor on the threads that are joined. The
-        # thread is a daemon, so that after an interrupt here the process does not wait for it.
-        released, calls = asyncio.Event(), Calls(asyncio.get_running_loop())
-
-        def release() -> None:
-            try:
-                self._release(left / 2)
-            finally:
-                calls.soon(released.set)
-
-        ending = self.runtime.thread(release, "zbus-close")
-        await released.wait()
-        ending.join()
+        unfinished += await self._release(deadline)
+        if closing:  # what still waited for the log has failed now
+            await asyncio.wait(closing, timeout=deadline.share())
+        for each, subscription in ending.items():
+            error = each.exception() if each.done() else BusClosed("store its position")
+            if error is not None and subscription.durable is not None:
+                _report_unstored(subscription.durable, error)
+        if unfinished:
+            diagnostics["unfinished"] = unfinished
         record(BUS_STOPPED, **diagnostics)
 
-    async def _stop(self, network: Network, timeout_s: float) -> int:
-        """Stop the network, in two steps of `timeout_s` each; return how many of its tasks did not end in time."""
-        unfinished = await network.aclose(timeout_s)
-        await network.linger(timeout_s)
-        return unfinished
+    async def _release(self, deadline: Deadline) -> int:
+        """Close what is open, outermost first. Returns how many tasks and calls did not end in time.
 
-    def _release(self, timeout_s: float) -> None:
-        """Close what is open, outermost first. Each part has a bound of its own."""
+        Joining threads may take some time, so it is done neither on the loop nor on the threads that are joined.
+        """
         self.entry.is_open = False
+        unfinished, within = 0, partial(run_within, runtime=self.runtime, name="zbus-close")
         if self.network is not None:
-            self.network.close()
+            unfinished += await self.network.aclose(deadline.share(1 / 4))
+            await self.network.linger(deadline.share(1 / 4))
+            unfinished += not await within(deadline.share(1 / 2), self.network.close)
         if self.log is not None:
-            self.log.close(timeout_s)
+            unfinished += not await within(deadline.share(), partial(self.log.close, deadline.share(3 / 4)))
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
+            unfinished += not await within(deadline.share(), shutdown)
+        return unfinished
 
     # Called by the bus.
 
@@ -321,13 +317,18 @@ class Node:
         return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Run a blocking call on a thread of the node."""
-        if self._executor is None:
-            raise BusClosed("read")
+        """Run a blocking call on a thread of the node. Raises `BusClosed`, now or later, if the node closes first."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
         try:
-            return asyncio.get_running_loop().run_in_executor(self._executor, lambda: call(*args))
+            if self._executor is None:
+                raise BusClosed("read")
+            running = loop.run_in_executor(self._executor, lambda: call(*args))
         except RuntimeError:  # the executor was shut down
             raise BusClosed("read") from None
+        running.add_done_callback(partial(_settle, result))
+        result.add_done_callback(lambda _: running.cancel())
+        return result
 
     def serve(self, task: asyncio.Task[None]) -> None:
         """Keep a task of a handler until it ends; closing waits for it."""
@@ -481,3 +482,21 @@ class Node:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )
+
+
+def _report_unstored(durable: str, error: BaseException) -> None:
+    """Report a durable subscription whose position was not stored before the bus closed."""
+    cause = "the log did not reply" if isinstance(error, BusClosed) else error
+    reason = (
+        f"the position of the durable subscription {durable!r} was not stored in the time that closing may take "
+        f"({cause}): events after its last stored position may be delivered again"
+    )
+    record_reason("DURABLE_NOT_STORED", logging.WARNING, code="durable_not_stored", reason=reason, durable=durable)
+
+
+def _settle(result: asyncio.Future[T], running: asyncio.Future[T]) -> None:
+    """Pass on the outcome of a call. One that was cancelled before it began was so because the executor ended."""
+    error = BusClosed("read") if running.cancelled() else running.exception()
+    if result.done():
+        return
+    result.set_result(running.result()) if error is None else result.set_exception(error)

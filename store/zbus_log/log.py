@@ -253,7 +253,7 @@ class SqliteLog:
         if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
             self._proxied_writes.close(timeout_s / 4)
         self._closed.set()
-        stopped = self._writer is None or self._writer.close(timeout_s)
+        stopped = self._writer is None or self._writer.close(max(0.1, deadline - time.monotonic()))
         if self._watching is not None:
             self._watching.join(max(0.1, deadline - time.monotonic()))
         self._cursors.close(max(0.1, deadline - time.monotonic()))

@@ -1,0 +1,114 @@
+"""Closing ends within `close_timeout_s`, whatever the log and the transports do, and reports what it gave up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pysqlite3
+import pytest
+from inside import node_of
+
+import zbus
+from zbus import plugins
+
+TIMEOUT_S = 0.5
+LIMIT_S = 1.5  # a busy machine may add a second
+
+
+async def closed_in(bus: zbus.Bus) -> float:
+    began = time.monotonic()
+    await bus.aclose()
+    return time.monotonic() - began
+
+
+def written(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
+    return [each.zbus for each in caplog.records if getattr(each, "zbus", {}).get("record") == name]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def write_lock(path: str) -> Iterator[None]:
+    """Hold the write lock of an SQLite file, as a process does that hangs in the middle of a write."""
+    connection = pysqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+async def test_closing_ends_in_time_while_another_process_locks_the_cursors(
+    log_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = zbus.open(log_path, close_timeout_s=TIMEOUT_S)
+    await bus.start()
+    names = [f"d{number}" for number in range(4)]
+    subscriptions = [bus.subscribe("**", durable=name, start="beginning") for name in names]
+    await (await bus.publisher("a/b")).publish_many([b"1", b"2"])
+    for each in subscriptions:
+        await anext(each)
+    with write_lock(f"{log_path}-cursors"):
+        for each in subscriptions:
+            await anext(each)  # acknowledges the first
+
+        took_s = await closed_in(bus)
+
+    assert took_s < LIMIT_S
+    unstored = written(caplog, "DURABLE_NOT_STORED")
+    assert sorted(each["durable"] for each in unstored) == names
+    assert {each["code"] for each in unstored} == {"durable_not_stored"}
+    async with zbus.open(log_path) as bus, bus.subscribe("**", durable="d0") as again:
+        assert (await anext(again)).payload in (b"1", b"2")  # nothing is lost: the second was never acknowledged
+
+
+async def test_closing_ends_in_time_while_a_read_of_the_log_hangs(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with zbus.open(log_path) as bus:
+        await (await bus.publisher("a/b")).publish(b"")
+    bus = zbus.open(log_path, close_timeout_s=TIMEOUT_S)
+    await bus.start()
+    log = node_of(bus).log
+    assert log is not None
+    reading, go_on, read = threading.Event(), threading.Event(), log.read
+
+    def hang(*args: Any) -> Any:
+        reading.set()
+        go_on.wait(30)
+        return read(*args)
+
+    monkeypatch.setattr(log, "read", hang)
+    waiting = asyncio.create_task(bus.subscribe("**", start="beginning").next())
+    assert await asyncio.to_thread(reading.wait, 10)
+    try:
+        assert await closed_in(bus) < LIMIT_S
+    finally:
+        go_on.set()
+    await asyncio.wait((waiting,), timeout=10)
+
+
+async def test_closing_ends_in_time_while_a_transport_is_opened_that_never_replies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_fabric, opening, go_on = plugins.open_fabric, threading.Event(), threading.Event()
+
+    def hang(*args: Any) -> Any:
+        opening.set()
+        go_on.wait(30)
+        return open_fabric(*args)
+
+    monkeypatch.setattr(plugins, "open_fabric", hang)
+    bus = zbus.open(close_timeout_s=TIMEOUT_S)
+    starting = asyncio.create_task(bus.start())
+    assert await asyncio.to_thread(opening.wait, 10)
+    try:
+        assert await closed_in(bus) < LIMIT_S
+    finally:
+        go_on.set()
+    with pytest.raises(zbus.BusClosed):
+        await asyncio.wait_for(starting, 10)
