@@ -216,7 +216,7 @@ class Node:
 
     async def _close(self) -> None:
         deadline = Deadline(self.config.close_timeout_s)
-        diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
+        diagnostics = self.diagnostics()
         for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
             self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, even if the log hangs
         unfinished = 0
@@ -251,7 +251,7 @@ class Node:
                 _report_unstored(subscription.durable, error)
         if unfinished:
             diagnostics["unfinished"] = unfinished
-        record(BUS_STOPPED, **diagnostics)
+        record(BUS_STOPPED, **diagnostics, counts=self.stats.counts())
 
     async def _release(self, deadline: Deadline) -> int:
         """Close what is open, outermost first. Returns how many tasks and calls did not end in time.
@@ -266,6 +266,8 @@ class Node:
             unfinished += not await within(deadline.share(1 / 2), self.network.close)
         if self.log is not None:
             unfinished += not await within(deadline.share(), partial(self.log.close, deadline.share(3 / 4)))
+        if self.commits is not None:
+            self.commits.close()
         if self._executor is not None:
             shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
             unfinished += not await within(deadline.share(), shutdown)

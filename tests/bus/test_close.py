@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 
 import pysqlite3
 import pytest
-from inside import node_of
+from fake_log import History
+from inside import bus_over, node_of
 
 import zbus
 from zbus import plugins
@@ -112,3 +114,32 @@ async def test_closing_ends_in_time_while_a_transport_is_opened_that_never_repli
         go_on.set()
     with pytest.raises(zbus.BusClosed):
         await asyncio.wait_for(starting, 10)
+
+
+async def test_publishers_that_the_log_never_answers_get_an_error_when_the_bus_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "zbus")
+    lane = History().open()
+    bus = bus_over(lane, close_timeout_s=TIMEOUT_S)
+    await bus.start()
+    publisher = await bus.publisher("a/b")
+    lane.held.clear()
+    waiting: list[asyncio.Task[Any]] = [
+        asyncio.create_task(publisher.publish(b"1")),
+        asyncio.create_task(publisher.publish_many([b"2", b"3"])),
+        asyncio.create_task(bus.put(zbus.Event(1, 1, 1, "a/b", b"4"))),
+        asyncio.create_task(bus.session("alice").publish("a/b", b"5")),
+    ]
+    await asyncio.sleep(0)
+    try:
+        assert await closed_in(bus) < LIMIT_S
+        done, pending = await asyncio.wait(waiting, timeout=10)
+    finally:
+        lane.held.set()
+
+    assert not pending
+    assert {type(each.exception()) for each in done} == {zbus.LogError}
+    assert all("unknown" in str(each.exception()) for each in done)
+    (stopped,) = written(caplog, "BUS_STOPPED")
+    assert stopped["counts"]["outcome_unknown"] == 6

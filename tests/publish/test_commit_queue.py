@@ -22,6 +22,8 @@ BYTES_MAX = 100
 class FakeLog:
     """The test says when rows are stored."""
 
+    path = "fake://log"
+
     def __init__(self) -> None:
         self.pending: list[tuple[Sequence[Row], Appended, Any]] = []
 
@@ -176,3 +178,47 @@ async def test_one_row_that_is_added_as_many_gets_its_outcome() -> None:
 
     assert await asyncio.wait_for(many, 5) == Stored([1])
     assert queue.commits.stored_events == 1
+
+
+async def test_closing_fails_every_publisher_that_the_log_gave_no_result() -> None:
+    queue = Queue()
+    one, many = queue.commits.add(row(1)), queue.commits.add_many([row(1), row(1)])
+    await settle()
+    unsent = queue.commits.add_many([row(1)])
+
+    queue.commits.close()
+
+    for waiting in (one, many):
+        with pytest.raises(LogError, match="the outcome is unknown"):
+            await asyncio.wait_for(waiting, 5)
+    with pytest.raises(LogError, match="not stored"):
+        await asyncio.wait_for(unsent, 5)
+    assert queue.counts == [("outcome_unknown", 1), ("outcome_unknown", 2)]
+    assert queue.commits.pending_bytes == 0
+    await asyncio.wait_for(queue.commits.drained(), 5)
+
+
+async def test_a_result_that_arrives_while_closing_counts_and_a_later_one_is_ignored() -> None:
+    queue = Queue()
+    first = queue.commits.add(row(1))
+    second = queue.commits.add_many([row(1)])
+    await settle()
+    queue.log.finish()
+
+    queue.commits.close()
+    queue.log.finish()
+    await settle()
+
+    assert await first == 1
+    with pytest.raises(LogError):
+        await second
+    assert queue.commits.pending_bytes == 0
+
+
+async def test_what_is_published_after_closing_is_rejected() -> None:
+    queue = Queue()
+    queue.commits.close()
+
+    with pytest.raises(LogError, match="not stored"):
+        await asyncio.wait_for(queue.commits.add(row(1)), 5)
+    assert queue.log.pending == []

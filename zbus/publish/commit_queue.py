@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from zbus.errors import LogError
 from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import record_published
 from zbus.observe.histogram import Histogram
@@ -63,7 +64,9 @@ class CommitQueue:
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
-        self._bytes = self.pending_bytes = self._in_flight = 0
+        self._bytes = self.pending_bytes = 0
+        self._in_flight: dict[int, Burst] = {}  # by `id`: bursts that the log has not answered
+        self._path, self._closed = log.path, False
         self._mailbox = Mailbox[AppendResult | Committed](self._loop, self._take)
         self._behind, self._single = False, True
         self.stored_events = 0  # by this node: its own events, and those of other nodes that it keeps
@@ -100,12 +103,22 @@ class CommitQueue:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)
 
+    def close(self) -> None:
+        """Fail all publishers that still wait for the log. Call it when the log was closed, or closing it took too long."""
+        self._closed = True
+        self._take(self._mailbox.clear())
+        self._flush()
+        reason = f"{self._path} was closed before it replied; the outcome is unknown: put the same events again"
+        self._take([AppendResult(burst, Unknown(LogError(reason))) for burst in self._in_flight.values()])
+
     def _flush(self) -> None:
         if not self._rows:
             return
         burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns(), self._single)
         self._rows, self._waiters, self._bytes, self._single = [], [], 0, True
-        self._in_flight += 1
+        if self._closed:
+            return self._fail(burst, Refused(LogError(f"{self._path} is closed; the events were not stored")))
+        self._in_flight[id(burst)] = burst
         self.pending_bytes += burst.size
         if self.pending_bytes > self._pending_bytes_max:
             self._behind = True
@@ -123,7 +136,8 @@ class CommitQueue:
             assert type(item) is AppendResult
             burst: Burst = item.about
             outcome = item.outcome
-            self._in_flight -= 1
+            if self._in_flight.pop(id(burst), None) is None:
+                continue  # closed meanwhile: its publishers were told that the outcome is unknown
             self.pending_bytes -= burst.size
             if not isinstance(outcome, Stored):
                 self._fail(burst, outcome)
