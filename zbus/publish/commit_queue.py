@@ -20,7 +20,7 @@ from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import record_published
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
-from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
+from zbus.ports.log import AppendResult, Committed, Log, Outcome, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
@@ -120,47 +120,67 @@ class CommitQueue:
             return self._fail(burst, Refused(LogError(f"{self._path} is closed; the events were not stored")))
         self._in_flight[id(burst)] = burst
         self.pending_bytes += burst.size
+        try:
+            self._append(burst.rows, self._mailbox.post, burst)
+        except Exception as error:  # a defect of the log: its publishers must not wait for a result
+            self._mailbox.post(AppendResult(burst, self._defect(error, "appended to the log")))
         if self.pending_bytes > self._pending_bytes_max:
             self._behind = True
             self._backpressure.block(self, "commits_pending", "too many bytes await commit")
-        self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[AppendResult | Committed]) -> None:
+        """Deliver the log's tail and resolve the futures of publishers. No item may keep the next one from its turn."""
         for item in items:
             if type(item) is Committed:
-                for listener in self.listeners:
-                    listener(item.rows, item.offsets)
-                if wanted(logging.DEBUG):
-                    _record_published(item)
+                self._deliver(item)
                 continue
             assert type(item) is AppendResult
             burst: Burst = item.about
-            outcome = item.outcome
             if self._in_flight.pop(id(burst), None) is None:
                 continue  # closed meanwhile: its publishers were told that the outcome is unknown
             self.pending_bytes -= burst.size
-            if not isinstance(outcome, Stored):
-                self._fail(burst, outcome)
-                continue
-            if self._took is not None:
-                self._took.add(self._monotonic_ns() - burst.begun)
-            self.stored_events += len(burst.rows) - len(outcome.repeated)
-            if outcome.repeated or not burst.single:
-                _resolve(burst, outcome)
-                continue
-            for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
-                offset = Offset(number)
-                offset.identity = (row.publisher_id, row.sequence)
-                try:
-                    waiter.set_result(offset)  # type: ignore[union-attr]
-                except asyncio.InvalidStateError:
-                    pass  # its publisher was cancelled; the event is stored
+            try:
+                self._resolve(burst, item.outcome)
+            except Exception as error:  # a defect of the log, such as the wrong number of offsets
+                self._fail(burst, self._defect(error, "resolved"))
         if self._behind and self.pending_bytes <= self._pending_bytes_max:
             self._behind = False
             self._backpressure.unblock(self)
         if self._idle is not None and not self._in_flight and not self._rows:
             self._idle.set_result(None)
             self._idle = None
+
+    def _deliver(self, committed: Committed) -> None:
+        for listener in self.listeners:
+            try:
+                listener(committed.rows, committed.offsets)
+            except Exception as error:
+                self._defect(error, "delivered")
+        if wanted(logging.DEBUG):
+            _record_published(committed)
+
+    def _defect(self, error: Exception, doing: str) -> Unknown:
+        """Report an unexpected exception to the loop's exception handler. Returns the outcome for publishers."""
+        self._loop.call_exception_handler({"message": f"events could not be {doing}", "exception": error})
+        return Unknown(
+            LogError(f"{self._path}: unexpected {error!r}; the outcome is unknown: put the same events again")
+        )
+
+    def _resolve(self, burst: Burst, outcome: Outcome) -> None:
+        if not isinstance(outcome, Stored):
+            return self._fail(burst, outcome)
+        if self._took is not None:
+            self._took.add(self._monotonic_ns() - burst.begun)
+        self.stored_events += len(burst.rows) - len(outcome.repeated)
+        if outcome.repeated or not burst.single:
+            return _resolve_parts(burst, outcome)
+        for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
+            offset = Offset(number)
+            offset.identity = (row.publisher_id, row.sequence)
+            try:
+                waiter.set_result(offset)  # type: ignore[union-attr]
+            except asyncio.InvalidStateError:
+                pass  # its publisher was cancelled; the event is stored
 
     def _fail(self, burst: Burst, outcome: Refused | Unknown) -> None:
         if type(outcome) is Unknown:
@@ -172,7 +192,7 @@ class CommitQueue:
                 future.set_exception(outcome.error)
 
 
-def _resolve(burst: Burst, stored: Stored) -> None:
+def _resolve_parts(burst: Burst, stored: Stored) -> None:
     """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
     offsets, repeated = stored
     at = 0
