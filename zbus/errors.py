@@ -35,7 +35,8 @@ Each error pickles, with its fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, TypeVar
 
 
 class EventLike(Protocol):
@@ -53,6 +54,20 @@ class EventLike(Protocol):
 
 class ZbusError(Exception):
     """Base class of every error that zbus raises on purpose."""
+
+
+E = TypeVar("E", bound=ZbusError)
+
+
+def renewed(error: E) -> E:
+    """Return a new exception with the same fields, for one of several callers that fail for the same reason.
+
+    Raising an exception adds to its traceback, which keeps the caller's frames, and callers add notes.
+    """
+    again = copy(error)
+    again.__dict__.pop("__notes__", None)
+    again.__cause__ = error.__cause__
+    return again
 
 
 class ConfigInvalid(ZbusError):

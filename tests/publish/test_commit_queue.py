@@ -295,3 +295,15 @@ async def test_a_log_handler_that_raises_keeps_no_publisher_waiting(capsys: pyte
         logger.removeHandler(broken)
         logger.setLevel(level)
     assert "no space left for the log file" in capsys.readouterr().err
+
+
+async def test_each_publisher_of_a_failed_commit_gets_an_exception_of_its_own() -> None:
+    queue = Queue()
+    waiting = [queue.commits.add_many([row(1)]) for _ in range(3)]  # one burst
+    await settle()
+    queue.log.finish(LogError("the disk is full"))
+
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    assert len(set(map(id, errors))) == 3
+    assert all(isinstance(each, LogError) and "the disk is full" in str(each) for each in errors)

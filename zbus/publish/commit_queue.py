@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from zbus.errors import LogError
+from zbus.errors import LogError, renewed
 from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import record_published
 from zbus.observe.histogram import Histogram
@@ -104,7 +104,7 @@ class CommitQueue:
             await asyncio.shield(self._idle)
 
     def close(self) -> None:
-        """Fail all publishers that still wait for the log. Call it when the log was closed, or closing it took too long."""
+        """Fail all publishers that still wait for the log, because it was closed or did not close in time."""
         self._closed = True
         self._take(self._mailbox.clear())
         self._flush()
@@ -189,7 +189,7 @@ class CommitQueue:
             future = waiter[0] if type(waiter) is tuple else waiter
             assert isinstance(future, asyncio.Future)
             if not future.done():
-                future.set_exception(outcome.error)
+                future.set_exception(renewed(outcome.error))
 
 
 def _resolve_parts(burst: Burst, stored: Stored) -> None:

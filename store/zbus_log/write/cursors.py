@@ -21,7 +21,7 @@ from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, 
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus.errors import CursorError, LogError, ZbusError
+from zbus.errors import CursorError, LogError, ZbusError, renewed
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
 from zbus_log.file.database import SharedWrites, log_errors, make_engine, transaction
@@ -244,7 +244,7 @@ class SqliteCursors:
                 lease[0],
                 "the subscription was closed, or another subscriber has its lease; the position was not stored",
             )
-            done(error if error is not None or lease in held else lost)
+            done(renewed(error) if error is not None else None if lease in held else lost)
         return error
 
     def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:

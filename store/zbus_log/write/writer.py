@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from zbus.errors import LogDamaged, LogError, LogWriterFailed
+from zbus.errors import LogDamaged, LogError, LogWriterFailed, renewed
 from zbus.observe.records import record
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
@@ -97,7 +97,7 @@ class Writer:
         self._sealed = self._last_sealed()
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
-        self._stopped: LogError | None = None
+        self._stopped: LogWriterFailed | None = None  # never raised itself: its traceback would keep rows for good
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
@@ -133,7 +133,7 @@ class Writer:
     def check_running(self) -> None:
         """Raise the error that stopped the writer, if one did."""
         if self._stopped is not None:
-            raise self._stopped
+            raise renewed(self._stopped)
 
     def close(self, timeout_s: float) -> bool:
         """Commit what was submitted and stop. Returns False if that takes longer than `timeout_s` seconds."""
@@ -201,8 +201,7 @@ class Writer:
         failed: Refused | Unknown
         notices: list[Notice] = []
         try:
-            if self._stopped is not None:
-                raise self._stopped
+            self.check_running()
             fresh, offsets = self._store(batch)
         except _OutcomeUnknown as unknown:
             failed = Unknown(unknown.error)
@@ -304,8 +303,9 @@ class Writer:
     def _after_failure(self, error: LogError, last: int) -> None:
         """Return if the failed commit was stored after all; otherwise raise its error, or `_OutcomeUnknown`."""
         if isinstance(error, LogWriterFailed | LogDamaged):
-            self._stopped = error if isinstance(error, LogWriterFailed) else LogWriterFailed(self.path, str(error))
-            raise _OutcomeUnknown(self._stopped) from error
+            cause = error.cause if isinstance(error, LogWriterFailed) else str(error)
+            self._stopped = LogWriterFailed(self.path, cause)
+            raise _OutcomeUnknown(renewed(self._stopped)) from error
         try:
             roll_back(self._connection)
             self._identities.forget()
@@ -364,7 +364,7 @@ class Writer:
                 task()
             return True
         except LogWriterFailed as error:
-            self._stopped = error
+            self._stopped = LogWriterFailed(self.path, error.cause)
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
