@@ -150,7 +150,7 @@ async def test_publish_many_says_how_many_were_stored_before_an_error(log_path: 
         with pytest.raises(zbus.PayloadInvalid) as caught:
             await publisher.publish_many(payloads())  # type: ignore[arg-type]
 
-        assert caught.value.__notes__ == ["3000 events of this call were stored"]
+        assert caught.value.__notes__ == ["3000 events of this call are stored"]
         assert await bus.head() == 3000
 
 

@@ -502,7 +502,10 @@ def test_a_commit_that_fails_and_was_looked_up_is_refused(log: SqliteLog, monkey
     answers: SimpleQueue[Any] = SimpleQueue()
     log.append([row(1, 1)], answers.put, None)
 
-    assert isinstance(answers.get(timeout=20).outcome, Refused)
+    outcome = answers.get(timeout=20).outcome
+    assert isinstance(outcome, Refused)
+    assert outcome.error.outcome == "refused"
+    assert str(outcome.error).endswith("not now; the events were not stored")
     monkeypatch.undo()
     assert append(log, [row(1, 1)]) == [2]
 

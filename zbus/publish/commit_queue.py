@@ -108,7 +108,7 @@ class CommitQueue:
         self._closed = True
         self._take(self._mailbox.clear())
         self._flush()
-        reason = f"{self._path} was closed before it replied; the outcome is unknown: put the same events again"
+        reason = f"{self._path} was closed before it replied"
         self._take([AppendResult(burst, Unknown(LogError(reason))) for burst in self._in_flight.values()])
 
     def _flush(self) -> None:
@@ -117,7 +117,7 @@ class CommitQueue:
         burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns(), self._single)
         self._rows, self._waiters, self._bytes, self._single = [], [], 0, True
         if self._closed:
-            return self._fail(burst, Refused(LogError(f"{self._path} is closed; the events were not stored")))
+            return self._fail(burst, Refused(LogError(f"{self._path} is closed")))
         self._in_flight[id(burst)] = burst
         self.pending_bytes += burst.size
         try:
@@ -137,7 +137,7 @@ class CommitQueue:
             assert type(item) is AppendResult
             burst: Burst = item.about
             if self._in_flight.pop(id(burst), None) is None:
-                continue  # closed meanwhile: its publishers were told that the outcome is unknown
+                continue  # closed meanwhile: its publishers have failed with an unknown outcome
             self.pending_bytes -= burst.size
             try:
                 self._resolve(burst, item.outcome)
@@ -162,9 +162,7 @@ class CommitQueue:
     def _defect(self, error: Exception, doing: str) -> Unknown:
         """Report an unexpected exception to the loop's exception handler. Returns the outcome for publishers."""
         self._loop.call_exception_handler({"message": f"events could not be {doing}", "exception": error})
-        return Unknown(
-            LogError(f"{self._path}: unexpected {error!r}; the outcome is unknown: put the same events again")
-        )
+        return Unknown(LogError(f"{self._path}: unexpected {error!r}"))
 
     def _resolve(self, burst: Burst, outcome: Outcome) -> None:
         if not isinstance(outcome, Stored):
@@ -183,13 +181,19 @@ class CommitQueue:
                 pass  # its publisher was cancelled; the event is stored
 
     def _fail(self, burst: Burst, outcome: Refused | Unknown) -> None:
-        if type(outcome) is Unknown:
+        """Raise the error in every publisher: for each a new one, with its own events."""
+        unknown, at = type(outcome) is Unknown, 0
+        if unknown:
             self._count("outcome_unknown", len(burst.rows))
         for waiter in burst.waiters:
-            future = waiter[0] if type(waiter) is tuple else waiter
+            future, number = waiter if type(waiter) is tuple else (waiter, 1)
             assert isinstance(future, asyncio.Future)
             if not future.done():
-                future.set_exception(renewed(outcome.error))
+                error = renewed(outcome.error)
+                error.outcome = "unknown" if unknown else "refused"
+                error.events = tuple([row.event() for row in burst.rows[at : at + number]])
+                future.set_exception(error)
+            at += number
 
 
 def _resolve_parts(burst: Burst, stored: Stored) -> None:

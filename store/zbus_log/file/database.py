@@ -116,7 +116,7 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
     if writing:
-        return LogError(f"{path}: {name}: {error}. The outcome is unknown: publish the same events again")
+        return LogError(f"{path}: {name}: {error}")  # whether events were stored, the writer finds out
     return LogError(f"{path}: {name}: {error}. This call changed nothing")
 
 

@@ -128,7 +128,7 @@ class Writer:
         return self._connection
 
     def _refused(self) -> Refused:
-        return Refused(LogError(f"{self.path} is closed; the events were not stored"))
+        return _refused(LogError(f"{self.path} is closed"))
 
     def check_running(self) -> None:
         """Raise the error that stopped the writer, if one did."""
@@ -155,7 +155,8 @@ class Writer:
                 except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
                     record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
-                    self._notifier.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
+                    failed = _unknown(renewed(self._stopped))
+                    self._notifier.now([(done, about, failed, None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
@@ -204,15 +205,15 @@ class Writer:
             self.check_running()
             fresh, offsets = self._store(batch)
         except _OutcomeUnknown as unknown:
-            failed = Unknown(unknown.error)
+            failed = _unknown(unknown.error)
         except LogError as error:
-            failed = Refused(error)
+            failed = _refused(error)
         except struct.error as error:  # raised before anything was written
-            failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); it was not stored"))
+            failed = _refused(LogError(f"{self.path}: an event cannot be encoded ({error})"))
         except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
             record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
-            failed = Unknown(self._stopped)
+            failed = _unknown(renewed(self._stopped))
         else:
             at = 0
             for rows, done, about in appends:
@@ -368,3 +369,13 @@ class Writer:
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
+
+
+def _refused(error: LogError) -> Refused:
+    error.outcome = "refused"
+    return Refused(error)
+
+
+def _unknown(error: LogError) -> Unknown:
+    error.outcome = "unknown"
+    return Unknown(error)
