@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_THREADS = 2
+UNDO_S = 1.0  # how long a cancelled opening waits until it is undone
 
 
 class Ports(Protocol):
@@ -105,31 +106,34 @@ class Node:
         self._listing: Future[None] | None = None
         self._unyielded = 0
         self._switching = asyncio.Lock()
+        self._opening: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._started = False
 
     # Opening and closing.
 
     async def start(self) -> None:
-        """Open the log and the transports. If cancelled or failed, nothing stays open."""
+        """Open the log and the transports. If cancelled or failed, nothing stays open.
+
+        Raises `BusClosed` if `aclose` is called meanwhile.
+        """
         if self._executor is not None:
             raise ZbusError("a bus is opened once: make another one")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
         self._executor = self.runtime.executor(READ_THREADS, "zbus-read")
+        self._opening = asyncio.ensure_future(self._open())
         try:
-            self.log = await self._opened(
-                lambda: self._ports.open_log(self.config), lambda log: log.close(1.0) if log is not None else None
-            )
-            await self.schemas.load()
-            await self._connect()
-        except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self._release(Deadline(self.config.close_timeout_s))))
-            raise
-        self.entry.is_open = True
-        try:
+            await self._opening
+            if self.is_closing:
+                raise BusClosed("start")
+            self.entry.is_open = self._started = True
             for start in self.on_start:
                 start()
-        except BaseException:
+        except BaseException as error:
+            closed_meanwhile, task = self.is_closing, asyncio.current_task()
             await self.aclose()
+            if closed_meanwhile and isinstance(error, asyncio.CancelledError) and task and not task.cancelling():
+                raise BusClosed("start") from None  # `aclose` cancelled the opening, and nobody this task
             raise
         if self.config.system_events != "off":
             level = logging.getLevelName(self.config.system_events.upper())
@@ -150,13 +154,31 @@ class Node:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
+    async def _open(self) -> None:
+        self.log = await self._opened(
+            lambda: self._ports.open_log(self.config), lambda log: log.close(1.0) if log is not None else None
+        )
+        await self.schemas.load()
+        await self._connect()
+
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
-        """Run `make` on a thread. If cancelled, whatever it made is closed again."""
-        making = asyncio.get_running_loop().run_in_executor(self._executor, make)
+        """Run `make` on a thread. If cancelled, what it makes is closed again, which is awaited for up to `UNDO_S`."""
+        assert self._executor is not None
         try:
-            return await asyncio.shield(making)
+            making = self._executor.submit(make)
+        except RuntimeError:  # the executor was shut down
+            raise BusClosed("open a log or a transport") from None
+        try:
+            return await asyncio.shield(asyncio.wrap_future(making))
         except asyncio.CancelledError:
-            making.add_done_callback(lambda done: None if done.exception() else unmake(done.result()))
+            if making.cancelled():  # the executor was shut down before it began
+                raise BusClosed("open a log or a transport") from None
+
+            def undo() -> None:
+                with suppress(Exception):
+                    unmake(making.result())
+
+            await run_within(min(UNDO_S, self.close_timeout_s / 2), undo, self.runtime, "zbus-undo")
             raise
 
     async def _connect(self) -> None:
@@ -216,6 +238,9 @@ class Node:
 
     async def _close(self) -> None:
         deadline = Deadline(self.config.close_timeout_s)
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait((self._opening,), timeout=deadline.share(3 / 4))
         diagnostics = self.diagnostics()
         for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
             self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, even if the log hangs
@@ -251,7 +276,8 @@ class Node:
                 _report_unstored(subscription.durable, error)
         if unfinished:
             diagnostics["unfinished"] = unfinished
-        record(BUS_STOPPED, **diagnostics, counts=self.stats.counts())
+        if self._started:
+            record(BUS_STOPPED, **diagnostics, counts=self.stats.counts())
 
     async def _release(self, deadline: Deadline) -> int:
         """Close what is open, outermost first. Returns how many tasks and calls did not end in time.

@@ -143,3 +143,62 @@ async def test_publishers_that_the_log_never_answers_get_an_error_when_the_bus_i
     assert all("unknown" in str(each.exception()) for each in done)
     (stopped,) = written(caplog, "BUS_STOPPED")
     assert stopped["counts"]["outcome_unknown"] == 6
+
+
+def open_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let opening a log begin, and end only when the second event is set."""
+    open_log, opening, go_on = plugins.open_log, threading.Event(), threading.Event()
+
+    def slow(config: Any) -> Any:
+        opening.set()
+        go_on.wait(30)
+        return open_log(config)
+
+    monkeypatch.setattr(plugins, "open_log", slow)
+    return opening, go_on
+
+
+async def test_a_log_whose_opening_was_cancelled_can_be_opened_at_once(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on = open_slowly(monkeypatch)
+    starting = asyncio.create_task(zbus.open(log_path).start())
+    assert await asyncio.to_thread(opening.wait, 10)
+    starting.cancel()
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+    async with zbus.open(log_path):
+        pass
+
+
+async def test_closing_a_bus_while_it_starts_makes_the_start_fail_and_frees_the_log(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on = open_slowly(monkeypatch)
+    bus = zbus.open(log_path)
+    starting = asyncio.create_task(bus.start())
+    assert await asyncio.to_thread(opening.wait, 10)
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    await bus.aclose()
+
+    with pytest.raises(zbus.BusClosed):
+        await asyncio.wait_for(starting, 10)
+    async with zbus.open(log_path):
+        pass
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_closing_at_any_time_of_the_start_raises_nothing_but_bus_closed(log_path: Path, turns: int) -> None:
+    bus = zbus.open(log_path)
+    starting = asyncio.create_task(bus.start())
+    for _ in range(turns):
+        await asyncio.sleep(0.002 if turns % 2 else 0)
+    await bus.aclose()
+
+    (result,) = await asyncio.wait_for(asyncio.gather(starting, return_exceptions=True), 10)
+    assert result is None or isinstance(result, zbus.BusClosed)
+    assert not node_of(bus).is_open
+    async with zbus.open(log_path):
+        pass
