@@ -75,7 +75,10 @@ class _OutcomeUnknown(Exception):
 
 
 class Writer:
-    """Owns the only connection that writes. `submit` does not block; each `done` is called once."""
+    """Owns the head record and the only connection that writes, and closes both when it ends, however late that is.
+
+    `submit` does not block; each `done` is called once.
+    """
 
     def __init__(
         self,
@@ -145,6 +148,13 @@ class Writer:
     # Everything below runs on the writer's thread.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._connection.close()
+            self._record.close()
+
+    def _serve(self) -> None:
         self._attempt(lambda: lengthen_wal(self.path))
         task: Task | _End | None = None
         while task is not _END:
