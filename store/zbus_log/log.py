@@ -248,7 +248,7 @@ class SqliteLog:
         }
 
     def close(self, timeout_s: float) -> None:
-        """Commit what was appended, then close the file. If the disk hangs, the writer's thread does so when it ends."""
+        """Commit what was appended, then close the file. If the disk hangs, the writer's thread does so later."""
         deadline = time.monotonic() + timeout_s
         if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
             self._proxied_writes.close(timeout_s / 4)
@@ -297,7 +297,13 @@ class SqliteLog:
                     check_is_log(connection, self.path)
             finally:
                 check_engine.dispose()
-        self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+        try:
+            self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+        except OSError as error:  # such as a read-only file system, or missing permissions
+            raise LogError(
+                f"{self.path} cannot be opened for writing: {error}. Nothing was opened or changed. Make the folder "
+                "writable, or open the log with read_only=True"
+            ) from error
         existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:

@@ -25,7 +25,7 @@ SQLITE_VERSION_MIN = (3, 51, 3)
 PAGE_BYTES = 8192
 WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # the length at which SQLite checkpoints and starts over
 LOCK_WAIT_S = 10.0
-_BUSY, _IOERR, _CORRUPT, _FULL, _NOTADB = 5, 10, 11, 13, 26
+_BUSY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 10, 11, 13, 14, 26
 
 
 def check_version() -> None:
@@ -115,6 +115,12 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
         return LogWriterFailed(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
+    if code & 0xFF == _CANTOPEN:
+        return LogError(
+            f"{path}: {name}: SQLite could not open it or one of the files beside it. Nothing was changed. Even "
+            f"reading a log needs a folder in which {path}-shm can be created: if it is read-only, copy the log, with "
+            "all files whose names begin with its name, to a folder that is not, and open it there"
+        )
     if writing:
         return LogError(f"{path}: {name}: {error}")  # whether events were stored, the writer finds out
     return LogError(f"{path}: {name}: {error}. This call changed nothing")
