@@ -133,7 +133,7 @@ class Node:
             closed_meanwhile, task = self.is_closing, asyncio.current_task()
             await self.aclose()
             if closed_meanwhile and isinstance(error, asyncio.CancelledError) and task and not task.cancelling():
-                raise BusClosed("start") from None  # `aclose` cancelled the opening, and nobody this task
+                raise BusClosed("start") from None  # `aclose` cancelled the opening, not the caller
             raise
         if self.config.system_events != "off":
             level = logging.getLevelName(self.config.system_events.upper())
