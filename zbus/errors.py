@@ -10,7 +10,7 @@
     │       └── SchemaInvalid       the payload violates the schema that is registered for its key
     ├── SchemaError             not registered: the schema that was active stays active
     │   └── SchemaConflict        the new schema rejects what the active one accepts: change it, or force it
-    ├── LogError                outcome unknown: put the same events again, with their identity
+    ├── LogError                `outcome` says whether events are stored: bus.put(*error.events) tries them again
     │   ├── LogRequired           this bus has no log: open it with a path
     │   ├── LogReadOnly           not stored: another process owns the log
     │   ├── LogLocked             not opened: another process owns the log
@@ -35,7 +35,8 @@ Each error pickles, with its fields.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Any, Literal, Protocol, TypeVar
 
 
 class EventLike(Protocol):
@@ -53,6 +54,20 @@ class EventLike(Protocol):
 
 class ZbusError(Exception):
     """Base class of every error that zbus raises on purpose."""
+
+
+E = TypeVar("E", bound=ZbusError)
+
+
+def renewed(error: E) -> E:
+    """Return a new exception with the same fields, for one of several callers that fail for the same reason.
+
+    Raising an exception adds to its traceback, which keeps the caller's frames, and callers add notes.
+    """
+    again = copy(error)
+    again.__dict__.pop("__notes__", None)
+    again.__cause__ = error.__cause__
+    return again
 
 
 class ConfigInvalid(ZbusError):
@@ -173,16 +188,27 @@ class SchemaConflict(SchemaError):
 
 
 class LogError(ZbusError):
-    """Base class for errors of the log, raised itself when the outcome of a commit is unknown.
+    """Base class for errors of the log.
 
-    Call `bus.put` with the same events again: none of them is stored twice.
+    If events could not be stored, `outcome` is "refused" (none of `events` is stored) or "unknown" (they may be). In
+    other errors it is None. `events` has the events of the call that are not known to be stored, with their identity:
+    `await bus.put(*error.events)` tries them again and stores none of them twice.
     """
+
+    outcome: Literal["refused", "unknown"] | None = None
+    events: tuple[Any, ...] = ()
 
     def __init__(self, *fields: object) -> None:
         super().__init__(*fields)
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return f"{self.args[0]}{_OUTCOMES.get(self.outcome, '')}"
+
+
+_OUTCOMES: dict[str | None, str] = {
+    "refused": "; the events were not stored",
+    "unknown": "; the outcome is unknown: put the same events again, with bus.put(*error.events)",
+}
 
 
 class LogRequired(LogError):
@@ -198,6 +224,8 @@ class LogRequired(LogError):
 
 class LogReadOnly(LogError):
     """Raised when a read-only bus publishes. Another process owns the log; nothing was stored."""
+
+    outcome = "refused"
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -224,6 +252,8 @@ class LogLocked(LogError):
 class LogFull(LogError):
     """Raised when the disk is full. The events were not stored; events stored before are safe and readable."""
 
+    outcome = "refused"
+
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
@@ -240,9 +270,10 @@ class LogWriterFailed(LogError):
         self.path, self.cause = path, cause
 
     def __str__(self) -> str:
+        now = "this event was not stored" if self.outcome == "refused" else "the outcome of this event is unknown"
         return (
-            f"the writer of {self.path} stopped ({self.cause}). Events acknowledged before are safe; the "
-            "outcome of this event is unknown. Check the disk, restart the process, then put the same events again"
+            f"the writer of {self.path} stopped ({self.cause}). Events acknowledged before are safe; {now}. "
+            "Check the disk, restart the process, then put the same events again"
         )
 
 

@@ -26,7 +26,7 @@ from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import BurstRecords
 from .observe.record_feed import RecordFeed
-from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
+from .observe.records import BUS_STARTED, BUS_STOPPED, record, record_reason, wanted
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
@@ -38,6 +38,7 @@ from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Validators
 from .session import SESSION_PUBLISHERS_MAX, Sessions
+from .util.deadline import Deadline, run_within
 from .util.identities import Identities
 from .util.mailbox import Calls
 from .util.runtime import REAL, Runtime
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_THREADS = 2
+UNDO_S = 1.0  # how long a cancelled opening waits until it is undone
 
 
 class Ports(Protocol):
@@ -116,12 +118,17 @@ class Node:
         self._listing: Future[None] | None = None
         self._unyielded = 0
         self._switching = asyncio.Lock()
+        self._opening: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._started = False
 
     # Opening and closing.
 
     async def start(self) -> None:
-        """Open the log and the transports. If cancelled or failed, nothing stays open."""
+        """Open the log and the transports. If cancelled or failed, nothing stays open.
+
+        Raises `BusClosed` if `aclose` is called meanwhile.
+        """
         with self.runtime.running():
             await self._start()
 
@@ -130,23 +137,19 @@ class Node:
             raise ZbusError("a bus is opened once: make another one")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
         self._executor = self.runtime.executor(READ_THREADS, "zbus-read")
+        self._opening = asyncio.ensure_future(self._open())
         try:
-            self.log = await self._opened(
-                lambda: self._ports.open_log(self.config), lambda log: log.close(1.0) if log is not None else None
-            )
-            await self.schemas.load()
-            await self._connect()
-        except BaseException:
-            if self.network is not None:
-                await asyncio.shield(asyncio.ensure_future(self._stop(self.network, 1.0)))
-            self._release(1.0)
-            raise
-        self.entry.is_open = True
-        try:
+            await self._opening
+            if self.is_closing:
+                raise BusClosed("start")
+            self.entry.is_open = self._started = True
             for start in self.on_start:
                 start()
-        except BaseException:
+        except BaseException as error:
+            closed_meanwhile, task = self.is_closing, asyncio.current_task()
             await self.aclose()
+            if closed_meanwhile and isinstance(error, asyncio.CancelledError) and task and not task.cancelling():
+                raise BusClosed("start") from None  # `aclose` cancelled the opening, not the caller
             raise
         if self.config.system_events != "off":
             level = logging.getLevelName(self.config.system_events.upper())
@@ -168,13 +171,31 @@ class Node:
                 self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
+    async def _open(self) -> None:
+        self.log = await self._opened(
+            lambda: self._ports.open_log(self.config), lambda log: log.close(1.0) if log is not None else None
+        )
+        await self.schemas.load()
+        await self._connect()
+
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
-        """Run `make` on a thread. If cancelled, whatever it made is closed again."""
-        making = asyncio.get_running_loop().run_in_executor(self._executor, make)
+        """Run `make` on a thread. If cancelled, what it makes is closed again, which is awaited for up to `UNDO_S`."""
+        assert self._executor is not None
         try:
-            return await asyncio.shield(making)
+            making = self._executor.submit(make)
+        except RuntimeError:  # the executor was shut down
+            raise BusClosed("open a log or a transport") from None
+        try:
+            return await asyncio.shield(asyncio.wrap_future(making))
         except asyncio.CancelledError:
-            making.add_done_callback(lambda done: None if done.exception() else unmake(done.result()))
+            if making.cancelled():  # the executor was shut down before it began
+                raise BusClosed("open a log or a transport") from None
+
+            def undo() -> None:
+                with suppress(Exception):
+                    unmake(making.result())
+
+            await run_within(min(UNDO_S, self.close_timeout_s / 2), undo, self.runtime, "zbus-undo")
             raise
 
     async def _connect(self) -> None:
@@ -245,13 +266,16 @@ class Node:
                 await network.remove(link, self.config.close_timeout_s / 2)
 
     async def _close(self) -> None:
-        timeout_s = self.config.close_timeout_s
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        diagnostics = self.diagnostics() | {"counts": self.stats.counts()}
+        deadline = Deadline(self.config.close_timeout_s)
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait((self._opening,), timeout=deadline.share(3 / 4))
+        diagnostics = self.diagnostics()
         for reason in (*self.dispatcher.subscriptions, self.commits, self.network):
             self.backpressure.unblock(reason)  # a publisher that waits for it gets `BusClosed`, even if the log hangs
+        unfinished = 0
         try:
-            async with asyncio.timeout(timeout_s / 2):
+            async with asyncio.timeout(deadline.share(1 / 2)):
                 if self.commits is not None:
                     await self.commits.drained()
                 for subscription in tuple(self.dispatcher.subscriptions):
@@ -259,50 +283,50 @@ class Node:
                 if self._services:
                     await asyncio.wait(self._services)
         except TimeoutError:
-            diagnostics["unfinished"] = len(self._services)
+            unfinished = len(self._services)
         for subscription in tuple(self.dispatcher.subscriptions):
             subscription.end()
         for service in self._services:
             service.cancel()
-        left = max(0.2, deadline - asyncio.get_running_loop().time())
         if self._services:
-            await asyncio.wait(self._services, timeout=left / 4)
-        await asyncio.gather(*[each.aclose() for each in self.dispatcher.subscriptions], return_exceptions=True)
-        await asyncio.gather(*[each.aclose() for each in self.caches.values()], return_exceptions=True)
+            await asyncio.wait(self._services, timeout=deadline.share(1 / 4))
+        ending = {asyncio.ensure_future(each.aclose()): each for each in self.dispatcher.subscriptions}
+        closing = [*ending, *(asyncio.ensure_future(each.aclose()) for each in self.caches.values())]
+        if closing:
+            await asyncio.wait(closing, timeout=deadline.share(1 / 4))
         if self._record_feed is not None:
             self._record_feed.close()
-        if self.network is not None:
-            diagnostics["unfinished"] = diagnostics.get("unfinished", 0) + await self._stop(self.network, left / 4)
-        # Joining threads may take some time, so it is done neither on the loop nor on the threads that are joined. The
-        # thread is a daemon, so that after an interrupt here the process does not wait for it.
-        released, calls = asyncio.Event(), Calls(asyncio.get_running_loop())
+        unfinished += await self._release(deadline)
+        if closing:  # what still waited for the log has failed now
+            await asyncio.wait(closing, timeout=deadline.share())
+        for each, subscription in ending.items():
+            error = each.exception() if each.done() else BusClosed("store its position")
+            if error is not None and subscription.durable is not None:
+                _report_unstored(subscription.durable, error)
+        if unfinished:
+            diagnostics["unfinished"] = unfinished
+        if self._started:
+            record(BUS_STOPPED, **diagnostics, counts=self.stats.counts())
 
-        def release() -> None:
-            try:
-                self._release(left / 2)
-            finally:
-                calls.soon(released.set)
+    async def _release(self, deadline: Deadline) -> int:
+        """Close what is open, outermost first. Returns how many tasks and calls did not end in time.
 
-        ending = self.runtime.thread(release, "zbus-close")
-        await released.wait()
-        ending.join()
-        record(BUS_STOPPED, **diagnostics)
-
-    async def _stop(self, network: Network, timeout_s: float) -> int:
-        """Stop the network, in two steps of `timeout_s` each; return how many of its tasks did not end in time."""
-        unfinished = await network.aclose(timeout_s)
-        await network.linger(timeout_s)
-        return unfinished
-
-    def _release(self, timeout_s: float) -> None:
-        """Close what is open, outermost first. Each part has a bound of its own."""
+        Joining threads may take some time, so it is done neither on the loop nor on the threads that are joined.
+        """
         self.entry.is_open = False
+        unfinished, within = 0, partial(run_within, runtime=self.runtime, name="zbus-close")
         if self.network is not None:
-            self.network.close()
+            unfinished += await self.network.aclose(deadline.share(1 / 4))
+            await self.network.linger(deadline.share(1 / 4))
+            unfinished += not await within(deadline.share(1 / 2), self.network.close)
         if self.log is not None:
-            self.log.close(timeout_s)
+            unfinished += not await within(deadline.share(), partial(self.log.close, deadline.share(3 / 4)))
+        if self.commits is not None:
+            self.commits.close()
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
+            unfinished += not await within(deadline.share(), shutdown)
+        return unfinished
 
     # Called by the bus.
 
@@ -351,13 +375,18 @@ class Node:
         return self.network
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Run a blocking call on a thread of the node."""
-        if self._executor is None:
-            raise BusClosed("read")
+        """Run a blocking call on a thread of the node. Raises `BusClosed`, now or later, if the node closes first."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
         try:
-            return asyncio.get_running_loop().run_in_executor(self._executor, lambda: call(*args))
+            if self._executor is None:
+                raise BusClosed("read")
+            running = loop.run_in_executor(self._executor, lambda: call(*args))
         except RuntimeError:  # the executor was shut down
             raise BusClosed("read") from None
+        running.add_done_callback(partial(_settle, result))
+        result.add_done_callback(lambda _: running.cancel())
+        return result
 
     def serve(self, task: asyncio.Task[None]) -> None:
         """Keep a task of a handler until it ends; closing waits for it."""
@@ -516,3 +545,21 @@ class Node:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )
+
+
+def _report_unstored(durable: str, error: BaseException) -> None:
+    """Report a durable subscription whose position was not stored before the bus closed."""
+    cause = "the log did not reply" if isinstance(error, BusClosed) else error
+    reason = (
+        f"the position of the durable subscription {durable!r} was not stored in the time that closing may take "
+        f"({cause}): events after its last stored position may be delivered again"
+    )
+    record_reason("DURABLE_NOT_STORED", logging.WARNING, code="durable_not_stored", reason=reason, durable=durable)
+
+
+def _settle(result: asyncio.Future[T], running: asyncio.Future[T]) -> None:
+    """Pass on the outcome of a call. One that was cancelled before it began was so because the executor ended."""
+    error = BusClosed("read") if running.cancelled() else running.exception()
+    if result.done():
+        return
+    result.set_result(running.result()) if error is None else result.set_exception(error)

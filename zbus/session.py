@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .deliver.subscriber import EventSubscriber
-from .errors import ConfigInvalid, KeyInvalid, ZbusError
+from .errors import ConfigInvalid, KeyInvalid, LogError, ZbusError
 from .headers import takes_span
 from .keys import check_key
 from .ports.log import Row
 from .publish.entry import Entry
+from .publish.publisher import stored_note
 from .util.identities import Identities
 from .util.session_token import check_session_id, sign_session_token
 
@@ -77,8 +78,8 @@ class Session:
     ) -> Sequence[tuple[int, int]]:
         """Publish many payloads in order, up to 500 per commit. The two events of a payload are in the same commit.
 
-        If an error is raised, its note has the number of payloads that were stored. If cancelled, the first payloads
-        may have been stored.
+        If an error is raised, its note has the number of payloads that are stored and of those that may be. If
+        cancelled, the first payloads may have been stored.
         """
         entry = self._shared.entry
         key = entry.open_key(key)
@@ -105,7 +106,8 @@ class Session:
             if chunk:
                 stored += await self._store(key, own, chunk)
         except ZbusError as error:
-            error.add_note(f"{len(stored)} payloads of this call were stored")
+            unknown = len(error.events) // 2 if isinstance(error, LogError) and error.outcome == "unknown" else 0
+            error.add_note(stored_note(len(stored), unknown, "payloads"))
             raise
         return stored
 

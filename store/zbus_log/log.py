@@ -253,24 +253,27 @@ class SqliteLog:
         }
 
     def close(self, timeout_s: float) -> None:
-        """Commit what was appended, then close the file. If the disk hangs, the writer's thread is left behind."""
+        """Commit what was appended, then close the file. If the disk hangs, the writer's thread does so later."""
         deadline = time.monotonic() + timeout_s
         if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
             self._proxied_writes.close(timeout_s / 4)
         self._closed.set()
-        stopped = self._writer is None or self._writer.close(timeout_s)
         if self._watching is not None:
             self._watching.join(max(0.1, deadline - time.monotonic()))
+        if hasattr(self, "_read_engine"):  # before the writer: the last connection removes the write-ahead log
+            self._read_engine.dispose()
+        if self._writer is not None:
+            self._writer.close(max(0.1, deadline - time.monotonic()))
+        else:  # read-only, or opening failed
+            if self._connection is not None:
+                self._connection.close()
+            if self._record is not None:
+                self._record.close()
+            self._connection = self._record = None
         self._cursors.close(max(0.1, deadline - time.monotonic()))
         self._cold.close()
         if hasattr(self, "_read_engine"):
-            self._read_engine.dispose()
-        if stopped and self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if stopped and self._record is not None:
-            self._record.close()
-            self._record = None
+            self._read_engine.dispose()  # again, for reads that began meanwhile
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -299,7 +302,13 @@ class SqliteLog:
                     check_is_log(connection, self.path)
             finally:
                 check_engine.dispose()
-        self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+        try:
+            self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+        except OSError as error:  # such as a read-only file system, or missing permissions
+            raise LogError(
+                f"{self.path} cannot be opened for writing: {error}. Nothing was opened or changed. Make the folder "
+                "writable, or open the log with read_only=True"
+            ) from error
         existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:

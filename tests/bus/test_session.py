@@ -241,7 +241,7 @@ async def test_what_a_schema_of_either_key_refuses_is_stored_on_neither_and_leav
             await session.publish("a/b", {"id": "no"})
         with pytest.raises(zbus.SchemaInvalid) as caught:
             await session.publish_many("a/b", [{"id": 1}, {"id": "no"}])
-        assert caught.value.__notes__ == ["0 payloads of this call were stored"]
+        assert caught.value.__notes__ == ["0 payloads of this call are stored"]
         assert await bus.head() == 0
 
         await session.publish("a/b", {"id": 2})
@@ -264,7 +264,7 @@ async def test_what_cannot_be_encoded_is_stored_on_neither_and_says_what_was_sto
             await session.publish("a/b", b"x", headers="tenant")  # type: ignore[arg-type]
         with pytest.raises(zbus.PayloadInvalid) as caught:
             await session.publish_many("a/b", [b"1", b"2", b"3", object()])
-        assert caught.value.__notes__ == ["2 payloads of this call were stored"]
+        assert caught.value.__notes__ == ["2 payloads of this call are stored"]
         with pytest.raises(ZeroDivisionError):
             await session.publish_many("a/b", (b"%d" % (1 // each) for each in (1, 0)))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Awaitable, Callable
+import pickle
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -256,16 +257,17 @@ async def test_a_publish_with_an_unknown_outcome_says_so_and_can_be_put_again(
         publisher = await bus.publisher("a/b")
         await publisher.publish(b"0")
         fake_of(bus).faults.append(fault)
-        with pytest.raises(zbus.LogError, match="may have been stored"):
+        with pytest.raises(zbus.LogError, match="the outcome is unknown") as caught:
             await publisher.publish(b"1")
         counted = bus.stats()["outcome_unknown"]
-        (again,) = await bus.put(zbus.Event(publisher.publisher_id, 1, 1, "a/b", b"1", {}))
+        (again,) = await bus.put(*caught.value.events)
         await publisher.publish(b"2")
         found = await take(subscription, 3)
         await nothing_more(subscription)
 
-    assert counted == 1
+    assert (counted, caught.value.outcome) == (1, "unknown")
     assert again.first is first
+    assert pickle.loads(pickle.dumps(caught.value)).events == caught.value.events
     assert payloads(found) == [0, 1, 2]
     assert [entry.row.sequence for entry in history.entries] == [0, 1, 2]
 
@@ -274,28 +276,59 @@ async def test_a_refused_publish_is_no_unknown_outcome_and_stores_nothing(histor
     async with zbus.open("fake://a") as bus:
         publisher = await bus.publisher("a/b")
         fake_of(bus).faults.append("refused")
-        with pytest.raises(zbus.LogError, match="not stored"):
+        with pytest.raises(zbus.LogError, match="not stored") as caught:
             await publisher.publish(b"1")
-        counted = bus.stats().get("outcome_unknown", 0)
+        counted, stored = bus.stats().get("outcome_unknown", 0), len(history.entries)
+        (again,) = await bus.put(*caught.value.events)
 
-    assert (counted, history.entries) == (0, [])
+    assert (counted, stored, caught.value.outcome) == (0, 0, "refused")
+    assert (again.first, again.sequence) == (True, 0)
 
 
 async def test_many_events_that_were_stored_in_part_are_counted_and_can_be_put_again(history: History) -> None:
     async with zbus.open("fake://a") as bus, bus.subscribe("**") as subscription:
         publisher = await bus.publisher("a/b")
         fake_of(bus).faults.append("stored in part, answer lost")
-        with pytest.raises(zbus.LogError, match="may have been stored"):
+        with pytest.raises(zbus.LogError, match="the outcome is unknown") as caught:
             await publisher.publish_many(numbers(0, 250))
         counted, stored = bus.stats()["outcome_unknown"], len(history.entries)
-        events = [zbus.Event(publisher.publisher_id, n, 1, "a/b", b"%d" % n, {}) for n in range(250)]
-        again = await bus.put(*events)
+        again = await bus.put(*caught.value.events)
         found = await take(subscription, 250)
         await nothing_more(subscription)
 
     assert (counted, stored) == (250, 100)
+    assert caught.value.__notes__ == ["0 events of this call are stored; 250 more may be"]
     assert [offset.first for offset in again] == [False] * 100 + [True] * 150
     assert payloads(found) == list(range(250))
+
+
+async def test_only_the_events_that_are_not_known_to_be_stored_are_put_again(history: History) -> None:
+    async with zbus.open("fake://a") as bus:
+        publisher = await bus.publisher("a/b")
+
+        def payloads() -> Iterator[bytes]:
+            yield from numbers(0, 4000)  # four commits, which are in flight together
+            fake_of(bus).faults.append("stored, answer lost")
+            yield from numbers(4000, 4500)
+
+        with pytest.raises(zbus.LogError) as caught:
+            await publisher.publish_many(payloads())
+        again = await bus.put(*caught.value.events)
+
+    assert caught.value.__notes__ == ["4000 events of this call are stored; 500 more may be"]
+    assert [event.sequence for event in caught.value.events] == list(range(4000, 4500))
+    assert not any(offset.first for offset in again)
+    assert len(history.entries) == 4500
+
+
+async def test_the_payloads_of_a_session_that_may_be_stored_are_counted(history: History) -> None:
+    async with zbus.open("fake://a") as bus:
+        fake_of(bus).faults.append("stored, answer lost")
+        with pytest.raises(zbus.LogError) as caught:
+            await bus.session("alice").publish_many("a/b", numbers(0, 20))
+
+    assert caught.value.__notes__ == ["0 payloads of this call are stored; 20 more may be"]
+    assert len(caught.value.events) == 40
 
 
 # Many writers.

@@ -17,7 +17,7 @@ from inside import node_of
 
 import zbus
 from zbus.observe import records
-from zbus.observe.records import correlated, record
+from zbus.observe.records import correlated, listen, record
 from zbus.util.run_id import run_id
 
 Reported = Callable[..., list[dict[str, Any]]]
@@ -315,3 +315,32 @@ def test_listeners_that_garbage_collection_ends_meanwhile_neither_hang_nor_come_
     records.record("BUS_STARTED")
 
     assert arrived == ["stays"]
+
+
+def test_a_record_never_raises_whatever_handlers_listeners_and_errors_do(capsys: pytest.CaptureFixture[str]) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the handler is broken")
+
+    def broken_listener(level: int, fields: dict[str, Any]) -> None:
+        raise OSError("the listener is broken")
+
+    arrived: list[dict[str, Any]] = []
+    broken, logger = Broken(), logging.getLogger("zbus")
+    logger.addHandler(broken)
+    ends = [listen(logging.WARNING, broken_listener), listen(logging.WARNING, lambda _, fields: arrived.append(fields))]
+    try:
+        record("EVENT_RETRY", logging.WARNING, Unprintable(), key="a/b")
+    finally:
+        logger.removeHandler(broken)
+        for end in ends:
+            end()
+
+    assert [(each["key"], each["error"]) for each in arrived] == [("a/b", "Unprintable")]
+    err = capsys.readouterr().err
+    assert "the handler is broken" in err
+    assert "the listener is broken" in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,6 +22,8 @@ BYTES_MAX = 100
 
 class FakeLog:
     """The test says when rows are stored."""
+
+    path = "fake://log"
 
     def __init__(self) -> None:
         self.pending: list[tuple[Sequence[Row], Appended, Any]] = []
@@ -178,3 +180,132 @@ async def test_one_row_that_is_added_as_many_gets_its_outcome() -> None:
 
     assert await asyncio.wait_for(many, 5) == Stored([1])
     assert queue.commits.stored_events == 1
+
+
+async def test_closing_fails_every_publisher_that_the_log_gave_no_result() -> None:
+    queue = Queue()
+    one, many = queue.commits.add(row(1)), queue.commits.add_many([row(1), row(1)])
+    await settle()
+    unsent = queue.commits.add_many([row(1)])
+
+    queue.commits.close()
+
+    for waiting in (one, many):
+        with pytest.raises(LogError, match="the outcome is unknown"):
+            await asyncio.wait_for(waiting, 5)
+    with pytest.raises(LogError, match="not stored"):
+        await asyncio.wait_for(unsent, 5)
+    assert queue.counts == [("outcome_unknown", 1), ("outcome_unknown", 2)]
+    assert queue.commits.pending_bytes == 0
+    await asyncio.wait_for(queue.commits.drained(), 5)
+
+
+async def test_a_result_that_arrives_while_closing_counts_and_a_later_one_is_ignored() -> None:
+    queue = Queue()
+    first = queue.commits.add(row(1))
+    second = queue.commits.add_many([row(1)])
+    await settle()
+    queue.log.finish()
+
+    queue.commits.close()
+    queue.log.finish()
+    await settle()
+
+    assert await first == 1
+    with pytest.raises(LogError):
+        await second
+    assert queue.commits.pending_bytes == 0
+
+
+async def test_what_is_published_after_closing_is_rejected() -> None:
+    queue = Queue()
+    queue.commits.close()
+
+    with pytest.raises(LogError, match="not stored"):
+        await asyncio.wait_for(queue.commits.add(row(1)), 5)
+    assert queue.log.pending == []
+
+
+@pytest.fixture
+async def reported() -> AsyncIterator[list[dict[str, Any]]]:
+    """What the loop's exception handler got."""
+    found: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: found.append(context))
+    yield found
+    loop.set_exception_handler(None)
+
+
+async def test_a_listener_that_raises_keeps_no_publisher_and_no_other_listener_waiting(
+    reported: list[dict[str, Any]],
+) -> None:
+    queue = Queue()
+
+    def fail(rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        raise ValueError("a defect")
+
+    queue.commits.listeners = (fail, *queue.commits.listeners)
+    one, many = queue.commits.add(row(1)), queue.commits.add_many([row(1), row(1)])
+    await settle()
+    queue.log.finish()
+    queue.log.finish()  # in the same turn of the loop
+
+    assert (await asyncio.wait_for(one, 5), await asyncio.wait_for(many, 5)) == (1, Stored([1, 2]))
+    assert [len(rows) for rows, _ in queue.stored] == [1, 2]
+    assert [str(each["exception"]) for each in reported] == ["a defect"] * 2
+
+
+async def test_a_log_that_raises_or_returns_too_few_offsets_keeps_no_publisher_waiting(
+    reported: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue()
+    first, second = queue.commits.add(row(1)), queue.commits.add(row(1))
+    await settle()
+    for _, done, about in queue.log.pending:
+        done(AppendResult(about, Stored([])))
+    for waiting in (first, second):
+        with pytest.raises(LogError, match="the outcome is unknown"):
+            await asyncio.wait_for(waiting, 5)
+
+    def fail(*args: Any) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(queue.commits, "_append", fail)
+    with pytest.raises(LogError, match="a defect"):
+        await asyncio.wait_for(queue.commits.add(row(1)), 5)
+    assert queue.counts == [("outcome_unknown", 1)] * 3
+    assert len(reported) == 3
+    await asyncio.wait_for(queue.commits.drained(), 5)
+
+
+async def test_a_log_handler_that_raises_keeps_no_publisher_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left for the log file")
+
+    queue, broken, logger = Queue(), Broken(), logging.getLogger("zbus")
+    level = logger.level
+    logger.addHandler(broken)
+    logger.setLevel(logging.DEBUG)
+    try:
+        storing = [queue.commits.add(row(BYTES_MAX)), queue.commits.add_many([row(BYTES_MAX)])]
+        await settle()
+        queue.log.finish()
+        queue.log.finish()
+        assert [await asyncio.wait_for(each, 5) for each in storing] == [1, Stored([1])]
+    finally:
+        logger.removeHandler(broken)
+        logger.setLevel(level)
+    assert "no space left for the log file" in capsys.readouterr().err
+
+
+async def test_each_publisher_of_a_failed_commit_gets_an_exception_of_its_own() -> None:
+    queue = Queue()
+    waiting = [queue.commits.add_many([row(1)]) for _ in range(3)]  # one burst
+    await settle()
+    queue.log.finish(LogError("the disk is full"))
+
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    assert len(set(map(id, errors))) == 3
+    assert all(isinstance(each, LogError) and "the disk is full" in str(each) for each in errors)

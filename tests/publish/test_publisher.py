@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import traceback
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pydantic
 import pytest
+from inside import node_of
 
 import zbus
 
@@ -147,7 +150,7 @@ async def test_publish_many_says_how_many_were_stored_before_an_error(log_path: 
         with pytest.raises(zbus.PayloadInvalid) as caught:
             await publisher.publish_many(payloads())  # type: ignore[arg-type]
 
-        assert caught.value.__notes__ == ["3000 events of this call were stored"]
+        assert caught.value.__notes__ == ["3000 events of this call are stored"]
         assert await bus.head() == 3000
 
 
@@ -199,3 +202,19 @@ async def test_a_publisher_that_never_waits_lets_its_readers_run() -> None:
 
         assert await asyncio.wait_for(reading, 10) == 5000
         assert subscription.dropped == 0
+
+
+async def test_failures_after_the_writer_stopped_have_an_exception_each(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("a/b")
+        log: Any = node_of(bus).log
+        log._writer._stopped = zbus.LogWriterFailed(str(log_path), "fsync failed")
+        errors = []
+        for _ in range(3):
+            with pytest.raises(zbus.LogWriterFailed) as caught:
+                await publisher.publish_many([b"x"])
+            errors.append(caught.value)
+
+    assert [len(each.__notes__) for each in errors] == [1, 1, 1]
+    assert len({len(traceback.extract_tb(each.__traceback__)) for each in errors}) == 1
+    assert log._writer._stopped.__traceback__ is None

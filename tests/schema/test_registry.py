@@ -366,7 +366,7 @@ async def test_publish_many_stores_whole_commits_before_the_one_that_is_refused(
         with pytest.raises(zbus.SchemaInvalid) as caught:
             await publisher.publish_many([*payloads, b"bad", *payloads])
 
-        assert caught.value.__notes__ == ["1000 events of this call were stored"]
+        assert caught.value.__notes__ == ["1000 events of this call are stored"]
         assert await bus.head() == 1000
 
 

@@ -172,7 +172,7 @@ class FakeLane:
         if self.read_only:
             done(AppendResult(about, Refused(LogReadOnly(self.path))))
         elif self._closed:
-            done(AppendResult(about, Refused(LogError(f"{self.path} is closed; the events were not stored"))))
+            done(AppendResult(about, Refused(LogError(f"{self.path} is closed"))))
         else:
             self._inbox.put((rows, done, about))
 
@@ -284,9 +284,9 @@ class FakeLane:
 
     def _store(self, rows: Sequence[Row]) -> Outcome:
         fault = self.faults.popleft() if self.faults else None
-        lost = LogError(f"{self.path} did not answer; the events may have been stored: publish them again")
+        lost = LogError(f"{self.path} did not answer")
         if fault == "refused":
-            return Refused(LogError(f"{self.path} is full; not stored"))
+            return Refused(LogError(f"{self.path} is full"))
         if fault == "lost":
             return Unknown(lost)
         parts = [rows[at : at + ATOMIC_EVENTS] for at in range(0, len(rows), ATOMIC_EVENTS)]

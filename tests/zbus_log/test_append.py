@@ -20,9 +20,9 @@ from log_support import append, offsets_of, raw, sealed_blocks, wait_until
 from mesh_fakes import recorded
 
 from zbus import BusConfig
-from zbus.errors import ConfigInvalid, LogError, LogReadOnly
+from zbus.errors import ConfigInvalid, LogError, LogLocked, LogReadOnly
 from zbus.keys import KeySet
-from zbus.ports.log import Refused, Row, Span, Unknown
+from zbus.ports.log import Refused, Row, Span, Stored, Unknown
 from zbus_log import Rules, SqliteLog, open_log
 from zbus_log.file.database import PAGE_BYTES, WAL_BYTES
 from zbus_log.file.tables import BLOCK
@@ -502,7 +502,10 @@ def test_a_commit_that_fails_and_was_looked_up_is_refused(log: SqliteLog, monkey
     answers: SimpleQueue[Any] = SimpleQueue()
     log.append([row(1, 1)], answers.put, None)
 
-    assert isinstance(answers.get(timeout=20).outcome, Refused)
+    outcome = answers.get(timeout=20).outcome
+    assert isinstance(outcome, Refused)
+    assert outcome.error.outcome == "refused"
+    assert str(outcome.error).endswith("not now; the events were not stored")
     monkeypatch.undo()
     assert append(log, [row(1, 1)]) == [2]
 
@@ -556,3 +559,24 @@ def test_an_unexpected_error_stops_the_writer_and_is_recorded(
     assert [(each["record"], each["level"], each["path"]) for each in records] == [
         ("LOG_WRITER_FAILED", logging.CRITICAL, path)
     ]
+
+
+def test_a_writer_that_ends_after_close_gave_up_frees_the_log(path: str) -> None:
+    log = open_log(BusConfig(log=path))
+    append(log, [row(1, 0)])
+    answers: SimpleQueue[Any] = SimpleQueue()
+    other = pysqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    log.append([row(1, 1)], answers.put, None)
+    log.close(0.2)
+    with pytest.raises(LogLocked):
+        open_log(BusConfig(log=path))
+
+    other.close()
+    log._owner._thread.join(20)
+
+    assert isinstance(answers.get(timeout=20).outcome, Stored)
+    again = open_log(BusConfig(log=path))
+    assert identities(again) == [(1, 0), (1, 1)]
+    again.close(5.0)
+    assert not Path(f"{path}-wal").exists()

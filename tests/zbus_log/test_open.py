@@ -25,11 +25,11 @@ import pytest
 from log_support import append, offsets_of
 
 from zbus import BusConfig
-from zbus.errors import ConfigInvalid, LogDamaged, LogLocked, ZbusError
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogLocked, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import SqliteLog, open_log
-from zbus_log.file.database import make_engine, transaction
+from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.head_record import _SLOT, _SLOTS_AT, owner_pid, read_record
 from zbus_log.file.tables import MIGRATIONS, VERSION
 
@@ -591,3 +591,20 @@ if __name__ == "__main__":
     with opened(DATA / "log-v1.db") as golden:
         append(golden, GOLDEN[:3])
         append(golden, GOLDEN[3:])
+
+
+def test_a_head_record_that_cannot_be_written_is_an_error_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    Path(f"{path}-head").mkdir()  # as on a read-only file system, opening it for writing fails
+
+    with pytest.raises(LogError, match=r"cannot be opened for writing.*Nothing was opened or changed.*read_only=True"):
+        open_log(BusConfig(log=str(path)))
+
+
+def test_a_file_that_sqlite_cannot_open_says_what_reading_needs(tmp_path: Path) -> None:
+    """On a read-only file system SQLite cannot create the file -shm: the same code as for a file that is missing."""
+    path = str(tmp_path / "missing" / "app.db")
+
+    with pytest.raises(LogError, match=r"needs a folder in which .*app.db-shm can be created.*copy the log"):
+        with log_errors(path):
+            make_engine(path, read_only=True).connect()

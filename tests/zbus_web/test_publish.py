@@ -13,7 +13,7 @@ from inside import node_of
 from web_support import SseClient, error_of, until, web
 
 import zbus
-from zbus.ports.log import AppendResult, Refused
+from zbus.ports.log import AppendResult, Refused, Unknown
 from zbus_web.events.publish import Publication, put_once
 
 
@@ -361,3 +361,28 @@ async def test_a_posted_event_reaches_a_stream_unchanged(log_path: Path) -> None
         event = await stream.event()
     assert (event["key"], event["payload"]) == ("a/b", "grüße")
     assert json.dumps(event["headers"]) == '{"content-type": "text/plain"}'
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Refused(zbus.LogError("busy")), "not_stored"),
+        (Unknown(zbus.LogError("no reply")), "unknown_outcome"),
+        (Refused(zbus.LogWriterFailed("app.db", "fsync failed")), "log_writer_failed"),
+        (Unknown(zbus.LogWriterFailed("app.db", "fsync failed")), "unknown_outcome"),
+    ],
+)
+async def test_an_event_that_was_not_stored_and_one_that_may_be_have_different_codes(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Refused | Unknown, code: str
+) -> None:
+    def fail(rows: Any, done: Any, about: Any) -> None:
+        done(AppendResult(about, outcome))
+
+    async with web(log_path) as server:
+        monkeypatch.setattr(node_of(server.bus).commits, "_append", fail)
+        response = await server.client.post("/events/a", content=b"x")
+
+    assert response.status_code == 503
+    found, message = error_of(response.content)
+    assert found == code
+    assert ("not stored" in message) is (type(outcome) is Refused)

@@ -130,6 +130,11 @@ RECORDS: dict[str, RecordInfo] = {
         "A durable subscription has new key expressions; their events before its position are not delivered.",
         "durable, code, reason",
     ),
+    "DURABLE_NOT_STORED": RecordInfo(
+        "WARNING",
+        "A bus was closed before the position of a durable subscription was stored; events may be delivered again.",
+        "durable, code, reason",
+    ),
     "LEASE_LOST": RecordInfo("WARNING", "Another subscriber claimed a durable subscription.", "durable, code, reason"),
     "LOG_TRUNCATED": RecordInfo(
         "WARNING", "The end of a log is missing; it continues in a new epoch.", "path, head, code, reason"
@@ -154,6 +159,7 @@ CODES: dict[str, str] = {
     # Publishing and delivery.
     "backlog_full": "A subscription is not read, and the backlog beside its queue is full.",
     "commits_pending": "Too many bytes await commit.",
+    "durable_not_stored": "The position of a durable subscription could not be stored before its bus closed.",
     "invalid_schema": "A payload violates its schema.",
     "keys_added": "A durable subscription has key expressions that it did not have when it reached its position.",
     "lagged": "A subscription did not keep up with its events and missed some.",

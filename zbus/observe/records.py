@@ -11,9 +11,11 @@ stable name for programs. `catalog` describes every record and every code.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -64,7 +66,9 @@ def record(name: str, level: int = logging.INFO, exc_info: BaseException | None 
     """Write one record if a handler or a listener receives this level. For a record with a reason, use
     `record_reason`.
 
-    Code that the tasks of users call, on behalf of a node, writes records in a `with runtime.running()` block.
+    Never raises, whatever a handler does: the caller may be on the path of events. A handler's exception is printed to
+    stderr, as `logging.Handler.handleError` does. Code that the tasks of users call, on behalf of a node, writes
+    records in a `with runtime.running()` block.
     """
     logged = logger.isEnabledFor(level)
     listeners = [listener for least, listener in _listeners if level >= least] if _listeners else ()
@@ -75,11 +79,11 @@ def record(name: str, level: int = logging.INFO, exc_info: BaseException | None 
     if logged:  # made by hand: finding the caller's line takes as long as everything else, and it is always in zbus
         about = None if exc_info is None else (type(exc_info), exc_info, exc_info.__traceback__)
         line = logger.makeRecord(logger.name, level, "zbus", 0, _Text(found), (), about, extra={"zbus": found})
-        logger.handle(line)
+        _safely(logger.handle, line)
     if exc_info is not None:
-        found = found | {"error": f"{type(exc_info).__name__}: {exc_info}"}
+        found = found | {"error": _text_of(exc_info)}
     for listener in listeners:
-        listener(level, found)
+        _safely(listener, level, found)
 
 
 def record_reason(
@@ -94,6 +98,22 @@ def record_reason(
 def current_id() -> str:
     """Return the correlation id of this task or thread: that of the event that it handles, or else its run id."""
     return _correlation.get() or run_id.get()
+
+
+def _safely(call: Callable[..., object], *args: Any) -> None:
+    try:
+        call(*args)
+    except Exception:
+        if logging.raiseExceptions and sys.stderr is not None:  # the same condition as in `logging`
+            with suppress(OSError, ValueError):  # stderr is closed
+                traceback.print_exc()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 class _Text:

@@ -73,7 +73,7 @@ class Stored(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Outcome of an append that stored nothing."""
+    """Outcome of an append that stored nothing. The error states only the cause: its `outcome` states the rest."""
 
     error: LogError
 

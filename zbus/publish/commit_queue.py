@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
+from zbus.errors import LogError, renewed
 from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import BurstRecords
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
-from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Stored, Unknown
+from zbus.ports.log import AppendResult, Committed, Log, Outcome, Refused, Row, Stored, Unknown
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
@@ -64,7 +65,9 @@ class CommitQueue:
         self._loop = asyncio.get_running_loop()
         self._rows: list[Row] = []
         self._waiters: list[Waiter] = []
-        self._bytes = self.pending_bytes = self._in_flight = 0
+        self._bytes = self.pending_bytes = 0
+        self._in_flight: dict[int, Burst] = {}  # by `id`: bursts that the log has not answered
+        self._path, self._closed = log.path, False
         self._mailbox = Mailbox[AppendResult | Committed](self._loop, self._take)
         self._behind, self._single = False, True
         self.stored_events = 0  # by this node: its own events, and those of other nodes that it keeps
@@ -101,47 +104,46 @@ class CommitQueue:
             self._idle = self._idle or self._loop.create_future()
             await asyncio.shield(self._idle)
 
+    def close(self) -> None:
+        """Fail all publishers that still wait for the log, because it was closed or did not close in time."""
+        self._closed = True
+        self._take(self._mailbox.clear())
+        self._flush()
+        reason = f"{self._path} was closed before it replied"
+        self._take([AppendResult(burst, Unknown(LogError(reason))) for burst in self._in_flight.values()])
+
     def _flush(self) -> None:
         if not self._rows:
             return
         burst = Burst(self._rows, self._waiters, self._bytes, self._monotonic_ns(), self._single)
         self._rows, self._waiters, self._bytes, self._single = [], [], 0, True
-        self._in_flight += 1
+        if self._closed:
+            return self._fail(burst, Refused(LogError(f"{self._path} is closed")))
+        self._in_flight[id(burst)] = burst
         self.pending_bytes += burst.size
+        try:
+            self._append(burst.rows, self._mailbox.post, burst)
+        except Exception as error:  # a defect of the log: its publishers must not wait for a result
+            self._mailbox.post(AppendResult(burst, self._defect(error, "appended to the log")))
         if self.pending_bytes > self._pending_bytes_max:
             self._behind = True
             self._backpressure.block(self, "commits_pending", "too many bytes await commit")
-        self._append(burst.rows, self._mailbox.post, burst)
 
     def _take(self, items: list[AppendResult | Committed]) -> None:
+        """Deliver the log's tail and resolve the futures of publishers. No item may keep the next one from its turn."""
         for item in items:
             if type(item) is Committed:
-                for listener in self.listeners:
-                    listener(item.rows, item.offsets)
-                if wanted(logging.DEBUG):
-                    self._record_published(item)
+                self._deliver(item)
                 continue
             assert type(item) is AppendResult
             burst: Burst = item.about
-            outcome = item.outcome
-            self._in_flight -= 1
+            if self._in_flight.pop(id(burst), None) is None:
+                continue  # closed meanwhile: its publishers have failed with an unknown outcome
             self.pending_bytes -= burst.size
-            if not isinstance(outcome, Stored):
-                self._fail(burst, outcome)
-                continue
-            if self._took is not None:
-                self._took.add(self._monotonic_ns() - burst.begun)
-            self.stored_events += len(burst.rows) - len(outcome.repeated)
-            if outcome.repeated or not burst.single:
-                _resolve(burst, outcome)
-                continue
-            for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
-                offset = Offset(number)
-                offset.identity = (row.publisher_id, row.sequence)
-                try:
-                    waiter.set_result(offset)  # type: ignore[union-attr]
-                except asyncio.InvalidStateError:
-                    pass  # its publisher was cancelled; the event is stored
+            try:
+                self._resolve(burst, item.outcome)
+            except Exception as error:  # a defect of the log, such as the wrong number of offsets
+                self._fail(burst, self._defect(error, "resolved"))
         if self._behind and self.pending_bytes <= self._pending_bytes_max:
             self._behind = False
             self._backpressure.unblock(self)
@@ -149,14 +151,50 @@ class CommitQueue:
             self._idle.set_result(None)
             self._idle = None
 
+    def _deliver(self, committed: Committed) -> None:
+        for listener in self.listeners:
+            try:
+                listener(committed.rows, committed.offsets)
+            except Exception as error:
+                self._defect(error, "delivered")
+        if wanted(logging.DEBUG):
+            self._record_published(committed)
+
+    def _defect(self, error: Exception, doing: str) -> Unknown:
+        """Report an unexpected exception to the loop's exception handler. Returns the outcome for publishers."""
+        self._loop.call_exception_handler({"message": f"events could not be {doing}", "exception": error})
+        return Unknown(LogError(f"{self._path}: unexpected {error!r}"))
+
+    def _resolve(self, burst: Burst, outcome: Outcome) -> None:
+        if not isinstance(outcome, Stored):
+            return self._fail(burst, outcome)
+        if self._took is not None:
+            self._took.add(self._monotonic_ns() - burst.begun)
+        self.stored_events += len(burst.rows) - len(outcome.repeated)
+        if outcome.repeated or not burst.single:
+            return _resolve_parts(burst, outcome)
+        for waiter, row, number in zip(burst.waiters, burst.rows, outcome.offsets, strict=True):
+            offset = Offset(number)
+            offset.identity = (row.publisher_id, row.sequence)
+            try:
+                waiter.set_result(offset)  # type: ignore[union-attr]
+            except asyncio.InvalidStateError:
+                pass  # its publisher was cancelled; the event is stored
+
     def _fail(self, burst: Burst, outcome: Refused | Unknown) -> None:
-        if type(outcome) is Unknown:
+        """Raise the error in every publisher: for each a new one, with its own events."""
+        unknown, at = type(outcome) is Unknown, 0
+        if unknown:
             self._count("outcome_unknown", len(burst.rows))
         for waiter in burst.waiters:
-            future = waiter[0] if type(waiter) is tuple else waiter
+            future, number = waiter if type(waiter) is tuple else (waiter, 1)
             assert isinstance(future, asyncio.Future)
             if not future.done():
-                future.set_exception(outcome.error)
+                error = renewed(outcome.error)
+                error.outcome = "unknown" if unknown else "refused"
+                error.events = tuple([row.event() for row in burst.rows[at : at + number]])
+                future.set_exception(error)
+            at += number
 
     def _record_published(self, committed: Committed) -> None:
         own = [(row, offset) for row, offset in zip(*committed, strict=True) if row.provenance is None]
@@ -164,7 +202,7 @@ class CommitQueue:
             self._burst_records.published([row for row, _ in own], [offset for _, offset in own])
 
 
-def _resolve(burst: Burst, stored: Stored) -> None:
+def _resolve_parts(burst: Burst, stored: Stored) -> None:
     """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
     offsets, repeated = stored
     at = 0

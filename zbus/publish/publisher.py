@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from zbus.errors import ZbusError
+from zbus.errors import LogError
 from zbus.event import Offset
 from zbus.headers import SpanHeaders, takes_span
 from zbus.ports.log import Row, Stored
@@ -115,7 +115,8 @@ class EventPublisher:
         """Publish many events in order, up to 1,000 per commit. Returns their offsets.
 
         Each commit is stored completely or not at all. If an error is raised, its note has the number of events of this
-        call that were stored. If cancelled, the first events of `payloads` may have been stored.
+        call that are stored and of those that may be; the `events` of a `LogError` are all that are not known to be.
+        If cancelled, the first events of `payloads` may have been stored.
         """
         entry = self._entry
         if (tracing := entry.tracing) is not None and takes_span(headers):
@@ -142,7 +143,7 @@ class EventPublisher:
             while waiting:
                 stored += (await waiting.popleft()).offsets
         except Exception as error:
-            error.add_note(await _stored_before(stored, waiting))
+            await _add_outcome(error, len(stored), waiting)
             raise
         finally:
             for each in waiting:  # if cancelled: their results are not used
@@ -185,15 +186,24 @@ class EventPublisher:
         self._generation = self._entry.generation
 
 
-async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored]]) -> str:
-    """Wait for commits in flight, and return the note with the number of stored events."""
-    events = len(stored)
+async def _add_outcome(error: Exception, stored: int, waiting: deque[asyncio.Future[Stored]]) -> None:
+    """Wait for commits in flight. Adds what became of the events of all commits to the error that ended the call."""
+    failed = [error] if isinstance(error, LogError) else []
     while waiting:
         try:
-            events += len((await waiting.popleft()).offsets)
-        except ZbusError:
-            pass
-    return f"{events} events of this call were stored"
+            stored += len((await waiting.popleft()).offsets)
+        except LogError as another:
+            failed.append(another)
+    unknown = sum([len(each.events) for each in failed if each.outcome == "unknown"])
+    if isinstance(error, LogError):
+        error.events = tuple([event for each in failed for event in each.events])
+        error.outcome = "unknown" if unknown else error.outcome
+    error.add_note(stored_note(stored, unknown, "events"))
+
+
+def stored_note(stored: int, unknown: int, noun: str) -> str:
+    """Return the note of an error that ended a call with many events."""
+    return f"{stored} {noun} of this call are stored" + (f"; {unknown} more may be" if unknown else "")
 
 
 def _retrieve_error(stored: asyncio.Future[Stored]) -> None:

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from zbus import errors as zbus_errors
-from zbus.errors import ZbusError
+from zbus.errors import LogError, LogWriterFailed, ZbusError
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -47,15 +47,10 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
         "log_full",
         "Not stored; events stored before are safe. Free space, then send it again",
     ),
-    (
-        zbus_errors.LogWriterFailed,
-        503,
-        "log_writer_failed",
-        "The outcome is unknown. Restart the server, then send it again",
-    ),
     (zbus_errors.LogTrimmed, 410, "log_trimmed", "The remaining events can be read. Start after `low_water`"),
     (zbus_errors.EventCorrupt, 500, "event_corrupt", "The events around it can be read. Continue after its offset"),
-    (zbus_errors.LogError, 503, "unknown_outcome", "It may or may not be stored. Repeat it with its Idempotency-Key"),
+    (LogWriterFailed, 503, "log_writer_failed", "Events acknowledged before are safe. Restart the server"),
+    (LogError, 503, "log_failed", "Events acknowledged before are safe. Send the request again later"),
     (zbus_errors.CursorError, 409, "cursor_rejected", "No position was changed"),
     (zbus_errors.SessionTokenInvalid, 401, "invalid_token", "Nothing was read or changed. Request a new token"),
     (zbus_errors.ConfigInvalid, 400, "invalid_value", NOTHING_CHANGED),
@@ -63,6 +58,14 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
     (zbus_errors.TransportError, 502, "transport_failed", "Stored events are safe and will be sent again"),
     (ZbusError, 500, "failed", "Events acknowledged before are safe"),
 )
+# The same for an event that the log did not store, or may not have stored. See `LogError.outcome`.
+_UNKNOWN = "It may or may not be stored. Send it again with its Idempotency-Key; without one, look in the log first"
+_BY_OUTCOME: dict[tuple[type[ZbusError], str | None], tuple[int, str, str]] = {
+    (LogError, "refused"): (503, "not_stored", "Not stored; events stored before are safe. Send it again"),
+    (LogError, "unknown"): (503, "unknown_outcome", _UNKNOWN),
+    (LogWriterFailed, "refused"): (503, "log_writer_failed", "Not stored. Restart the server, then send it again"),
+    (LogWriterFailed, "unknown"): (503, "unknown_outcome", f"{_UNKNOWN}. Restart the server before"),
+}
 _BY_STATUS = {
     404: ("not_found", "Nothing was changed. See `zbus serve --help` and docs/web.md"),
     405: ("method_not_allowed", NOTHING_CHANGED),
@@ -97,6 +100,9 @@ def to_http_error(error: Exception) -> HttpError:
     """Convert an error to an `HttpError`. An unexpected error is logged, and its details are not sent to the client."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, LogError) and (found := _BY_OUTCOME.get((type(error), error.outcome))) is not None:
+        status, code, state = found
+        return HttpError(status, code, str(error), state)
     if isinstance(error, ZbusError):
         _, status, code, state = next(row for row in _KNOWN if isinstance(error, row[0]))
         return HttpError(status, code, str(error), state)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,8 @@ SQLITE_VERSION_MIN = (3, 51, 3)
 
 PAGE_BYTES = 8192
 WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # the length at which SQLite checkpoints and starts over
-_IOERR, _CORRUPT, _FULL, _NOTADB = 10, 11, 13, 26
+LOCK_WAIT_S = 10.0
+_BUSY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 10, 11, 13, 14, 26
 
 
 def check_version() -> None:
@@ -45,7 +48,7 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
     uri = f"file:{quote(path)}?mode={'ro' if read_only else 'rwc'}"
 
     def connect() -> Any:
-        return pysqlite3.connect(uri, uri=True, isolation_level=None, timeout=10.0, check_same_thread=False)
+        return pysqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_WAIT_S, check_same_thread=False)
 
     engine = create_engine(
         "sqlite://",
@@ -112,8 +115,14 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
         return LogWriterFailed(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
         return LogDamaged(path, f"SQLite says: {error}")
+    if code & 0xFF == _CANTOPEN:
+        return LogError(
+            f"{path}: {name}: SQLite could not open it or one of the files beside it. Nothing was changed. Even "
+            f"reading a log needs a folder in which {path}-shm can be created: if it is read-only, copy the log, with "
+            "all files whose names begin with its name, to a folder that is not, and open it there"
+        )
     if writing:
-        return LogError(f"{path}: {name}: {error}. The outcome is unknown: publish the same events again")
+        return LogError(f"{path}: {name}: {error}")  # whether events were stored, the writer finds out
     return LogError(f"{path}: {name}: {error}. This call changed nothing")
 
 
@@ -121,12 +130,50 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
 def transaction(connection: Connection) -> Iterator[None]:
     """Run one write transaction. It is rolled back on any error."""
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+    with _committing(connection):
+        yield
+
+
+@contextmanager
+def _committing(connection: Connection) -> Iterator[None]:
     try:
         yield
         connection.exec_driver_sql("COMMIT")
     except BaseException:
         roll_back(connection)
         raise
+
+
+class SharedWrites:
+    """Write transactions on a file that several processes write. Each waits for the lock, but not while closing.
+
+    SQLite's own wait for a lock cannot be ended early, so this waits in short steps.
+    """
+
+    _STEP_MS = 50
+
+    def __init__(self) -> None:
+        self._end = math.inf
+
+    def end(self, timeout_s: float) -> None:
+        """Wait for a lock at most until `timeout_s` seconds from now, in transactions that wait already too."""
+        self._end = time.monotonic() + timeout_s
+
+    @contextmanager
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        """Run one write transaction. It is rolled back on any error."""
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={self._STEP_MS}")
+        give_up = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                break
+            except DBAPIError as error:
+                code = getattr(error.orig, "sqlite_errorcode", None) or 0
+                if code & 0xFF != _BUSY or time.monotonic() >= min(give_up, self._end):
+                    raise
+        with _committing(connection):
+            yield
 
 
 @contextmanager

@@ -133,7 +133,8 @@ def encode_result(result: Sequence[Any] | ZbusError) -> bytes:
     name = type(result).__name__
     if getattr(errors, name, None) is type(result):
         with suppress(TypeError, ValueError, OverflowError):
-            return _encode((False, (name, result.args)))
+            # The outcome of a plain `LogError` is a part of its text only.
+            return _encode((False, (name, (str(result),) if type(result) is LogError else result.args)))
     return _encode((False, (LogError.__name__, (str(result).encode(errors="replace").decode(),))))
 
 

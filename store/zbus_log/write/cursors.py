@@ -21,11 +21,11 @@ from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, 
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus.errors import CursorError, LogError, ZbusError
+from zbus.errors import CursorError, LogError, ZbusError, renewed
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor, Lease
 from zbus.util.run_id import inherit
-from zbus_log.file.database import log_errors, make_engine, transaction
+from zbus_log.file.database import SharedWrites, log_errors, make_engine, transaction
 from zbus_log.file.name_locks import NameLock, NameLocks
 
 from .positions import SqlitePositions
@@ -66,7 +66,8 @@ class SqliteCursors:
     def __init__(self, log_path: str) -> None:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
-        self.positions = SqlitePositions(self.path, self._engine)
+        self._writes = SharedWrites()
+        self.positions = SqlitePositions(self.path, self._engine, self._writes)
         self._locks = NameLocks(f"{log_path}-leases")
         self._held: dict[tuple[str, str], NameLock] = {}  # by name and token
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
@@ -84,7 +85,7 @@ class SqliteCursors:
         token = secrets.token_hex(16)
         with ExitStack() as undo, log_errors(self.path), self._engine.connect() as connection:
             _prepare(connection)
-            with transaction(connection):
+            with self._writes.transaction(connection):
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 lock = self._locks.take(name)
                 if lock is None:
@@ -118,16 +119,22 @@ class SqliteCursors:
             self._wake.notify()
 
     def release(self, name: str, token: str) -> None:
-        """Store the pending positions and release the lease."""
-        self._flush()
-        with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
-            connection.execute(
-                update(_cursors)
-                .where(_cursors.c.name == name, _cursors.c.token == token)
-                .values(owner_pid=None, token=None)
-            )
-        if (lock := self._held.pop((name, token), None)) is not None:
-            lock.close()
+        """Store the pending positions and release the lease. Raises `LogError` if the positions are not stored.
+
+        The name is free in any case: without its lock, the token in the file is no lease.
+        """
+        try:
+            if (error := self._flush()) is not None:
+                raise error
+            with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
+                connection.execute(
+                    update(_cursors)
+                    .where(_cursors.c.name == name, _cursors.c.token == token)
+                    .values(owner_pid=None, token=None)
+                )
+        finally:
+            if (lock := self._held.pop((name, token), None)) is not None:
+                lock.close()
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
@@ -160,15 +167,17 @@ class SqliteCursors:
         self._change(name, None)
 
     def close(self, timeout_s: float) -> None:
-        """Store the pending positions and stop."""
+        """Store the pending positions and stop, within `timeout_s` seconds. What is not stored by then never is."""
+        deadline = time.monotonic() + timeout_s
+        self._writes.end(timeout_s)
         with self._wake:
             self._ended = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join(timeout_s)
-        with self._flushing:
-            if self._connection is not None:
-                self._connection.close()
+        if self._flushing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            self._disconnect()
+            self._flushing.release()
         while self._held:
             self._held.popitem()[1].close()
         self._engine.dispose()
@@ -177,7 +186,7 @@ class SqliteCursors:
         found = {cursor.name: cursor for cursor in self.list()}.get(name)
         if found is None:
             raise CursorError(name, "there is no such cursor")
-        with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
+        with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
             lock = self._locks.take(name)
             if lock is None:
                 raise CursorError(name, f"{found.owner or 'another process'} uses it; stop that process first")
@@ -210,6 +219,11 @@ class SqliteCursors:
             self._connection = self._engine.connect()
         return self._connection
 
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def _flush(self) -> LogError | None:
         with self._flushing:  # a second caller waits until the positions that the first one took are stored
             with self._wake:
@@ -225,12 +239,14 @@ class SqliteCursors:
                     with self._wake:  # try again with the next positions
                         for lease, offset in pending.items():
                             self._pending[lease] = max(offset, self._pending.get(lease, 0))
+            if self._ended:  # `close` may have given up already
+                self._disconnect()
         for lease, done in waiting:
             lost = CursorError(
                 lease[0],
                 "the subscription was closed, or another subscriber has its lease; the position was not stored",
             )
-            done(error if error is not None or lease in held else lost)
+            done(renewed(error) if error is not None else None if lease in held else lost)
         return error
 
     def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:
@@ -239,7 +255,7 @@ class SqliteCursors:
         rows = [
             {"which": name, "lease": token, "position": offset, "now": now} for (name, token), offset in pending.items()
         ]
-        with log_errors(self.path), transaction(self._writing()):
+        with log_errors(self.path), self._writes.transaction(self._writing()):
             self._writing().execute(_ADVANCE, rows)
             names = {name for name, _ in pending}
             found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))

@@ -9,7 +9,7 @@ from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Tabl
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus_log.file.database import log_errors, transaction
+from zbus_log.file.database import SharedWrites, log_errors
 
 if TYPE_CHECKING:
     from zbus.ports.log import Positions
@@ -26,8 +26,8 @@ _positions = Table(
 class SqlitePositions:
     """The `Positions` of one log. Both methods may block."""
 
-    def __init__(self, path: str, engine: Engine) -> None:
-        self._path, self._engine = path, engine
+    def __init__(self, path: str, engine: Engine, writes: SharedWrites) -> None:
+        self._path, self._engine, self._writes = path, engine, writes
 
     def load(self) -> dict[str, int]:
         """Return all positions by name."""
@@ -42,7 +42,7 @@ class SqlitePositions:
         statement = insert.on_conflict_do_update(index_elements=["name"], set_={"position": insert.excluded.position})
         with log_errors(self._path), self._engine.connect() as connection:
             _prepare(connection)
-            with transaction(connection):
+            with self._writes.transaction(connection):
                 connection.execute(statement, values)
 
 

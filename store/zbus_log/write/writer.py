@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from zbus.errors import LogDamaged, LogError, LogWriterFailed
+from zbus.errors import LogDamaged, LogError, LogWriterFailed, renewed
 from zbus.observe.records import record
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
@@ -76,7 +76,10 @@ class _OutcomeUnknown(Exception):
 
 
 class Writer:
-    """Owns the only connection that writes. `submit` does not block; each `done` is called once."""
+    """Owns the head record and the only connection that writes, and closes both when it ends, however late that is.
+
+    `submit` does not block; each `done` is called once.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Writer:
         self._sealed = self._last_sealed()
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
-        self._stopped: LogError | None = None
+        self._stopped: LogWriterFailed | None = None  # never raised itself: its traceback would keep rows for good
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
@@ -129,12 +132,12 @@ class Writer:
         return self._connection
 
     def _refused(self) -> Refused:
-        return Refused(LogError(f"{self.path} is closed; the events were not stored"))
+        return _refused(LogError(f"{self.path} is closed"))
 
     def check_running(self) -> None:
         """Raise the error that stopped the writer, if one did."""
         if self._stopped is not None:
-            raise self._stopped
+            raise renewed(self._stopped)
 
     def close(self, timeout_s: float) -> bool:
         """Commit what was submitted and stop. Returns False if that takes longer than `timeout_s` seconds."""
@@ -146,6 +149,13 @@ class Writer:
     # Everything below runs on the writer's thread.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._connection.close()
+            self._record.close()
+
+    def _serve(self) -> None:
         self._attempt(lambda: lengthen_wal(self.path))
         task: Task | _End | None = None
         while task is not _END:
@@ -156,7 +166,8 @@ class Writer:
                 except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
                     record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
-                    self._notifier.now([(done, about, Unknown(self._stopped), None) for _, done, about in appends])
+                    failed = _unknown(renewed(self._stopped))
+                    self._notifier.now([(done, about, failed, None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
@@ -202,19 +213,18 @@ class Writer:
         failed: Refused | Unknown
         notices: list[Notice] = []
         try:
-            if self._stopped is not None:
-                raise self._stopped
+            self.check_running()
             fresh, offsets = self._store(batch)
         except _OutcomeUnknown as unknown:
-            failed = Unknown(unknown.error)
+            failed = _unknown(unknown.error)
         except LogError as error:
-            failed = Refused(error)
+            failed = _refused(error)
         except struct.error as error:  # raised before anything was written
-            failed = Refused(LogError(f"{self.path}: an event cannot be encoded ({error}); it was not stored"))
+            failed = _refused(LogError(f"{self.path}: an event cannot be encoded ({error})"))
         except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
             record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
-            failed = Unknown(self._stopped)
+            failed = _unknown(renewed(self._stopped))
         else:
             at = 0
             for rows, done, about in appends:
@@ -305,8 +315,9 @@ class Writer:
     def _after_failure(self, error: LogError, last: int) -> None:
         """Return if the failed commit was stored after all; otherwise raise its error, or `_OutcomeUnknown`."""
         if isinstance(error, LogWriterFailed | LogDamaged):
-            self._stopped = error if isinstance(error, LogWriterFailed) else LogWriterFailed(self.path, str(error))
-            raise _OutcomeUnknown(self._stopped) from error
+            cause = error.cause if isinstance(error, LogWriterFailed) else str(error)
+            self._stopped = LogWriterFailed(self.path, cause)
+            raise _OutcomeUnknown(renewed(self._stopped)) from error
         try:
             roll_back(self._connection)
             self._identities.forget()
@@ -365,7 +376,17 @@ class Writer:
                 task()
             return True
         except LogWriterFailed as error:
-            self._stopped = error
+            self._stopped = LogWriterFailed(self.path, error.cause)
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
+
+
+def _refused(error: LogError) -> Refused:
+    error.outcome = "refused"
+    return Refused(error)
+
+
+def _unknown(error: LogError) -> Unknown:
+    error.outcome = "unknown"
+    return Unknown(error)
