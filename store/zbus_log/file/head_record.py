@@ -81,6 +81,14 @@ class HeadRecord:
         self._map[at : at + _SLOT.size] = fields + _CHECKSUM.pack(zlib.crc32(fields))
         self.current = head
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one beside the log. Otherwise another process can lock the one that is."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
+
     def sync(self) -> None:
         """Write the record to disk."""
         self._map.flush()
