@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
-from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
+from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, ProxiedWrite, Refused, Row, Span
 
 from .cold.tier import Cold
 from .file.database import log_errors, make_engine, transaction
@@ -202,7 +202,7 @@ class SqliteLog:
         self._watching = threading.Thread(target=run, name="zbus-log-watch", daemon=True)
         self._watching.start()
 
-    def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
+    def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         """Execute the write requests of other processes, unless the log is in memory or read-only."""
         if self._writer is not None and self._folder is None:
             self._proxied_writes = ProxiedWriteServer(self.path, write, self.retain)

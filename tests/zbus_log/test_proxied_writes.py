@@ -26,15 +26,23 @@ from msgspec.structs import replace
 
 import zbus
 import zbus_log
-from zbus.ports.log import Row
+from zbus.ports.log import AppendResult, Refused, Row
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
 from zbus_log.proxy.owner import ProxiedWriteServer
-from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_atomically
+from zbus_log.proxy.write_files import (
+    decode_result,
+    decode_rows,
+    encode_rows,
+    encode_rules,
+    new_call,
+    new_stem,
+    write_atomically,
+)
 
 PUTTER = """
     import sys, time, zbus_log
-    from zbus.ports.log import Row
+    from zbus.ports.log import AppendResult, Refused, Row
     path, publisher, count, *more = sys.argv[1:]
     rows = [Row(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
     print(*zbus_log.put(path, [rows]))
@@ -254,13 +262,79 @@ async def test_an_event_that_could_not_be_published_is_refused_with_its_chunk(
     after = await in_thread(zbus_log.put, log_path, [rows(1, publisher=8)])
     await bus.aclose()
 
-    stored = identities(log_path)
-    assert stored[:1000] == [(7, n) for n in range(1000)]
-    assert (7, 1000) not in stored
-    assert stored[-1] == (8, 0)
+    assert identities(log_path) == [*((7, n) for n in range(1000)), (8, 0)]
     assert after.events == 1
-    stored_by_the_call = len(stored) - 1  # the next chunk may have been in flight already
-    assert f"{stored_by_the_call} events of this call are stored;" in caught.value.__notes__[0]
+    assert "1000 events of this call are stored;" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
+async def test_no_chunk_is_stored_after_one_that_was_rejected(log_path: Path, owned: bool) -> None:
+    """The next chunk is in flight when the first one is rejected."""
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+    good = [rows(1, start=n) for n in range(3)]
+
+    with pytest.raises(zbus.KeyInvalid) as caught:
+        await in_thread(zbus_log.put, log_path, [rows(1, key="a/*"), *good[1:]])
+    stored = await in_thread(zbus_log.put, log_path, good)
+    await bus.aclose()
+
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
+    assert stored == Put(3, 3)
+    assert identities(log_path) == [(7, 0), (7, 1), (7, 2)]
+
+
+async def test_a_chunk_that_fails_to_commit_is_not_overtaken_by_the_next_one(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a disk that is almost full, the next, smaller chunk might still fit."""
+    async with zbus.open(log_path) as bus:
+        append_rows = node_of(bus).log.append  # type: ignore[union-attr]
+
+        def fail_once(batch: Sequence[Row], done: Any, about: Any) -> None:
+            monkeypatch.setattr(node_of(bus).entry.commits, "_append", append_rows)
+            done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
+
+        monkeypatch.setattr(node_of(bus).entry.commits, "_append", fail_once)
+        with pytest.raises(zbus.LogFull):
+            await in_thread(zbus_log.put, log_path, [rows(1), rows(1, start=1)])
+
+    assert identities(log_path) == []
+
+
+# Clients that wait
+
+
+async def test_requests_that_wait_for_a_blocked_key_do_not_delay_those_of_other_calls(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        slow = bus.subscribe("slow/*", queue_events=1, overflow="block")
+        await (await bus.publisher("slow/0")).publish(b"fills the queue")
+        blocked = [
+            asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(1, n, key=f"slow/{n}"), rows(1, n, 1)]))
+            for n in range(4)  # threads of `asyncio.to_thread`
+        ]
+        while len(files(log_path, ".rows")) < 8:
+            await asyncio.sleep(0.002)
+
+        assert await in_thread(zbus_log.put, log_path, [rows(1, 99, key="fast/one")]) == Put(1, 2)
+
+        assert not any(each.done() for each in blocked)
+        await slow.aclose()
+        await asyncio.gather(*blocked)
+
+
+async def test_a_request_that_was_withdrawn_while_it_waited_is_not_stored(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        slow = bus.subscribe("slow/*", queue_events=1, overflow="block")
+        await (await bus.publisher("slow/0")).publish(b"fills the queue")
+        for publisher in (7, 8, 9):
+            with pytest.raises(zbus.LogError, match="did not reply"):
+                await in_thread(zbus_log.put, log_path, [rows(1, publisher, key="slow/0")], timeout_s=0.05)
+        await slow.aclose()
+        await in_thread(zbus_log.put, log_path, [rows(1, 10, key="slow/0")])
+
+    assert [publisher for publisher, _ in identities(log_path)[1:]] == [10]
 
 
 @pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
@@ -286,7 +360,7 @@ async def test_a_malformed_request_gets_an_error_and_the_owner_keeps_running(log
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
         for kind in (".rows", ".retain"):
-            request = folder(log_path) / (new_stem() + kind)
+            request = folder(log_path) / (new_stem(new_call()) + kind)
             write_atomically(request, b"\xc1 garbage")
             (folder(log_path) / "not-ours").touch()
             assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
@@ -461,11 +535,11 @@ async def test_requests_of_ended_processes_are_removed_and_those_of_running_ones
     pid = int(gone.communicate()[0])
     here = folder(log_path)
     here.mkdir()
-    moment, serial, *_ = new_stem().split("-")
+    moment, serial, *_ = new_stem(new_call()).split("-")
     for kind in ("rows", "retain", "answer", "rows.tmp"):
         (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
     (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # an earlier process
-    left = here / (new_stem() + ".rows")
+    left = here / (new_stem(new_call()) + ".rows")
     write_atomically(left, encode_rows(rows(2, publisher=9)))
 
     async with zbus.open(log_path) as bus:
@@ -522,7 +596,7 @@ async def test_requests_in_the_folder_of_an_older_version_are_reported_and_kept(
     old_folder(log_path).mkdir()
     os.mkfifo(old_folder(log_path) / "wake")
     for _ in range(2):
-        (old_folder(log_path) / (new_stem() + ".rows")).write_bytes(encode_rows(rows(5)))
+        (old_folder(log_path) / (new_stem(new_call()) + ".rows")).write_bytes(encode_rows(rows(5)))
     async with zbus.open(log_path) as bus:
         assert await in_thread(zbus_log.put, log_path, [rows(1, publisher=9)]) == Put(1, 1)
         stored = [event.identity async for event in bus.replay()]
@@ -655,7 +729,7 @@ def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) 
 async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
-        request = folder(log_path) / (new_stem() + ".retain")
+        request = folder(log_path) / (new_stem(new_call()) + ".retain")
         write_atomically(request, encode_rules(Rules(age_s=1e300)))  # a time that no integer holds
         await in_thread(zbus_log.put, log_path, [rows(1)])
         await in_thread(wait_until, request.with_suffix(".answer").exists)

@@ -21,7 +21,7 @@ from typing import Any
 
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record, record_reason
-from zbus.ports.log import Row, WriteDone
+from zbus.ports.log import ProxiedWrite
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
@@ -30,17 +30,14 @@ from .write_files import (
     RETAIN,
     ROWS,
     WAKE,
-    Submitter,
+    Call,
+    call_of,
     decode_rows,
     decode_rules,
     encode_result,
-    submitter_of,
     write_atomically,
     writes_folder,
 )
-
-# Requests in progress at a time. They may share one commit, which local publishers then have to wait for.
-IN_PROGRESS_MAX = 3
 
 
 class ProxiedWriteServer:
@@ -49,12 +46,13 @@ class ProxiedWriteServer:
     def __init__(
         self,
         log_path: str,
-        write: Callable[[Sequence[Row], WriteDone], None],
+        write: ProxiedWrite,
         retain: Callable[[Rules], Pruned],
     ) -> None:
         self._log_path, self._write, self._retain = log_path, write, retain
         self._folder = writes_folder(log_path)
-        self._in_progress: set[str] = set()
+        self._in_progress: dict[Call, str] = {}  # the request that is executed now
+        self._failed: dict[Call, ZbusError] = {}  # requests that were already in the folder fail with the same error
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
         self._closed = False
         self._fifo: int | None = None
@@ -77,8 +75,10 @@ class ProxiedWriteServer:
 
     def _done(self, name: str, result: Sequence[int] | ZbusError) -> None:
         """Queue the result of a request to store rows. May be called from any thread."""
-        fields = result if isinstance(result, ZbusError) else (len(result), max(result, default=0))
-        self._results.append((name, fields))
+        self._finish(name, result if isinstance(result, ZbusError) else (len(result), max(result, default=0)))
+
+    def _finish(self, name: str, result: Sequence[Any] | ZbusError) -> None:
+        self._results.append((name, result))
         self._wake()
 
     # Everything below runs on the server's own thread, except `_prune`.
@@ -134,39 +134,40 @@ class ProxiedWriteServer:
         return fifo
 
     def _start_requests(self) -> None:
-        """Start the requests in the folder, oldest first, and remove the files of processes that have ended."""
-        alive: dict[Submitter, bool] = {}
-        for path in sorted(self._folder.iterdir()):
-            submitter = submitter_of(path.name)
-            if submitter is None:
+        """Start the oldest request of each call, and remove the files of processes that have ended."""
+        paths = sorted(self._folder.iterdir())
+        names = {path.name for path in paths}
+        calls = {call: call.is_alive for call in map(call_of, names) if call is not None}
+        # A request that is gone was withdrawn, and a call without files has ended.
+        self._in_progress = {call: name for call, name in self._in_progress.items() if name in names}
+        self._failed = {call: error for call, error in self._failed.items() if call in calls}
+        for path in paths:
+            call = call_of(path.name)
+            if call is None:
                 continue
-            if submitter not in alive:
-                alive[submitter] = submitter.is_alive
-            if not alive[submitter]:
+            if not calls[call]:
                 path.unlink(missing_ok=True)
-            elif path.suffix in (ROWS, RETAIN) and path.name not in self._in_progress and self._has_capacity:
-                self._start(path)
+            elif path.suffix in (ROWS, RETAIN) and call not in self._in_progress:
+                self._in_progress[call] = path.name
+                self._start(path, call)
 
-    @property
-    def _has_capacity(self) -> bool:
-        return len(self._in_progress) < IN_PROGRESS_MAX
-
-    def _start(self, path: Path) -> None:
+    def _start(self, path: Path, call: Call) -> None:
+        if call in self._failed:
+            self._finish(path.name, self._failed[call])
+            return
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return  # the client withdrew it
-        self._in_progress.add(path.name)
         try:
             if path.suffix == ROWS:
-                self._write(decode_rows(data), partial(self._done, path.name))
+                self._write(decode_rows(data), partial(self._done, path.name), partial(os.path.exists, path))
             else:
                 # It may take long, and rows must not wait for it.
                 pruning = partial(self._prune, path.name, decode_rules(data))
                 threading.Thread(target=pruning, name="zbus-log-retain", daemon=True).start()
         except ZbusError as error:
-            self._results.append((path.name, error))
-            self._wake()
+            self._finish(path.name, error)
 
     def _prune(self, name: str, rules: Rules) -> None:
         """Apply retention rules, on a thread of its own."""
@@ -178,15 +179,18 @@ class ProxiedWriteServer:
         except Exception as error:
             result = LogError(f"{self._log_path}: retention failed: {error!r}")
         if not self._closed:
-            self._results.append((name, result))
-            self._wake()
+            self._finish(name, result)
 
     def _write_results(self) -> None:
         while self._results:
             name, result = self._results.popleft()
+            call = call_of(name)
+            assert call is not None
+            if isinstance(result, ZbusError):
+                self._failed[call] = result
             self._attempt(partial(self._write_result, self._folder / name, result))
             # If the result could not be written, the request is executed again, which stores nothing twice.
-            self._in_progress.discard(name)
+            self._in_progress.pop(call, None)
 
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
