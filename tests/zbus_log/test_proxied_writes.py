@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import signal
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 
 import zbus
 import zbus_log
-from zbus.ports.log import AppendResult, Refused, Row
+from zbus.ports.log import AppendResult, IsWanted, Refused, Row, WriteDone
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
 from zbus_log.proxy.owner import ProxiedWriteServer
@@ -37,12 +38,13 @@ from zbus_log.proxy.write_files import (
     encode_rules,
     new_call,
     new_stem,
+    wake,
     write_atomically,
 )
 
 PUTTER = """
     import sys, time, zbus_log
-    from zbus.ports.log import AppendResult, Refused, Row
+    from zbus.ports.log import AppendResult, IsWanted, Refused, Row, WriteDone
     path, publisher, count, *more = sys.argv[1:]
     rows = [Row(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
     print(*zbus_log.put(path, [rows]))
@@ -737,16 +739,83 @@ async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -
             decode_result(request.with_suffix(".answer").read_bytes())
 
 
-def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:
-    server = ProxiedWriteServer.__new__(ProxiedWriteServer)
-    server._log_path = str(log_path)
+# A server whose folder makes trouble
 
-    def fail() -> None:
-        raise OSError("the disk is full")
 
-    with recorded() as records:
-        server._attempt(fail)
+@contextmanager
+def served(path: Path) -> Iterator[list[int]]:
+    """Execute requests without a log. Yields the publishers of the requests that were executed."""
+    executed: list[int] = []
 
+    def write(batch: Sequence[Row], done: WriteDone, is_wanted: IsWanted) -> None:
+        executed.append(batch[0].publisher_id)
+        done([len(executed)])
+
+    server = ProxiedWriteServer(str(path), write, lambda rules: pytest.fail("nothing asked for this"))
+    wait_until(lambda: wake(folder(path), b""))
+    try:
+        yield executed
+    finally:
+        server.close(5.0)
+
+
+def send(request: Path, publisher: int) -> None:
+    write_atomically(request, encode_rows(rows(1, publisher)))
+    assert wake(request.parent)
+
+
+def test_a_result_that_cannot_be_written_is_kept_and_its_request_is_executed_once(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.proxy.owner.RETRY_S", (0.001, 0.002))
+    attempts = 0
+    full = True
+
+    def write(path: Path, data: bytes) -> None:
+        nonlocal attempts
+        if full and path == first.with_suffix(".answer"):
+            attempts += 1
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_atomically(path, data)
+
+    monkeypatch.setattr("zbus_log.proxy.owner.write_atomically", write)
+    with recorded() as records, served(log_path) as executed:
+        first, second = (folder(log_path) / (new_stem(new_call()) + ".rows") for _ in range(2))
+        send(first, 1)
+        send(second, 2)
+        wait_until(lambda: attempts >= 5)
+        assert second.with_suffix(".answer").exists()  # others are not affected
+        assert not first.with_suffix(".answer").exists()
+
+        full = False
+        wait_until(first.with_suffix(".answer").exists)
+
+    assert executed == [1, 2]
+    assert decode_result(first.with_suffix(".answer").read_bytes()) == [1, 1]
     assert [(each["record"], each["log"], each["error"]) for each in records] == [
-        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: the disk is full")
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: [Errno 28] no space left on device")
     ]
+
+
+def test_a_server_with_a_result_that_cannot_be_written_pauses_between_attempts(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(log_path) as executed:
+        stuck = folder(log_path) / (new_stem(new_call()) + ".rows")
+        stuck.with_suffix(".answer.tmp").mkdir()  # the result cannot be written
+        began, attempts = time.monotonic(), 0
+
+        def write(path: Path, data: bytes) -> None:
+            nonlocal attempts
+            attempts += 1
+            write_atomically(path, data)
+
+        monkeypatch.setattr("zbus_log.proxy.owner.write_atomically", write)
+        send(stuck, 1)
+        wait_until(lambda: attempts >= 4)
+        assert time.monotonic() - began >= (0.05 + 0.1 + 0.2) / 2  # half of it is jitter
+
+        stuck.with_suffix(".answer.tmp").rmdir()
+        wait_until(stuck.with_suffix(".answer").exists)
+
+    assert executed == [1]

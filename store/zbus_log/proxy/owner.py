@@ -21,7 +21,9 @@ from typing import Any
 
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record, record_reason
+from zbus.observe.throttle import Throttle
 from zbus.ports.log import ProxiedWrite
+from zbus.util.backoff import Backoff
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
 
@@ -39,6 +41,8 @@ from .write_files import (
     writes_folder,
 )
 
+RETRY_S = (0.05, 5.0)  # the shortest and the longest pause before a result is written again
+
 
 class ProxiedWriteServer:
     """Executes write requests from its construction until it is closed. It calls `write` on its own thread."""
@@ -54,6 +58,9 @@ class ProxiedWriteServer:
         self._in_progress: dict[Call, str] = {}  # the request that is executed now
         self._failed: dict[Call, ZbusError] = {}  # requests that were already in the folder fail with the same error
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
+        self._backoff = Backoff(*RETRY_S)
+        self._retry_s: float | None = None
+        self._throttle = Throttle()
         self._closed = False
         self._fifo: int | None = None
         self._fifo_use = threading.Lock()  # the number of a closed file descriptor may be reused for another file
@@ -97,8 +104,9 @@ class ProxiedWriteServer:
         try:
             while not self._closed:
                 self._attempt(self._start_requests)
-                waiting.poll()
-                os.read(fifo, 1 << 16)  # before the folder is listed, so that a later request wakes this thread again
+                waiting.poll(None if self._retry_s is None else 1000 * self._retry_s)
+                with suppress(BlockingIOError):
+                    os.read(fifo, 1 << 16)  # before the folder is listed: a later request wakes this thread again
                 self._write_results()
             self._write_results()
         finally:
@@ -182,23 +190,33 @@ class ProxiedWriteServer:
             self._finish(name, result)
 
     def _write_results(self) -> None:
+        """Write the results that are known. Those that cannot be written are kept, and their calls have to wait."""
+        kept: list[tuple[str, Sequence[Any] | ZbusError]] = []
         while self._results:
             name, result = self._results.popleft()
             call = call_of(name)
             assert call is not None
             if isinstance(result, ZbusError):
                 self._failed[call] = result
-            self._attempt(partial(self._write_result, self._folder / name, result))
-            # If the result could not be written, the request is executed again, which stores nothing twice.
-            self._in_progress.pop(call, None)
+            if self._attempt(partial(self._write_result, self._folder / name, result)):
+                self._in_progress.pop(call, None)
+            else:
+                kept.append((name, result))
+        self._results.extendleft(reversed(kept))
+        if not kept:
+            self._backoff.reset()
+        self._retry_s = self._backoff.next() if kept else None
 
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
             write_atomically(request.with_suffix(RESULT), encode_result(result))
             request.unlink(missing_ok=True)
 
-    def _attempt(self, step: Callable[[], None]) -> None:
+    def _attempt(self, step: Callable[[], None]) -> bool:
         try:
             step()
         except OSError as error:
-            record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)
+            if self._throttle.due((type(error), error.errno)):
+                record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)
+            return False
+        return True
