@@ -511,6 +511,19 @@ async def test_an_owner_that_does_not_reply_is_an_error_in_time_and_leaves_no_fi
         assert files(log_path) == []
 
 
+async def test_a_result_that_cannot_be_read_leaves_the_outcome_unknown(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        path.mkdir()  # stands for a file that only the owner's user may read
+
+    monkeypatch.setattr("zbus_log.proxy.owner.write_atomically", refuse)
+    async with zbus.open(log_path):
+        with pytest.raises(zbus.LogError, match=r"cannot be read .* the outcome is unknown") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(1)])
+        assert "and some of those that follow may be" in caught.value.__notes__[0]
+
+
 async def test_a_bus_with_waiting_requests_closes_in_time_and_the_clients_execute_them(log_path: Path) -> None:
     bus = zbus.open(log_path, close_timeout_s=2.0)
     await bus.start()
@@ -819,3 +832,33 @@ def test_a_server_with_a_result_that_cannot_be_written_pauses_between_attempts(
         wait_until(stuck.with_suffix(".answer").exists)
 
     assert executed == [1]
+
+
+def test_a_request_that_cannot_be_read_gets_an_error_and_the_others_are_executed(log_path: Path) -> None:
+    with recorded() as records, served(log_path) as executed:
+        unreadable, good, more = (folder(log_path) / (new_stem(new_call()) + ".rows") for _ in range(3))
+        unreadable.mkdir()  # stands for a file of another user
+        send(good, 2)
+        wait_until(good.with_suffix(".answer").exists)
+        wait_until(unreadable.with_suffix(".answer").exists)
+        send(more, 3)  # the unreadable request is still there, and is not looked at again
+        wait_until(more.with_suffix(".answer").exists)
+
+        with pytest.raises(zbus.LogError, match="; not stored"):
+            decode_result(unreadable.with_suffix(".answer").read_bytes())
+        unreadable.rmdir()
+
+    assert executed == [2, 3]
+    assert {each["record"] for each in records} == {"LOG_PROXIED_WRITE_FAILED"}
+    assert len(records) <= 2  # it can neither be read nor removed
+
+
+def test_a_file_of_an_ended_process_that_cannot_be_removed_does_not_stop_the_others(log_path: Path) -> None:
+    with recorded() as records, served(log_path) as executed:
+        left = folder(log_path) / f"{0:020d}-0-{os.getpid()}-1.rows"  # of an earlier process with this id
+        left.mkdir()
+        send(folder(log_path) / (new_stem(new_call()) + ".rows"), 2)
+        wait_until(lambda: executed)
+        left.rmdir()
+
+    assert [each["record"] for each in records] == ["LOG_PROXIED_WRITE_FAILED"]

@@ -111,7 +111,7 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
             try:
                 yield proxied
             finally:
-                proxied.withdraw()
+                proxied.withdraw_all()
             return
         if time.monotonic() - began > min(REACH_S, timeout_s):
             raise OwnerRejectsProxiedWrites(path, pid, min(REACH_S, timeout_s))
@@ -177,12 +177,17 @@ class _ProxiedRoute:
     def retain(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return Pruned(*self._wait(self._request(RETAIN, encode_rules(rules))))
 
-    def withdraw(self) -> None:
+    def withdraw_all(self) -> None:
         """Remove the requests without a result, because the caller no longer waits for them."""
+        for request in list(self._requests):
+            self._withdraw(request)
+
+    def _withdraw(self, request: Path) -> None:
+        """Remove a request, and then its result: a request without a result would be executed."""
+        self._requests.discard(request)
         with suppress(OSError):
-            for request in self._requests:
-                request.unlink(missing_ok=True)
-                request.with_suffix(RESULT).unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
+            request.with_suffix(RESULT).unlink(missing_ok=True)
 
     def _request(self, kind: str, data: bytes) -> Path:
         request = self._folder / (new_stem(self._call) + kind)
@@ -202,11 +207,14 @@ class _ProxiedRoute:
         while True:
             # Check this before looking for the result: an owner writes its last results before it closes the FIFO.
             accepted, exists = wake(self._folder, b""), request.exists()
-            with suppress(FileNotFoundError):
+            try:
                 data = result.read_bytes()
-                request.unlink(missing_ok=True)
-                result.unlink()
-                self._requests.discard(request)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise LogError(f"{result} cannot be read ({error}); the outcome is unknown") from error
+            else:
+                self._withdraw(request)
                 return decode_result(data)
             if not accepted:
                 raise OwnerGone

@@ -103,7 +103,7 @@ class ProxiedWriteServer:
         waiting.register(fifo, select.POLLIN)
         try:
             while not self._closed:
-                self._attempt(self._start_requests)
+                self._start_requests()
                 waiting.poll(None if self._retry_s is None else 1000 * self._retry_s)
                 with suppress(BlockingIOError):
                     os.read(fifo, 1 << 16)  # before the folder is listed: a later request wakes this thread again
@@ -143,7 +143,11 @@ class ProxiedWriteServer:
 
     def _start_requests(self) -> None:
         """Start the oldest request of each call, and remove the files of processes that have ended."""
-        paths = sorted(self._folder.iterdir())
+        try:
+            paths = sorted(self._folder.iterdir())
+        except OSError as error:
+            self._report(error)
+            return
         names = {path.name for path in paths}
         calls = {call: call.is_alive for call in map(call_of, names) if call is not None}
         # A request that is gone was withdrawn, and a call without files has ended.
@@ -153,9 +157,10 @@ class ProxiedWriteServer:
             call = call_of(path.name)
             if call is None:
                 continue
+            has_result = path.with_suffix(RESULT).name in names  # then its client removes both
             if not calls[call]:
-                path.unlink(missing_ok=True)
-            elif path.suffix in (ROWS, RETAIN) and call not in self._in_progress:
+                self._attempt(partial(path.unlink, missing_ok=True))
+            elif path.suffix in (ROWS, RETAIN) and call not in self._in_progress and not has_result:
                 self._in_progress[call] = path.name
                 self._start(path, call)
 
@@ -167,6 +172,10 @@ class ProxiedWriteServer:
             data = path.read_bytes()
         except FileNotFoundError:
             return  # the client withdrew it
+        except OSError as error:
+            self._report(error)
+            self._finish(path.name, LogError(f"the owner of {self._log_path} cannot read {path} ({error}); not stored"))
+            return
         try:
             if path.suffix == ROWS:
                 self._write(decode_rows(data), partial(self._done, path.name), partial(os.path.exists, path))
@@ -210,13 +219,16 @@ class ProxiedWriteServer:
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
             write_atomically(request.with_suffix(RESULT), encode_result(result))
-            request.unlink(missing_ok=True)
+            self._attempt(partial(request.unlink, missing_ok=True))
 
     def _attempt(self, step: Callable[[], None]) -> bool:
         try:
             step()
         except OSError as error:
-            if self._throttle.due((type(error), error.errno)):
-                record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)
+            self._report(error)
             return False
         return True
+
+    def _report(self, error: OSError) -> None:
+        if self._throttle.due((type(error), error.errno)):
+            record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)
