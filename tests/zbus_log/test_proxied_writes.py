@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -862,3 +863,24 @@ def test_a_file_of_an_ended_process_that_cannot_be_removed_does_not_stop_the_oth
         left.rmdir()
 
     assert [each["record"] for each in records] == ["LOG_PROXIED_WRITE_FAILED"]
+
+
+def test_a_folder_that_was_removed_is_reported_and_created_again(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.proxy.owner.CHECK_S", 0.01)
+    with recorded() as records, served(log_path) as executed:
+        shutil.rmtree(folder(log_path))
+        folder(log_path).touch()  # it cannot be created yet
+        wait_until(lambda: len(records) == 2)
+        folder(log_path).unlink()
+        wait_until(lambda: wake(folder(log_path), b""))
+        send(folder(log_path) / (new_stem(new_call()) + ".rows"), 2)
+        wait_until(lambda: executed)
+
+    assert executed == [2]
+    assert [(each["record"], each["log"]) for each in records] == [
+        ("LOG_PROXIED_WRITES_OFF", str(log_path)),
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path)),
+    ]
+    assert records[0]["code"] == "writes_folder_removed"

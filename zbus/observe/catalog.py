@@ -196,6 +196,7 @@ CODES: dict[str, str] = {
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
     "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
     "proxied_writes_off": "The folder for proxied writes cannot be opened.",
+    "writes_folder_removed": "The folder for proxied writes was removed or replaced; it is created again.",
     # Transports.
     "acknowledgement_malformed": "An acknowledgement is malformed.",
     "client_gone": "The client disconnected before it received all replies.",

@@ -42,6 +42,7 @@ from .write_files import (
 )
 
 RETRY_S = (0.05, 5.0)  # the shortest and the longest pause before a result is written again
+CHECK_S = 3.0  # how often to check that the folder is still there
 
 
 class ProxiedWriteServer:
@@ -59,9 +60,10 @@ class ProxiedWriteServer:
         self._failed: dict[Call, ZbusError] = {}  # requests that were already in the folder fail with the same error
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
         self._backoff = Backoff(*RETRY_S)
-        self._retry_s: float | None = None
+        self._pause_s = CHECK_S
         self._throttle = Throttle()
         self._closed = False
+        self._waiting = select.poll()
         self._fifo: int | None = None
         self._fifo_use = threading.Lock()  # the number of a closed file descriptor may be reused for another file
         self._thread = threading.Thread(target=self._run, name="zbus-log-writes", daemon=True)
@@ -93,26 +95,23 @@ class ProxiedWriteServer:
     def _run(self) -> None:
         self._check_old_folder()
         try:
-            fifo = self._open()
+            self._open()
         except OSError as error:
             # The log itself works. Only other processes cannot write to it while this process owns it.
             path, reason = self._log_path, str(error)
             record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
-        waiting = select.poll()
-        waiting.register(fifo, select.POLLIN)
         try:
             while not self._closed:
-                self._start_requests()
-                waiting.poll(None if self._retry_s is None else 1000 * self._retry_s)
-                with suppress(BlockingIOError):
-                    os.read(fifo, 1 << 16)  # before the folder is listed: a later request wakes this thread again
+                if self._has_folder():
+                    self._start_requests()
+                self._waiting.poll(1000 * self._pause_s)
+                with suppress(BlockingIOError):  # before the folder is listed: a later request wakes this thread again
+                    os.read(self._reading, 1 << 16)
                 self._write_results()
             self._write_results()
         finally:
-            with self._fifo_use:
-                self._fifo = None
-                os.close(fifo)
+            self._use(None)
             with suppress(OSError):
                 (self._folder / WAKE).unlink(missing_ok=True)
                 self._folder.rmdir()  # fails if requests are left, which keeps them
@@ -128,7 +127,7 @@ class ProxiedWriteServer:
         if reason is not None:
             record_reason("LOG_OLD_WRITES_LEFT", logging.WARNING, code=code, reason=reason, log=self._log_path)
 
-    def _open(self) -> int:
+    def _open(self) -> None:
         path = self._folder / WAKE
         self._folder.mkdir(exist_ok=True)
         if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
@@ -136,10 +135,33 @@ class ProxiedWriteServer:
         with suppress(FileExistsError):  # an owner that was killed left it
             os.mkfifo(path, 0o666)
         # Open it for writing too. Otherwise it would be at its end whenever the last client closes it.
-        fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._use(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+
+    def _use(self, fifo: int | None) -> None:
+        """Wait for bytes from this FIFO from now on, and close the one before."""
         with self._fifo_use:
-            self._fifo = fifo
-        return fifo
+            before, self._fifo = self._fifo, fifo
+            if before is not None:
+                self._waiting.unregister(before)
+                os.close(before)
+            if fifo is not None:
+                self._waiting.register(fifo, select.POLLIN)
+
+    @property
+    def _reading(self) -> int:
+        assert self._fifo is not None
+        return self._fifo
+
+    def _has_folder(self) -> bool:
+        """Create the folder and its FIFO again if they were removed: without them no client can wake this thread."""
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._reading), (self._folder / WAKE).stat()):
+                return True
+        if self._throttle.due("folder"):
+            reason = f"{self._folder} was removed or replaced; it is created again"
+            code, path = "writes_folder_removed", self._log_path
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code=code, reason=reason, log=path)
+        return self._attempt(self._open)
 
     def _start_requests(self) -> None:
         """Start the oldest request of each call, and remove the files of processes that have ended."""
@@ -214,7 +236,7 @@ class ProxiedWriteServer:
         self._results.extendleft(reversed(kept))
         if not kept:
             self._backoff.reset()
-        self._retry_s = self._backoff.next() if kept else None
+        self._pause_s = min(CHECK_S, self._backoff.next()) if kept else CHECK_S
 
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
