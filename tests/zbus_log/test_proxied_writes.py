@@ -300,10 +300,36 @@ async def test_a_chunk_that_fails_to_commit_is_not_overtaken_by_the_next_one(
             done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
 
         monkeypatch.setattr(node_of(bus).entry.commits, "_append", fail_once)
-        with pytest.raises(zbus.LogFull):
+        with pytest.raises(zbus.LogFull) as caught:
             await in_thread(zbus_log.put, log_path, [rows(1), rows(1, start=1)])
 
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
     assert identities(log_path) == []
+
+
+async def test_a_request_that_cannot_be_written_is_not_stored_and_its_note_does_not_say_otherwise(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, data: bytes) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_atomically(path, data)
+        written.append(path)
+        wait_until(lambda: len(written) < 2 or path.with_suffix(".answer").exists())
+
+    written: list[Path] = []
+    monkeypatch.setattr("zbus_log.client.write_routes.write_atomically", write)
+    async with zbus.open(log_path):
+        with pytest.raises(zbus.LogError, match="none of its rows were stored") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(2), rows(2, start=2), rows(1, start=4)])
+        in_flight = caught.value.__notes__
+        with pytest.raises(zbus.LogError, match="none of its rows were stored") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(1, 8)])
+
+    assert in_flight == [
+        "2 events of this call are stored, and some of those that follow may be; it is safe to put all of them again"
+    ]
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
 
 
 # Clients that wait

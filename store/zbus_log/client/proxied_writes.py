@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zbus.errors import ConfigInvalid, EventInvalid, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogFull, ZbusError
 from zbus.ports.log import Row
 from zbus_log.proxy.write_files import encode_rows
 from zbus_log.retention import Pruned, Rules
@@ -44,6 +44,9 @@ def put(path: str | os.PathLike[str], chunks: Iterable[Sequence[Row]], *, timeou
                     return Put(work.events, work.last_offset)
                 except OwnerGone:
                     work.requeue()
+                except LogFull:
+                    work.give_up()
+                    raise
     except ZbusError as error:
         unknown = ", and some of those that follow may be" if work.has_unknown else ""
         error.add_note(f"{work.events} events of this call are stored{unknown}; it is safe to put all of them again")
@@ -104,6 +107,10 @@ class _Work:
     def requeue(self) -> None:
         """Send the pieces without a result again, by another route."""
         self._unknown.extendleft(piece for piece, _ in reversed(self._in_flight))
+        self._in_flight.clear()
+
+    def give_up(self) -> None:
+        """Forget the pieces in flight: the first was not stored, so the others are not stored either."""
         self._in_flight.clear()
 
     def _send_next(self, route: WriteRoute) -> bool:
