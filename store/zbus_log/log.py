@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 POLL_S = (0.001, 0.02)
 
 
-def open_log(config: BusConfig) -> SqliteLog:
-    """Open the log of a configuration."""
+def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
+    """Open the log of a configuration. `brief` means for the duration of a call, for which a starting node waits."""
     assert config.log is not None
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
@@ -65,6 +65,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         accept_loss=config.accept_loss,
         rules=rules,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
+        brief=brief,
     )
 
 
@@ -81,8 +82,10 @@ class SqliteLog:
         rules: Rules | None = None,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
+        brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
+        self._brief = brief
         self._rules = rules or Rules()
         self._origin = 0
         self._writer: Writer | None = None
@@ -294,7 +297,8 @@ class SqliteLog:
                     check_is_log(connection, self.path)
             finally:
                 check_engine.dispose()
-        self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+        relaxed = self._synchronous != "FULL"
+        self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=relaxed, brief=self._brief)
         existed = Path(self.path).is_file() and Path(self.path).stat().st_size > 0
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:

@@ -451,6 +451,57 @@ def test_a_process_that_puts_also_executes_the_requests_of_another(log_path: Pat
         assert (second, first.result(30)) == (Put(10, 20), Put(20, 30))
 
 
+@contextmanager
+def putting(path: Path) -> Iterator[threading.Event]:
+    """Own a log as a call of `put` that ends when the event is set, or at the end of the block."""
+    began, end = threading.Event(), threading.Event()
+
+    def chunks() -> Iterator[Sequence[Row]]:
+        began.set()
+        assert end.wait(30)
+        yield rows(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(zbus_log.put, path, chunks())
+        assert began.wait(30)
+        try:
+            yield end
+        finally:
+            end.set()
+            assert call.result(30).events == 1
+
+
+async def test_a_node_that_starts_waits_for_a_call_that_owns_the_log(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def is_running(pid: int) -> bool:
+        attempts.append(pid)
+        return True
+
+    with putting(log_path) as end:
+        monkeypatch.setattr("zbus_log.file.head_record.is_running", is_running)
+        bus = zbus.open(log_path)
+        starting = asyncio.ensure_future(bus.start())
+        await in_thread(wait_until, lambda: len(attempts) > 2)
+        assert not starting.done()
+        end.set()
+        async with asyncio.timeout(20):
+            await starting
+
+    assert await bus.head() == 1
+    await bus.aclose()
+
+
+async def test_a_node_does_not_wait_longer_than_it_should_for_a_call_that_owns_the_log(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.file.head_record.BRIEF_WAIT_S", 0.02)
+    with putting(log_path), pytest.raises(zbus.LogLocked):
+        await zbus.open(log_path).start()
+
+
 def test_processes_that_put_at_once_wait_for_each_other(log_path: Path) -> None:
     putting = [start(PUTTER, log_path, publisher, 10_000) for publisher in (1, 2, 3)]
     outputs = [each.communicate(timeout=60)[0] for each in putting]

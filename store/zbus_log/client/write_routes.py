@@ -97,7 +97,7 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
         if pid is None:
             try:
                 config = load_config(log=path, read_only=False)  # the settings of a node that starts here
-                log = open_log(config)
+                log = open_log(config, brief=True)
             except LogLocked as error:
                 pid = error.pid
             else:
