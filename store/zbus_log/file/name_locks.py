@@ -23,9 +23,17 @@ RETRIES, RETRY_S = 5, 0.002  # `is_held` of another process locks the file brief
 class NameLock:
     """A lock that is held. Closing it releases the name."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self._path = fd, path
         _held.add(self)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the locked file is still the one in the folder. Otherwise another process can lock the name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Release the name. Calling it again has no effect."""
@@ -46,9 +54,9 @@ class NameLocks:
         with self._errors(name):
             self._folder.mkdir(exist_ok=True)
             for _ in range(RETRIES):
-                lock = NameLock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o666))
+                lock = NameLock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o666), path)
                 if _lock(lock._fd, fcntl.LOCK_EX):
-                    if _is_at(lock._fd, path):
+                    if lock.is_in_place:
                         return lock
                     lock.close()  # it was removed in the meantime, and another file may be there
                 else:
@@ -59,11 +67,12 @@ class NameLocks:
     def is_held(self, name: str) -> bool:
         """Return whether a process holds this lock."""
         with self._errors(name):
+            path = self._path(name)
             try:
-                fd = os.open(self._path(name), os.O_RDONLY)
+                fd = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
-            with closing(NameLock(fd)):
+            with closing(NameLock(fd, path)):
                 return not _lock(fd, fcntl.LOCK_SH)
 
     def remove(self, name: str) -> None:
@@ -90,13 +99,6 @@ def _lock(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 # A forked process shares the locks of its parent, and would keep them after the parent has ended.
