@@ -669,3 +669,88 @@ def test_positions_that_cannot_be_stored_again_yet_are_stored_later(path: Path, 
 
     advance(log, "worker", token, 8)
     assert stored(path, "worker") == 8
+
+
+# Locks
+
+
+def test_a_claim_that_waits_for_a_lock_does_not_keep_others_from_storing_positions(
+    path: Path, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(log, "worker")
+    waits = 0
+
+    def wait(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        with pysqlite3.connect(f"{path}-cursors", timeout=0, isolation_level=None) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
+    monkeypatch.setattr("zbus_log.file.name_locks.sleep", wait)
+    for attempt in (lambda: claim(log, "worker"), lambda: log.cursors.delete("worker")):
+        with pytest.raises(CursorError, match=f"process {os.getpid()}"):
+            attempt()
+
+    assert waits == 10
+
+
+def test_a_release_that_cannot_be_stored_still_ends_the_lease(path: Path, log: SqliteLog) -> None:
+    token = claim(log, "worker")
+    blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    blocker.execute("ALTER TABLE cursors RENAME TO hidden")
+
+    with pytest.raises(LogError, match="no such table"):
+        log.cursors.release("worker", token)
+    blocker.execute("ALTER TABLE hidden RENAME TO cursors")
+    blocker.close()
+
+    assert log.cursors.list()[0].owner is None
+    claim(log, "worker")
+
+
+def test_a_released_name_is_free_although_another_process_inherited_its_file(log: SqliteLog) -> None:
+    token = claim(log, "worker")
+    inherited = os.dup(log.cursors._held["worker", token].lock._fd)  # as in a process that was forked in C
+
+    log.cursors.release("worker", token)
+
+    claim(log, "worker")
+    os.close(inherited)
+
+
+def test_whoever_may_use_the_cursors_may_use_their_locks(path: Path, log: SqliteLog) -> None:
+    log.cursors.release("first", claim(log, "first"))
+    shutil.rmtree(f"{path}-leases")
+    Path(f"{path}-cursors").chmod(0o664)
+    before = os.umask(0o077)  # of a user who claims the next name
+    try:
+        claim(log, "second")
+    finally:
+        os.umask(before)
+
+    folder = Path(f"{path}-leases")
+    assert folder.stat().st_mode & 0o777 == 0o775
+    assert [each.stat().st_mode & 0o777 for each in folder.iterdir()] == [0o664]
+
+
+def test_a_cursor_that_was_deleted_in_the_meantime_is_not_moved(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.cursors.release("worker", claim(log, "worker"))
+    rows = log.cursors._rows()
+    log.cursors.delete("worker")
+    monkeypatch.setattr(log.cursors, "_rows", lambda: rows)
+
+    with pytest.raises(CursorError, match="no such cursor"):
+        log.cursors.reset("worker", 5)
+
+
+def test_retention_needs_no_lock(path: Path, log: SqliteLog) -> None:
+    log.cursors.release("worker", claim(log, "worker", 3))
+    shutil.rmtree(f"{path}-leases")
+    Path(f"{path}-leases").touch()  # a folder that cannot be used
+
+    lowest = log.cursors.lowest()
+
+    assert lowest is not None
+    assert lowest.offset == 3

@@ -80,7 +80,7 @@ class SqliteCursors:
         self.path = f"{log_path}-cursors"
         self._engine = make_engine(self.path)
         self.positions = SqlitePositions(self.path, self._engine)
-        self._locks = NameLocks(f"{log_path}-leases")
+        self._locks = NameLocks(f"{log_path}-leases", beside=self.path)
         self._held: dict[tuple[str, str], _Held] = {}  # by name and token
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
@@ -96,23 +96,17 @@ class SqliteCursors:
         check_name(name)
         token = secrets.token_hex(16)
         owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
-        lock: NameLock | None = None
+        lock = self._take(name, "holds its lease; a durable subscription has one subscriber at a time")
         try:
             with self._writing() as connection:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
-                lock = self._locks.take(name)
-                if lock is None:
-                    raise CursorError(
-                        name, f"{_holder(row)} holds its lease; a durable subscription has one subscriber at a time"
-                    )
                 connection.execute(
                     upsert(_cursors)
                     .values(name=name, offset=start, updated_at=time.time_ns(), **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
         except BaseException:
-            if lock is not None:
-                lock.close()
+            lock.close()
             raise
         lease = Lease(token, start, ()) if row is None else Lease(token, int(row.offset), tuple(json.loads(row.keys)))
         self._held[name, token] = _Held(lock, json.dumps(list(keys)), lease.offset)
@@ -199,20 +193,28 @@ class SqliteCursors:
         self._engine.dispose()
 
     def _change(self, name: str, offset: int | None) -> None:
-        found = {cursor.name: cursor for cursor in self.list()}.get(name)
-        if found is None:
-            raise CursorError(name, "there is no such cursor")
-        with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
-            lock = self._locks.take(name)
-            if lock is None:
-                raise CursorError(name, f"{found.owner or 'another process'} uses it; stop that process first")
-            with closing(lock):
+        unknown = CursorError(name, "there is no such cursor")
+        if not any(row.name == name for row in self._rows()):  # before a lock creates a file
+            raise unknown
+        with closing(self._take(name, "uses it; stop that process first")):
+            with log_errors(self.path), self._engine.connect() as connection, transaction(connection):
                 if offset is None:
-                    connection.execute(delete(_cursors).where(_cursors.c.name == name))
-                    self._locks.remove(name)
+                    changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
                     moved = update(_cursors).where(_cursors.c.name == name)
-                    connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+                    changed = connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+            if not changed.rowcount:
+                raise unknown
+            if offset is None:
+                self._locks.remove(name)
+
+    def _take(self, name: str, otherwise: str) -> NameLock:
+        """Lock a name. Not in a transaction: it may wait a little, and others could not store positions meanwhile."""
+        lock = self._locks.take(name)
+        if lock is None:
+            row = next((row for row in self._rows() if row.name == name), None)
+            raise CursorError(name, f"{_holder(row)} {otherwise}")
+        return lock
 
     def _start(self) -> None:
         if self._thread is None:
