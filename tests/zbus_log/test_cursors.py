@@ -718,7 +718,7 @@ def test_a_released_name_is_free_although_another_process_inherited_its_file(log
     os.close(inherited)
 
 
-def test_whoever_may_use_the_cursors_may_use_their_locks(path: Path, log: SqliteLog) -> None:
+def test_a_user_who_may_use_the_cursors_may_use_their_locks(path: Path, log: SqliteLog) -> None:
     log.cursors.release("first", claim(log, "first"))
     shutil.rmtree(f"{path}-leases")
     Path(f"{path}-cursors").chmod(0o664)

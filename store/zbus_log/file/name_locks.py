@@ -51,7 +51,7 @@ class NameLock:
 class NameLocks:
     """The locks in a folder, which is created when the first lock is taken.
 
-    Whoever may use the file `beside` may use the locks, whatever the umask of the user who created them.
+    A user who may use the file `beside` may use the locks, whatever the umask of the user who created them.
     """
 
     def __init__(self, folder: str, beside: str) -> None:

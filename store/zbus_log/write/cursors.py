@@ -5,7 +5,7 @@ process than the log's owner, and the log's file has only one writer. A lease is
 positions are stored, and a lock, which ends with its process.
 
 SQLite does not notice that its file was removed, and would acknowledge positions into a file that
-nobody can open again. So each write first compares the file with the one beside the log, and if it
+no process can open again. So each write first compares the file with the one beside the log, and if it
 is another one, stores the leases of this process again, with the positions that are in memory.
 """
 
