@@ -122,8 +122,10 @@ class Bus:
         """Publish events that already have an identity. Idempotent.
 
         For retries, and for events from another system. An event whose identity is already stored keeps its first
-        offset, and nothing is stored twice. Without a log, the events are only delivered. If cancelled, the events may
-        or may not have been stored: put the same events again.
+        offset, and nothing is stored twice. Without a log, the events are only delivered. Up to 1,000 events are stored
+        in one commit, completely or not at all; the first invalid event raises before any is stored. If an error is
+        raised later, its note has the number of events that were stored. If cancelled, the events may or may not have
+        been stored: put the same events again.
         """
         node = self._node
         node.check_open("put events")

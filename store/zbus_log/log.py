@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
-from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, Refused, Row, Span, WriteDone
+from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, ProxiedWrite, Refused, Row, Span
 from zbus.util.backoff import Backoff
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 POLL_S = (0.001, 0.02)
 
 
-def open_log(config: BusConfig) -> SqliteLog:
-    """Open the log of a configuration."""
+def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
+    """Open the log of a configuration. `brief` means for the duration of a call, for which a starting node waits."""
     assert config.log is not None
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
@@ -68,6 +68,7 @@ def open_log(config: BusConfig) -> SqliteLog:
         accept_loss=config.accept_loss,
         rules=rules,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
+        brief=brief,
     )
 
 
@@ -84,8 +85,10 @@ class SqliteLog:
         rules: Rules | None = None,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
+        brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
+        self._brief = brief
         self._rules = rules or Rules()
         self._origin = 0
         self._writer: Writer | None = None
@@ -205,7 +208,7 @@ class SqliteLog:
         self._watching = threading.Thread(target=inherit(run), name="zbus-log-watch", daemon=True)
         self._watching.start()
 
-    def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
+    def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         """Execute the write requests of other processes, unless the log is in memory or read-only."""
         if self._writer is not None and self._folder is None:
             self._proxied_writes = ProxiedWriteServer(self.path, write, self.prune)
@@ -302,8 +305,9 @@ class SqliteLog:
                     check_is_log(connection, self.path)
             finally:
                 check_engine.dispose()
+        relaxed = self._synchronous != "FULL"
         try:
-            self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=self._synchronous != "FULL")
+            self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=relaxed, brief=self._brief)
         except OSError as error:  # such as a read-only file system, or missing permissions
             raise LogError(
                 f"{self.path} cannot be opened for writing: {error}. Nothing was opened or changed. Make the folder "

@@ -53,7 +53,7 @@ async def turns(number: int = 200) -> None:
 async def take_on_a_thread(writes: ProxiedWrites, batches: Iterable[list[Row]], answers: list[Any]) -> None:
     def run() -> None:
         for batch in batches:
-            writes.take(batch, answers.append)
+            writes.take(batch, answers.append, lambda: True)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -113,7 +113,7 @@ def test_a_write_after_the_loop_was_closed_is_left_alone() -> None:
         return ProxiedWrites(FakeEntry())  # type: ignore[arg-type]
 
     writes = asyncio.run(make())
-    writes.take(rows([0]), lambda answer: None)
+    writes.take(rows([0]), lambda answer: None, lambda: True)
 
 
 async def test_a_blocked_key_does_not_delay_proxied_writes_of_other_keys(log_path: Path) -> None:
@@ -150,3 +150,72 @@ async def test_writes_that_share_a_key_or_a_publisher_keep_their_order_while_oth
     await turns()
     assert entry.stored == [4, 1, 2, 3]
     assert writes._last == {}
+
+
+async def test_few_writes_are_committed_at_a_time_so_that_local_publishers_do_not_wait_long() -> None:
+    class Slow(FakeEntry):
+        def __init__(self) -> None:
+            super().__init__()
+            self.commits_open: list[asyncio.Future[Any]] = []
+
+        def add_many(self, rows: Sequence[Row]) -> asyncio.Future[Any]:
+            self.stored += [row.sequence for row in rows]
+            self.commits_open.append(asyncio.get_running_loop().create_future())
+            return self.commits_open[-1]
+
+    entry, answers = Slow(), list[Any]()
+    writes = ProxiedWrites(entry)  # type: ignore[arg-type]
+    await take_on_a_thread(writes, [[Row(n, n, 1, f"k/{n}", b"")] for n in range(5)], answers)
+    await turns()
+    assert entry.stored == [0, 1, 2]
+
+    entry.commits_open[1].set_result(SimpleNamespace(offsets=[1]))
+    await turns()
+
+    assert entry.stored == [0, 1, 2, 3]
+    assert answers == [[1]]
+    for number in (0, 2, 3):
+        entry.commits_open[number].set_result(SimpleNamespace(offsets=[1]))
+    await turns()
+    assert entry.stored == [0, 1, 2, 3, 4]
+
+
+async def test_a_write_that_nobody_waits_for_any_more_is_dropped_with_the_next_write() -> None:
+    class Blocked(FakeEntry):
+        async def admit(self, events: Iterable[tuple[str, bytes]]) -> None:
+            if next(iter(events))[0] == "blocked":
+                await asyncio.Event().wait()
+
+    entry, answers = Blocked(), list[Any]()
+    writes = ProxiedWrites(entry)  # type: ignore[arg-type]
+    wanted = True
+    writes.take([Row(7, 1, 1, "blocked", b"")], answers.append, lambda: wanted)
+    await turns()
+
+    wanted = False
+    writes.take([Row(7, 2, 1, "free", b"")], answers.append, lambda: True)
+    await turns()
+
+    assert entry.stored == [2]
+    assert answers == [[1]]
+    assert (writes._last, writes._waiting) == ({}, {})
+
+
+async def test_a_write_that_was_withdrawn_while_its_key_was_blocked_is_not_stored() -> None:
+    class Blocked(FakeEntry):
+        free = asyncio.Event()
+
+        async def admit(self, events: Iterable[tuple[str, bytes]]) -> None:
+            await self.free.wait()
+
+    entry, answers = Blocked(), list[Any]()
+    writes = ProxiedWrites(entry)  # type: ignore[arg-type]
+    wanted = True
+    writes.take([Row(7, 1, 1, "a", b"")], answers.append, lambda: wanted)
+    await turns()
+
+    wanted = False
+    entry.free.set()
+    await turns()
+
+    assert (entry.stored, answers) == ([], [])

@@ -14,6 +14,7 @@ import pytest
 from inside import node_of
 
 import zbus
+from zbus.ports.log import AppendResult, Refused
 
 
 class Order(pydantic.BaseModel):
@@ -104,6 +105,49 @@ async def test_a_key_that_no_transport_could_carry_is_refused(key: str) -> None:
     async with zbus.open() as bus:
         with pytest.raises(zbus.KeyInvalid):
             await bus.publisher(key)
+
+
+async def test_put_of_many_events_uses_commits_that_other_publishers_need_not_wait_for_long(log_path: Path) -> None:
+    events = [zbus.Event(9, n, 1, "a/b", b"x") for n in range(2500)]
+    async with zbus.open(log_path) as bus:
+        publisher = await bus.publisher("c/d")
+        putting = asyncio.ensure_future(bus.put(*events))
+        await asyncio.sleep(0)  # the first commit has begun
+        between = await publisher.publish(b"x")
+        offsets = await putting
+        again = await bus.put(*events)
+        stored = [event.identity async for event in bus.replay("a/b")]
+
+    assert between < 2500
+    assert [(offset, offset.first) for offset in offsets] == [(n, True) for n in range(1, 2502) if n != between]
+    assert [(offset, offset.first) for offset in again] == [(offset, False) for offset in offsets]
+    assert stored == [(9, n) for n in range(2500)]
+
+
+async def test_a_put_that_fails_says_how_many_of_its_events_were_stored(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [zbus.Event(9, n, 1, "a/b", b"x") for n in range(2500)]
+    async with zbus.open(log_path) as bus:
+        commits = node_of(bus).entry.commits
+        assert commits is not None
+        append = commits._append
+
+        def fail(rows: Any, done: Any, about: Any) -> None:
+            if rows[0].sequence < 2000:
+                append(rows, done, about)
+            else:
+                done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
+
+        monkeypatch.setattr(commits, "_append", fail)
+        with pytest.raises(zbus.LogFull) as caught:
+            await bus.put(*events)
+        monkeypatch.undo()
+        offsets = await bus.put(*events)
+
+    assert caught.value.__notes__ == ["2000 events of this call were stored; it is safe to put all of them again"]
+    assert list(offsets) == list(range(1, 2501))
+    assert [offset.first for offset in offsets] == [False] * 2000 + [True] * 500
 
 
 async def test_putting_the_same_identity_again_stores_nothing_and_returns_the_first_offset(log_path: Path) -> None:

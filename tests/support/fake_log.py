@@ -34,13 +34,13 @@ from zbus.ports.log import (
     Outcome,
     Page,
     Promise,
+    ProxiedWrite,
     Refused,
     Row,
     Schema,
     Span,
     Stored,
     Unknown,
-    WriteDone,
 )
 
 ATOMIC_EVENTS = 100
@@ -234,7 +234,7 @@ class FakeLane:
         self._watch = moved
         self.notify()
 
-    def accept_proxied_writes(self, take: Callable[[Sequence[Row], WriteDone], None]) -> None:
+    def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         pass  # other processes have lanes of their own
 
     def diagnostics(self) -> dict[str, Any]:

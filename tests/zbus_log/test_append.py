@@ -20,7 +20,7 @@ from log_support import append, offsets_of, raw, sealed_blocks, wait_until
 from mesh_fakes import recorded
 
 from zbus import BusConfig
-from zbus.errors import ConfigInvalid, LogError, LogLocked, LogReadOnly
+from zbus.errors import ConfigInvalid, LogError, LogLocked, LogReadOnly, LogWriterFailed
 from zbus.keys import KeySet
 from zbus.ports.log import Refused, Row, Span, Stored, Unknown
 from zbus_log import Rules, SqliteLog, open_log
@@ -508,6 +508,57 @@ def test_a_commit_that_fails_and_was_looked_up_is_refused(log: SqliteLog, monkey
     assert str(outcome.error).endswith("not now; the events were not stored")
     monkeypatch.undo()
     assert append(log, [row(1, 1)]) == [2]
+
+
+# A second writer
+
+
+def store_as_another_writer(path: str, offset: int) -> None:
+    connection = raw(path)
+    connection.execute("INSERT INTO keys (key) VALUES ('theirs')")
+    connection.execute("INSERT INTO events VALUES (?, 99, 0, 0, 1, 0, NULL, X'00')", (offset,))
+    connection.close()
+
+
+def test_an_event_at_an_offset_that_another_writer_used_is_not_acknowledged(path: str, log: SqliteLog) -> None:
+    store_as_another_writer(path, offset=1)
+
+    for sequence in (0, 1):  # the writer has stopped
+        with pytest.raises(LogWriterFailed, match="another process writes to it"):
+            append(log, [row(1, sequence)])
+
+    assert raw(path).execute("SELECT publisher, sequence FROM events").fetchall() == [(99, 0)]
+
+
+def test_a_failed_commit_is_not_acknowledged_for_the_event_of_another_writer(
+    path: str, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        store_as_another_writer(path, offset=1)
+        raise pysqlite3.OperationalError("not now")
+
+    monkeypatch.setattr(log._owner, "_insert", fail)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append([row(1, 0)], answers.put, None)
+
+    assert isinstance(answers.get(timeout=20).outcome, Refused)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_writer_whose_head_record_is_gone_stops_before_it_uses_an_offset(
+    path: str, log: SqliteLog, replaced: bool
+) -> None:
+    Path(f"{path}-head").unlink()
+    if replaced:  # another process can own the log now
+        other = open_log(BusConfig(log=path))
+        assert append(other, [row(2, 0)]) == [1]
+
+    with pytest.raises(LogWriterFailed, match="-head was removed or replaced"):
+        append(log, [row(1, 0)])
+
+    if replaced:
+        assert append(other, [row(2, 1)]) == [2]
+        other.close(5.0)
 
 
 def test_a_new_publisher_does_not_make_the_writer_read_its_tail_again(

@@ -576,3 +576,183 @@ def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions
     assert lease.offset == offset
     assert after == {each: at for each, (at, _) in before.items()} | {name: offset + 1}
     assert columns(path)[-1] == "token"
+
+
+# A file that is removed or replaced
+
+
+def remove(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}-cursors*"):
+        each.unlink()
+
+
+def test_positions_are_stored_again_if_their_file_was_removed(path: Path, log: SqliteLog) -> None:
+    active, idle = claim(log, "active", 3), claim(log, "idle", 5)
+    advance(log, "active", active, 7)
+    advance(log, "idle", idle, 6)
+    remove(path)
+
+    with recorded() as records:
+        advance(log, "active", active, 8)
+
+    assert (stored(path, "active"), stored(path, "idle")) == (8, 6)
+    assert [(each["record"], each["level"], each["path"], each["code"], each["durables"]) for each in records] == [
+        ("LOG_CURSORS_LOST", logging.ERROR, f"{path}-cursors", "cursors_removed", ["active", "idle"])
+    ]
+    with pytest.raises(CursorError, match=f"process {os.getpid()} holds its lease"):
+        claim(log, "idle")
+    log.cursors.release("active", active)
+    assert log.cursors.claim("active", ["**"], 0).offset == 8
+
+
+def test_a_name_that_is_released_after_its_file_was_removed_keeps_its_position(path: Path, log: SqliteLog) -> None:
+    token = claim(log, "worker", 3)
+    remove(path)
+
+    log.cursors.release("worker", token)
+
+    assert log.cursors.claim("worker", ["**"], 100).offset == 3
+
+
+def test_retention_still_stops_at_a_cursor_whose_file_was_removed(path: Path, log: SqliteLog) -> None:
+    claim(log, "worker", 3)
+    remove(path)
+
+    lowest = log.cursors.lowest()
+
+    assert lowest is not None
+    assert (lowest.name, lowest.offset) == ("worker", 3)
+
+
+def test_a_file_that_was_replaced_gets_the_positions_of_this_process(path: Path, log: SqliteLog) -> None:
+    other = claim(log, "other", 2)
+    log.cursors.release("other", other)
+    token = claim(log, "worker", 3)
+    copy = path.parent / "copy"
+    with pysqlite3.connect(f"{path}-cursors") as connection:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+    advance(log, "worker", token, 7)
+    remove(path)
+    copy.rename(f"{path}-cursors")
+
+    advance(log, "worker", token, 8)
+
+    assert (stored(path, "worker"), stored(path, "other")) == (8, 2)
+
+
+def test_a_subscriber_whose_files_were_removed_does_not_take_the_name_from_another_one(
+    path: Path, log: SqliteLog
+) -> None:
+    token = claim(log, "worker", 3)
+    remove(path)
+    shutil.rmtree(f"{path}-leases")
+    other = open_log(BusConfig(log=str(path), read_only=True))
+    theirs = claim(other, "worker", 10)
+
+    with recorded() as records, pytest.raises(CursorError, match="another subscriber has its lease"):
+        advance(log, "worker", token, 50)
+
+    assert stored(path, "worker") == 10
+    assert [each["record"] for each in records] == ["LOG_CURSORS_LOST", "LEASE_LOST"]
+    advance(other, "worker", theirs, 11)
+    other.close(5.0)
+
+
+def test_positions_that_cannot_be_stored_again_yet_are_stored_later(path: Path, log: SqliteLog) -> None:
+    token = claim(log, "worker", 3)
+    remove(path)
+    Path(f"{path}-cursors").mkdir()
+
+    with pytest.raises(LogError, match="unable to open"):
+        advance(log, "worker", token, 7)
+    Path(f"{path}-cursors").rmdir()
+
+    advance(log, "worker", token, 8)
+    assert stored(path, "worker") == 8
+
+
+# Locks
+
+
+def test_a_claim_that_waits_for_a_lock_does_not_keep_others_from_storing_positions(
+    path: Path, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(log, "worker")
+    waits = 0
+
+    def wait(_: float) -> None:
+        nonlocal waits
+        waits += 1
+        with pysqlite3.connect(f"{path}-cursors", timeout=0, isolation_level=None) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
+    monkeypatch.setattr("zbus_log.file.name_locks.sleep", wait)
+    for attempt in (lambda: claim(log, "worker"), lambda: log.cursors.delete("worker")):
+        with pytest.raises(CursorError, match=f"process {os.getpid()}"):
+            attempt()
+
+    assert waits == 10
+
+
+def test_a_release_that_cannot_be_stored_still_ends_the_lease(path: Path, log: SqliteLog) -> None:
+    token = claim(log, "worker")
+    blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    blocker.execute("ALTER TABLE cursors RENAME TO hidden")
+
+    with pytest.raises(LogError, match="no such table"):
+        log.cursors.release("worker", token)
+    blocker.execute("ALTER TABLE hidden RENAME TO cursors")
+    blocker.close()
+
+    assert log.cursors.list()[0].owner is None
+    claim(log, "worker")
+
+
+def test_a_released_name_is_free_although_another_process_inherited_its_file(log: SqliteLog) -> None:
+    token = claim(log, "worker")
+    inherited = os.dup(log.cursors._held["worker", token].lock._fd)  # as in a process that was forked in C
+
+    log.cursors.release("worker", token)
+
+    claim(log, "worker")
+    os.close(inherited)
+
+
+def test_a_user_who_may_use_the_cursors_may_use_their_locks(path: Path, log: SqliteLog) -> None:
+    log.cursors.release("first", claim(log, "first"))
+    shutil.rmtree(f"{path}-leases")
+    Path(f"{path}-cursors").chmod(0o664)
+    before = os.umask(0o077)  # of a user who claims the next name
+    try:
+        claim(log, "second")
+    finally:
+        os.umask(before)
+
+    folder = Path(f"{path}-leases")
+    assert folder.stat().st_mode & 0o777 == 0o775
+    assert [each.stat().st_mode & 0o777 for each in folder.iterdir()] == [0o664]
+
+
+def test_a_cursor_that_was_deleted_in_the_meantime_is_not_moved(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.cursors.release("worker", claim(log, "worker"))
+    rows = log.cursors._rows()
+    log.cursors.delete("worker")
+    monkeypatch.setattr(log.cursors, "_rows", lambda: rows)
+
+    with pytest.raises(CursorError, match="no such cursor"):
+        log.cursors.reset("worker", 5)
+
+
+def test_retention_needs_no_lock(path: Path, log: SqliteLog) -> None:
+    other = open_log(BusConfig(log=str(path), read_only=True))
+    claim(other, "worker", 3)
+    other.close(5.0)  # its token stays, without a lock
+    shutil.rmtree(f"{path}-leases")
+    Path(f"{path}-leases").touch()  # a folder that cannot be used
+
+    lowest = log.cursors.lowest()
+
+    assert lowest is not None
+    assert lowest.offset == 3

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,15 +28,24 @@ from msgspec.structs import replace
 
 import zbus
 import zbus_log
-from zbus.ports.log import Row
+from zbus.ports.log import AppendResult, IsWanted, Refused, Row, WriteDone
 from zbus_log import OwnerRejectsProxiedWrites, Put, Rules, SqliteLog
 from zbus_log.client.proxied_writes import PIECE_BYTES, _pieces
 from zbus_log.proxy.owner import ProxiedWriteServer
-from zbus_log.proxy.write_files import decode_result, decode_rows, encode_rows, encode_rules, new_stem, write_file
+from zbus_log.proxy.write_files import (
+    decode_result,
+    decode_rows,
+    encode_rows,
+    encode_rules,
+    new_call,
+    new_stem,
+    wake,
+    write_file,
+)
 
 PUTTER = """
     import sys, time, zbus_log
-    from zbus.ports.log import Row
+    from zbus.ports.log import AppendResult, IsWanted, Refused, Row, WriteDone
     path, publisher, count, *more = sys.argv[1:]
     rows = [Row(int(publisher), n, 1 + n, f"shop/{n % 7}", b"x" * 100, None) for n in range(int(count))]
     print(*zbus_log.put(path, [rows]))
@@ -254,13 +265,105 @@ async def test_an_event_that_could_not_be_published_is_refused_with_its_chunk(
     after = await in_thread(zbus_log.put, log_path, [rows(1, publisher=8)])
     await bus.aclose()
 
-    stored = identities(log_path)
-    assert stored[:1000] == [(7, n) for n in range(1000)]
-    assert (7, 1000) not in stored
-    assert stored[-1] == (8, 0)
+    assert identities(log_path) == [*((7, n) for n in range(1000)), (8, 0)]
     assert after.events == 1
-    stored_by_the_call = len(stored) - 1  # the next chunk may have been in flight already
-    assert f"{stored_by_the_call} events of this call are stored;" in caught.value.__notes__[0]
+    assert "1000 events of this call are stored;" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
+async def test_no_chunk_is_stored_after_one_that_was_rejected(log_path: Path, owned: bool) -> None:
+    """The next chunk is in flight when the first one is rejected."""
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+    good = [rows(1, start=n) for n in range(3)]
+
+    with pytest.raises(zbus.KeyInvalid) as caught:
+        await in_thread(zbus_log.put, log_path, [rows(1, key="a/*"), *good[1:]])
+    stored = await in_thread(zbus_log.put, log_path, good)
+    await bus.aclose()
+
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
+    assert stored == Put(3, 3)
+    assert identities(log_path) == [(7, 0), (7, 1), (7, 2)]
+
+
+async def test_a_chunk_that_fails_to_commit_is_not_overtaken_by_the_next_one(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a disk that is almost full, the next, smaller chunk might still fit."""
+    async with zbus.open(log_path) as bus:
+        append_rows = node_of(bus).log.append  # type: ignore[union-attr]
+
+        def fail_once(batch: Sequence[Row], done: Any, about: Any) -> None:
+            monkeypatch.setattr(node_of(bus).entry.commits, "_append", append_rows)
+            done(AppendResult(about, Refused(zbus.LogFull("app.db"))))
+
+        monkeypatch.setattr(node_of(bus).entry.commits, "_append", fail_once)
+        with pytest.raises(zbus.LogFull) as caught:
+            await in_thread(zbus_log.put, log_path, [rows(1), rows(1, start=1)])
+
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
+    assert identities(log_path) == []
+
+
+async def test_a_request_that_cannot_be_written_is_not_stored_and_its_note_does_not_say_otherwise(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, data: bytes) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_file(path, data)
+        written.append(path)
+        wait_until(lambda: len(written) < 2 or path.with_suffix(".result").exists())
+
+    written: list[Path] = []
+    monkeypatch.setattr("zbus_log.client.write_routes.write_file", write)
+    async with zbus.open(log_path):
+        with pytest.raises(zbus.LogError, match="none of its rows were stored") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(2), rows(2, start=2), rows(1, start=4)])
+        in_flight = caught.value.__notes__
+        with pytest.raises(zbus.LogError, match="none of its rows were stored") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(1, 8)])
+
+    assert in_flight == [
+        "2 events of this call are stored, and some of those that follow may be; it is safe to put all of them again"
+    ]
+    assert caught.value.__notes__ == ["0 events of this call are stored; it is safe to put all of them again"]
+
+
+# Clients that wait
+
+
+async def test_requests_that_wait_for_a_blocked_key_do_not_delay_those_of_other_calls(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        slow = bus.subscribe("slow/*", queue_events=1, overflow="block")
+        await (await bus.publisher("slow/0")).publish(b"fills the queue")
+        blocked = [
+            asyncio.ensure_future(in_thread(zbus_log.put, log_path, [rows(1, n, key=f"slow/{n}"), rows(1, n, 1)]))
+            for n in range(4)  # threads of `asyncio.to_thread`
+        ]
+        while len(files(log_path, ".rows")) < 8:
+            await asyncio.sleep(0.002)
+
+        assert await in_thread(zbus_log.put, log_path, [rows(1, 99, key="fast/one")]) == Put(1, 2)
+
+        assert not any(each.done() for each in blocked)
+        await slow.aclose()
+        await asyncio.gather(*blocked)
+
+
+async def test_a_request_that_was_withdrawn_while_it_waited_is_not_stored(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        slow = bus.subscribe("slow/*", queue_events=1, overflow="block")
+        await (await bus.publisher("slow/0")).publish(b"fills the queue")
+        for publisher in (7, 8, 9):
+            with pytest.raises(zbus.LogError, match="did not reply"):
+                await in_thread(zbus_log.put, log_path, [rows(1, publisher, key="slow/0")], timeout_s=0.05)
+        await slow.aclose()
+        await in_thread(zbus_log.put, log_path, [rows(1, 10, key="slow/0")])
+
+    assert [publisher for publisher, _ in identities(log_path)[1:]] == [10]
 
 
 @pytest.mark.parametrize("owned", [True, False], ids=["owned", "not owned"])
@@ -286,7 +389,7 @@ async def test_a_malformed_request_gets_an_error_and_the_owner_keeps_running(log
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
         for kind in (".rows", ".prune"):
-            request = folder(log_path) / (new_stem() + kind)
+            request = folder(log_path) / (new_stem(new_call()) + kind)
             write_file(request, b"\xc1 garbage")
             (folder(log_path) / "not-ours").touch()
             assert (await in_thread(zbus_log.put, log_path, [rows(1)])) == Put(1, 1)
@@ -346,6 +449,57 @@ def test_a_process_that_puts_also_executes_the_requests_of_another(log_path: Pat
         assert not first.done()
         resume.set()
         assert (second, first.result(30)) == (Put(10, 20), Put(20, 30))
+
+
+@contextmanager
+def putting(path: Path) -> Iterator[threading.Event]:
+    """Own a log as a call of `put` that ends when the event is set, or at the end of the block."""
+    began, end = threading.Event(), threading.Event()
+
+    def chunks() -> Iterator[Sequence[Row]]:
+        began.set()
+        assert end.wait(30)
+        yield rows(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(zbus_log.put, path, chunks())
+        assert began.wait(30)
+        try:
+            yield end
+        finally:
+            end.set()
+            assert call.result(30).events == 1
+
+
+async def test_a_node_that_starts_waits_for_a_call_that_owns_the_log(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def is_running(pid: int) -> bool:
+        attempts.append(pid)
+        return True
+
+    with putting(log_path) as end:
+        monkeypatch.setattr("zbus_log.file.head_record.is_running", is_running)
+        bus = zbus.open(log_path)
+        starting = asyncio.ensure_future(bus.start())
+        await in_thread(wait_until, lambda: len(attempts) > 2)
+        assert not starting.done()
+        end.set()
+        async with asyncio.timeout(20):
+            await starting
+
+    assert await bus.head() == 1
+    await bus.aclose()
+
+
+async def test_a_node_does_not_wait_longer_than_it_should_for_a_call_that_owns_the_log(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.file.head_record.BRIEF_WAIT_S", 0.02)
+    with putting(log_path), pytest.raises(zbus.LogLocked):
+        await zbus.open(log_path).start()
 
 
 def test_processes_that_put_at_once_wait_for_each_other(log_path: Path) -> None:
@@ -435,6 +589,19 @@ async def test_an_owner_that_does_not_reply_is_an_error_in_time_and_leaves_no_fi
         assert files(log_path) == []
 
 
+async def test_a_result_that_cannot_be_read_leaves_the_outcome_unknown(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        path.mkdir()  # stands for a file that only the owner's user may read
+
+    monkeypatch.setattr("zbus_log.proxy.owner.write_file", refuse)
+    async with zbus.open(log_path):
+        with pytest.raises(zbus.LogError, match=r"cannot be read .* the outcome is unknown") as caught:
+            await in_thread(zbus_log.put, log_path, [rows(1)])
+        assert "and some of those that follow may be" in caught.value.__notes__[0]
+
+
 async def test_a_bus_with_waiting_requests_closes_in_time_and_the_clients_execute_them(log_path: Path) -> None:
     bus = zbus.open(log_path, close_timeout_s=2.0)
     await bus.start()
@@ -461,11 +628,11 @@ async def test_requests_of_ended_processes_are_removed_and_those_of_running_ones
     pid = int(gone.communicate()[0])
     here = folder(log_path)
     here.mkdir()
-    moment, serial, *_ = new_stem().split("-")
+    moment, serial, *_ = new_stem(new_call()).split("-")
     for kind in ("rows", "prune", "result", "rows.tmp"):
         (here / f"{moment}-{serial}-{pid}-1.{kind}").write_bytes(encode_rows(rows(5)))
     (here / f"{moment}-{serial}-{os.getpid()}-1.rows").write_bytes(encode_rows(rows(5)))  # an earlier process
-    left = here / (new_stem() + ".rows")
+    left = here / (new_stem(new_call()) + ".rows")
     write_file(left, encode_rows(rows(2, publisher=9)))
 
     async with zbus.open(log_path) as bus:
@@ -522,7 +689,7 @@ async def test_requests_in_the_folder_of_an_older_version_are_reported_and_kept(
     old_folder(log_path).mkdir()
     os.mkfifo(old_folder(log_path) / "wake")
     for _ in range(2):
-        (old_folder(log_path) / (new_stem() + ".rows")).write_bytes(encode_rows(rows(5)))
+        (old_folder(log_path) / (new_stem(new_call()) + ".rows")).write_bytes(encode_rows(rows(5)))
     async with zbus.open(log_path) as bus:
         assert await in_thread(zbus_log.put, log_path, [rows(1, publisher=9)]) == Put(1, 1)
         stored = [event.identity async for event in bus.replay()]
@@ -655,7 +822,7 @@ def test_retention_reports_its_progress_if_this_process_runs_it(log_path: Path) 
 async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -> None:
     async with zbus.open(log_path):
         await in_thread(wait_until, (folder(log_path) / "wake").exists)
-        request = folder(log_path) / (new_stem() + ".prune")
+        request = folder(log_path) / (new_stem(new_call()) + ".prune")
         write_file(request, encode_rules(Rules(max_age_s=1e300)))  # a time that no integer holds
         await in_thread(zbus_log.put, log_path, [rows(1)])
         await in_thread(wait_until, request.with_suffix(".result").exists)
@@ -663,16 +830,134 @@ async def test_an_error_of_retention_is_returned_to_the_client(log_path: Path) -
             decode_result(request.with_suffix(".result").read_bytes())
 
 
-def test_a_step_that_the_file_system_refuses_is_recorded_and_the_server_continues(log_path: Path) -> None:
-    server = ProxiedWriteServer.__new__(ProxiedWriteServer)
-    server._log_path = str(log_path)
+# A server whose folder makes trouble
 
-    def fail() -> None:
-        raise OSError("the disk is full")
 
-    with recorded() as records:
-        server._attempt(fail)
+@contextmanager
+def served(path: Path) -> Iterator[list[int]]:
+    """Execute requests without a log. Yields the publishers of the requests that were executed."""
+    executed: list[int] = []
 
+    def write(batch: Sequence[Row], done: WriteDone, is_wanted: IsWanted) -> None:
+        executed.append(batch[0].publisher_id)
+        done([len(executed)])
+
+    server = ProxiedWriteServer(str(path), write, lambda rules: pytest.fail("nothing asked for this"))
+    wait_until(lambda: wake(folder(path), b""))
+    try:
+        yield executed
+    finally:
+        server.close(5.0)
+
+
+def send(request: Path, publisher: int) -> None:
+    write_file(request, encode_rows(rows(1, publisher)))
+    assert wake(request.parent)
+
+
+def test_a_result_that_cannot_be_written_is_kept_and_its_request_is_executed_once(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.proxy.owner.RETRY_S", (0.001, 0.002))
+    attempts = 0
+    full = True
+
+    def write(path: Path, data: bytes) -> None:
+        nonlocal attempts
+        if full and path == first.with_suffix(".result"):
+            attempts += 1
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_file(path, data)
+
+    monkeypatch.setattr("zbus_log.proxy.owner.write_file", write)
+    with recorded() as records, served(log_path) as executed:
+        first, second = (folder(log_path) / (new_stem(new_call()) + ".rows") for _ in range(2))
+        send(first, 1)
+        send(second, 2)
+        wait_until(lambda: attempts >= 5)
+        assert second.with_suffix(".result").exists()  # others are not affected
+        assert not first.with_suffix(".result").exists()
+
+        full = False
+        wait_until(first.with_suffix(".result").exists)
+
+    assert executed == [1, 2]
+    assert decode_result(first.with_suffix(".result").read_bytes()) == [1, 1]
     assert [(each["record"], each["log"], each["error"]) for each in records] == [
-        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: the disk is full")
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path), "OSError: [Errno 28] no space left on device")
     ]
+
+
+def test_a_server_with_a_result_that_cannot_be_written_pauses_between_attempts(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(log_path) as executed:
+        stuck = folder(log_path) / (new_stem(new_call()) + ".rows")
+        stuck.with_suffix(".result.tmp").mkdir()  # the result cannot be written
+        began, attempts = time.monotonic(), 0
+
+        def write(path: Path, data: bytes) -> None:
+            nonlocal attempts
+            attempts += 1
+            write_file(path, data)
+
+        monkeypatch.setattr("zbus_log.proxy.owner.write_file", write)
+        send(stuck, 1)
+        wait_until(lambda: attempts >= 4)
+        assert time.monotonic() - began >= (0.05 + 0.1 + 0.2) / 2  # half of it is jitter
+
+        stuck.with_suffix(".result.tmp").rmdir()
+        wait_until(stuck.with_suffix(".result").exists)
+
+    assert executed == [1]
+
+
+def test_a_request_that_cannot_be_read_gets_an_error_and_the_others_are_executed(log_path: Path) -> None:
+    with recorded() as records, served(log_path) as executed:
+        unreadable, good, more = (folder(log_path) / (new_stem(new_call()) + ".rows") for _ in range(3))
+        unreadable.mkdir()  # stands for a file of another user
+        send(good, 2)
+        wait_until(good.with_suffix(".result").exists)
+        wait_until(unreadable.with_suffix(".result").exists)
+        send(more, 3)  # the unreadable request is still there, and is not looked at again
+        wait_until(more.with_suffix(".result").exists)
+
+        with pytest.raises(zbus.LogError, match="; not stored"):
+            decode_result(unreadable.with_suffix(".result").read_bytes())
+        unreadable.rmdir()
+
+    assert executed == [2, 3]
+    assert {each["record"] for each in records} == {"LOG_PROXIED_WRITE_FAILED"}
+    assert len(records) <= 2  # it can neither be read nor removed
+
+
+def test_a_file_of_an_ended_process_that_cannot_be_removed_does_not_stop_the_others(log_path: Path) -> None:
+    with recorded() as records, served(log_path) as executed:
+        left = folder(log_path) / f"{0:020d}-0-{os.getpid()}-1.rows"  # of an earlier process with this id
+        left.mkdir()
+        send(folder(log_path) / (new_stem(new_call()) + ".rows"), 2)
+        wait_until(lambda: executed)
+        left.rmdir()
+
+    assert [each["record"] for each in records] == ["LOG_PROXIED_WRITE_FAILED"]
+
+
+def test_a_folder_that_was_removed_is_reported_and_created_again(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.proxy.owner.CHECK_S", 0.01)
+    with recorded() as records, served(log_path) as executed:
+        shutil.rmtree(folder(log_path))
+        folder(log_path).touch()  # it cannot be created yet
+        wait_until(lambda: len(records) == 2)
+        folder(log_path).unlink()
+        wait_until(lambda: wake(folder(log_path), b""))
+        send(folder(log_path) / (new_stem(new_call()) + ".rows"), 2)
+        wait_until(lambda: executed)
+
+    assert executed == [2]
+    assert [(each["record"], each["log"]) for each in records] == [
+        ("LOG_PROXIED_WRITES_OFF", str(log_path)),
+        ("LOG_PROXIED_WRITE_FAILED", str(log_path)),
+    ]
+    assert records[0]["code"] == "writes_folder_removed"

@@ -145,6 +145,9 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_COLD_LEFT_BEHIND": RecordInfo(
         "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
     ),
+    "LOG_CURSORS_LOST": RecordInfo(
+        "ERROR", "The cursor file of a log was removed or replaced.", "path, code, reason, durables (stored again)"
+    ),
     "LOG_PROXIED_WRITES_OFF": RecordInfo(
         "WARNING", "The owner of a log cannot accept proxied writes.", "log, code, reason"
     ),
@@ -201,7 +204,9 @@ CODES: dict[str, str] = {
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
     "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
+    "cursors_removed": "The cursor file was removed or replaced; the positions of this process are stored again.",
     "proxied_writes_off": "The folder for proxied writes cannot be opened.",
+    "writes_folder_removed": "The folder for proxied writes was removed or replaced; it is created again.",
     # Transports.
     "acknowledgement_malformed": "An acknowledgement is malformed.",
     "client_gone": "The client disconnected before it received all replies.",

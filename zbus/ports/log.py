@@ -100,6 +100,12 @@ Appended = Callable[[AppendResult], None]
 # Called once, by any thread, with the offsets of the rows of a proxied write, or with the error that rejected them.
 WriteDone = Callable[[Sequence[int] | ZbusError], None]
 
+# Returns whether a process still waits for a proxied write. Fast and may be called by any thread.
+IsWanted = Callable[[], bool]
+
+# Called with the rows of a proxied write.
+ProxiedWrite = Callable[[Sequence[Row], WriteDone, IsWanted], None]
+
 
 class Committed(NamedTuple):
     """Newly stored events in the order of their offsets: a part of the log's tail."""
@@ -286,11 +292,12 @@ class Log(Protocol):
     def watch(self, moved: Callable[[int], None]) -> None:
         """Call `moved` with the head whenever another process appended. For read-only logs."""
 
-    def accept_proxied_writes(self, write: Callable[[Sequence[Row], WriteDone], None]) -> None:
+    def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         """Accept proxied writes from other processes from now on and pass the rows to `write`. Returns immediately.
 
-        `write` is called on a thread of the log and must not block. If the log is closed before a write is done, the
-        process that waits for it writes the rows again.
+        `write` is called on a thread of the log and must not block. Rows that are no longer wanted just before they
+        would be stored are dropped. If the log is closed before a write is done, the process that waits for it writes
+        the rows again.
         """
 
     def diagnostics(self) -> dict[str, Any]:

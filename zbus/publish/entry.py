@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly
+from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly, ZbusError
 from zbus.event import Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 KEYS_ANNOUNCED_MAX = 1000
 NUMBER_MAX = (1 << 63) - 1
 UNYIELDED_MAX = 512  # events delivered without a log before subscribers run
+PUT_EVENTS = 1000  # of one `put` in one commit, which other publishers have to wait for
 
 
 class Entry:
@@ -162,7 +163,10 @@ class Entry:
         return Stored([0] * len(rows))
 
     async def put(self, events: Sequence[Event], span: Sending | None = None) -> Sequence[Offset]:
-        """Store events that already have an identity. If cancelled, they may or may not have been stored."""
+        """Store events that already have an identity, up to `PUT_EVENTS` per commit. None is stored if one is invalid.
+
+        If cancelled, they may or may not have been stored.
+        """
         self.check_open()
         keys = {key: self.open_key(key) for key in dict.fromkeys(event.key for event in events)}
         rows: list[Row] = []
@@ -178,14 +182,20 @@ class Entry:
             rows.append(Row(*identity, key, body, encoded))
         found: list[Offset] = []
         # Without a log there is no commit to share: each event waits for capacity separately.
-        for part in (rows,) if self.commits is not None and rows else [(row,) for row in rows]:
-            await self.admit((row.key, row.payload) for row in part)
-            self.announce_keys(part)
-            offsets, repeated = await self.store(part)
-            found += [
-                offset_of(offset, row.publisher_id, row.sequence, at not in repeated)
-                for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
-            ]
+        size = PUT_EVENTS if self.commits is not None else 1
+        try:
+            for first in range(0, len(rows), size):
+                part = rows[first : first + size]
+                await self.admit((row.key, row.payload) for row in part)
+                self.announce_keys(part)
+                offsets, repeated = await self.store(part)
+                found += [
+                    offset_of(offset, row.publisher_id, row.sequence, at not in repeated)
+                    for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
+                ]
+        except ZbusError as error:
+            error.add_note(f"{len(found)} events of this call were stored; it is safe to put all of them again")
+            raise
         return found
 
     def check_rows(self, rows: Sequence[Row]) -> None:

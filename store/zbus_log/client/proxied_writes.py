@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zbus.errors import ConfigInvalid, EventInvalid, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogFull, ZbusError
 from zbus.ports.log import Row
 from zbus_log.proxy.write_files import encode_rows
 from zbus_log.retention import Pruned, Rules
@@ -44,6 +44,9 @@ def put(path: str | os.PathLike[str], chunks: Iterable[Sequence[Row]], *, timeou
                     return Put(work.events, work.last_offset)
                 except OwnerGone:
                     work.requeue()
+                except LogFull:
+                    work.give_up()
+                    raise
     except ZbusError as error:
         unknown = ", and some of those that follow may be" if work.has_unknown else ""
         error.add_note(f"{work.events} events of this call are stored{unknown}; it is safe to put all of them again")
@@ -73,23 +76,22 @@ class _Work:
     """The pieces of one `put`: a few in flight at a time, in order."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._unsent = pieces, deque[bytes]()
+        self._pieces = pieces
         self._in_flight: deque[tuple[bytes, Any]] = deque()
+        self._unknown: deque[bytes] = deque()  # sent to an owner that stopped
         self._rejected: EventInvalid | None = None
         self.events = self.last_offset = 0
 
     @property
     def has_unknown(self) -> bool:
         """Whether the outcome of a piece is unknown."""
-        return bool(self._in_flight or self._unsent)
+        return bool(self._in_flight or self._unknown)
 
     def run(self, route: WriteRoute) -> None:
         """Store all remaining pieces. After a rejection no more are sent, but those in flight are waited for."""
         while True:
-            while len(self._in_flight) < IN_FLIGHT and (piece := self._next()) is not None:
-                self._unsent.appendleft(piece)  # until it is sent
-                self._in_flight.append((piece, route.send(piece)))
-                self._unsent.popleft()
+            while len(self._in_flight) < IN_FLIGHT and self._send_next(route):
+                pass
             if not self._in_flight:
                 break
             try:
@@ -104,19 +106,34 @@ class _Work:
 
     def requeue(self) -> None:
         """Send the pieces without a result again, by another route."""
-        self._unsent.extendleft(piece for piece, _ in reversed(self._in_flight))
+        self._unknown.extendleft(piece for piece, _ in reversed(self._in_flight))
         self._in_flight.clear()
 
-    def _next(self) -> bytes | None:
+    def give_up(self) -> None:
+        """Forget the pieces in flight: the first was not stored, so the others are not stored either."""
+        self._in_flight.clear()
+
+    def _send_next(self, route: WriteRoute) -> bool:
+        """Send the next piece. Returns False if there is none, or if one was rejected."""
         if self._rejected is not None:
-            return None
-        if self._unsent:
-            return self._unsent.popleft()
+            return False
+        again = bool(self._unknown)
         try:
-            return next(self._pieces, None)
+            piece = self._unknown[0] if again else next(self._pieces, None)
+            if piece is None:
+                return False
+            try:
+                self._in_flight.append((piece, route.send(piece)))
+            except OwnerGone:
+                if not again:
+                    self._unknown.append(piece)
+                raise
         except EventInvalid as error:
             self._rejected = error
-            return None
+            return False
+        if again:
+            self._unknown.popleft()
+        return True
 
 
 def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:

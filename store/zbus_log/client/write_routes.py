@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from zbus.errors import ConfigInvalid, EventInvalid, LogError, LogLocked, ZbusError
+from zbus.errors import ConfigInvalid, LogError, LogLocked, ZbusError
 from zbus.keys import check_key
-from zbus.ports.log import Outcome, Row, Stored, WriteDone
+from zbus.ports.log import IsWanted, Outcome, Row, Stored, WriteDone
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_validators
 from zbus.util.backoff import Backoff
@@ -27,6 +27,7 @@ from zbus_log.proxy.write_files import (
     decode_result,
     decode_rows,
     encode_rules,
+    new_call,
     new_stem,
     wake,
     write_file,
@@ -69,7 +70,10 @@ class WriteRoute(Protocol):
     """A way to write to the log: by this process, or by the process that owns it."""
 
     def send(self, data: bytes) -> Any:
-        """Start to store encoded rows. Returns a handle for `result`."""
+        """Start to store encoded rows. Returns a handle for `result`.
+
+        They are stored only if all rows that were sent before are stored.
+        """
 
     def result(self, sent: Any) -> Put:
         """Wait until the rows are stored. Raises `OwnerGone` if the outcome is unknown."""
@@ -95,7 +99,7 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
         if pid is None:
             try:
                 config = load_config(log=path, read_only=False)  # the settings of a node that starts here
-                log = open_log(config)
+                log = open_log(config, brief=True)
             except LogLocked as error:
                 pid = error.pid
             else:
@@ -109,7 +113,7 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
             try:
                 yield proxied
             finally:
-                proxied.withdraw()
+                proxied.withdraw_all()
             return
         if time.monotonic() - began > min(REACH_S, timeout_s):
             raise OwnerRejectsProxiedWrites(path, pid, min(REACH_S, timeout_s))
@@ -122,6 +126,7 @@ class _DirectRoute:
     def __init__(self, log: SqliteLog, payload_bytes_max: int, timeout_s: float, validate_schemas: bool) -> None:
         self._log, self._payload_bytes_max, self._timeout_s = log, payload_bytes_max, timeout_s
         self._check_schemas = validate_schemas
+        self._last: Future[Sequence[int] | ZbusError] | None = None
         log.accept_proxied_writes(self._write)
 
     @cached_property
@@ -131,26 +136,22 @@ class _DirectRoute:
             make_validators(self._log.schemas.load(), lambda name, events: None, REAL) if self._check_schemas else None
         )
 
-    def _write(self, rows: Sequence[Row], done: WriteDone) -> None:
-        try:
-            check_rows(rows, check_key, self._payload_bytes_max, self._validators)
-        except EventInvalid as error:
-            done(error)
-        else:
-            self._log.append(rows, lambda result: done(_offsets_or_error(result.outcome)), None)
+    def _write(self, rows: Sequence[Row], done: WriteDone, is_wanted: IsWanted | None = None) -> None:
+        check_rows(rows, check_key, self._payload_bytes_max, self._validators)
+        self._log.append(rows, lambda result: done(_offsets_or_error(result.outcome)), None)
 
-    def send(self, data: bytes) -> SimpleQueue[Any]:
-        results: SimpleQueue[Any] = SimpleQueue()
-        try:
-            self._write(decode_rows(data), results.put)
-        except EventInvalid as error:
-            results.put(error)
-        return results
+    def send(self, data: bytes) -> Future[Sequence[int] | ZbusError]:
+        rows, sent = decode_rows(data), Future[Sequence[int] | ZbusError]()
+        if self._last is not None:
+            self.result(self._last)  # nothing is stored after rows that were not
+        self._write(rows, sent.set_result)
+        self._last = sent
+        return sent
 
-    def result(self, sent: SimpleQueue[Any]) -> Put:
+    def result(self, sent: Future[Sequence[int] | ZbusError]) -> Put:
         try:
-            result = sent.get(timeout=self._timeout_s)
-        except Empty:
+            result = sent.result(self._timeout_s)
+        except TimeoutError:
             raise LogError(
                 f"{self._log.path}: no commit within {self._timeout_s:g} s; the outcome is unknown"
             ) from None
@@ -168,6 +169,7 @@ class _ProxiedRoute:
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
         self._folder = writes_folder(path)
+        self._call = new_call()
         self._requests: set[Path] = set()
 
     def send(self, data: bytes) -> Path:
@@ -179,15 +181,20 @@ class _ProxiedRoute:
     def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return Pruned(*self._wait(self._request(PRUNE, encode_rules(rules))))
 
-    def withdraw(self) -> None:
+    def withdraw_all(self) -> None:
         """Remove the requests without a result, because the caller no longer waits for them."""
+        for request in list(self._requests):
+            self._withdraw(request)
+
+    def _withdraw(self, request: Path) -> None:
+        """Remove a request, and then its result: a request without a result would be executed."""
+        self._requests.discard(request)
         with suppress(OSError):
-            for request in self._requests:
-                request.unlink(missing_ok=True)
-                request.with_suffix(RESULT).unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
+            request.with_suffix(RESULT).unlink(missing_ok=True)
 
     def _request(self, kind: str, data: bytes) -> Path:
-        request = self._folder / (new_stem() + kind)
+        request = self._folder / (new_stem(self._call) + kind)
         self._requests.add(request)
         try:
             write_file(request, data)
@@ -204,11 +211,14 @@ class _ProxiedRoute:
         while True:
             # Check this before looking for the result: an owner writes its last results before it closes the FIFO.
             accepted, exists = wake(self._folder, b""), request.exists()
-            with suppress(FileNotFoundError):
+            try:
                 data = result.read_bytes()
-                request.unlink(missing_ok=True)
-                result.unlink()
-                self._requests.discard(request)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise LogError(f"{result} cannot be read ({error}); the outcome is unknown") from error
+            else:
+                self._withdraw(request)
                 return decode_result(data)
             if not accepted:
                 raise OwnerGone

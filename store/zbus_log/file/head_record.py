@@ -25,11 +25,14 @@ RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
 _BOOT_AT, _RELAXED_AT = 24, 60  # the boot id when the log was opened, and whether commits were not synced
+_BRIEF_AT = 61  # whether the owner has the log only for the duration of a call
 _FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; earlier versions kept a fifth number
 _SLOT = struct.Struct("<16sqq8xqI")  # the same with a checksum
 _CHECKSUM = struct.Struct("<I")
 _SLOTS_AT = (64, 128)
 _SIZE = 4096
+BRIEF_WAIT_S = 10.0  # how long to wait for such an owner
+STARTING_WAIT_S = 1.0  # how long to wait for an owner that has not written its pid
 
 
 class Head(NamedTuple):
@@ -43,11 +46,11 @@ class Head(NamedTuple):
 class HeadRecord:
     """The head record of one log, locked by its owner. `update` is cheap; `sync` writes it to disk."""
 
-    def __init__(self, log_path: str, *, accept_loss: bool = False, relaxed: bool = False) -> None:
+    def __init__(self, log_path: str, *, accept_loss: bool = False, relaxed: bool = False, brief: bool = False) -> None:
         self.path = Path(f"{log_path}-head")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            self._lock(log_path)
+            self._lock(log_path, brief)
             size = os.fstat(self._fd).st_size
             new = size == 0
             if 0 < size < _SIZE and not accept_loss:
@@ -70,6 +73,7 @@ class HeadRecord:
         self._map[: len(_MAGIC)] = _MAGIC
         self._map[_BOOT_AT : _BOOT_AT + len(boot)] = boot
         self._map[_RELAXED_AT] = relaxed
+        self._map[_BRIEF_AT] = brief
         _OWNER.pack_into(self._map, 16, os.getpid())
 
     def update(self, head: Head) -> None:
@@ -79,6 +83,14 @@ class HeadRecord:
         at = _SLOTS_AT[self._serial & 1]
         self._map[at : at + _SLOT.size] = fields + _CHECKSUM.pack(zlib.crc32(fields))
         self.current = head
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one beside the log. Otherwise another process can lock the one that is."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except OSError:
+            return False
 
     def sync(self) -> None:
         """Write the record to disk."""
@@ -91,15 +103,20 @@ class HeadRecord:
         self._map.close()
         os.close(self._fd)
 
-    def _lock(self, log_path: str) -> None:
-        deadline = time.monotonic() + 1.0
+    def _lock(self, log_path: str, brief: bool) -> None:
+        """Lock the file. Waits for an owner that has the log only during a call, unless this one is the same."""
+        began = time.monotonic()
         while True:  # `owner_pid` in another process may hold the lock briefly
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                pid = _OWNER.unpack(os.pread(self._fd, _OWNER.size, 16) or bytes(8))[0]
-                if (pid and is_running(pid)) or time.monotonic() > deadline:
+                found = os.pread(self._fd, _BRIEF_AT + 1, 0).ljust(_BRIEF_AT + 1, b"\0")
+                pid = _OWNER.unpack_from(found, 16)[0]
+                wait_s = STARTING_WAIT_S
+                if pid and is_running(pid):
+                    wait_s = BRIEF_WAIT_S if found[_BRIEF_AT] and not brief else 0.0
+                if time.monotonic() - began >= wait_s:
                     raise LogLocked(log_path, pid) from None
                 time.sleep(0.002)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from time import sleep
@@ -23,53 +23,90 @@ RETRIES, RETRY_S = 5, 0.002  # `is_held` of another process locks the file brief
 class NameLock:
     """A lock that is held. Closing it releases the name."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self._path = fd, path
         _held.add(self)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the locked file is still the one in the folder. Otherwise another process can lock the name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Release the name. Calling it again has no effect."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not, while a forked process has the file open too
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without releasing the name, in a process that only inherited it."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 class NameLocks:
-    """The locks in a folder, which is created when the first lock is taken."""
+    """The locks in a folder, which is created when the first lock is taken.
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    A user who may use the file `beside` may use the locks, whatever the umask of the user who created them.
+    """
+
+    def __init__(self, folder: str, beside: str) -> None:
+        self._folder, self._beside = Path(folder), Path(beside)
 
     def take(self, name: str) -> NameLock | None:
         """Lock a name. Returns None if it is held, in this process or in another one."""
         path = self._path(name)
         with self._errors(name):
-            self._folder.mkdir(exist_ok=True)
+            self._make_folder()
             for _ in range(RETRIES):
-                lock = NameLock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o666))
-                if _lock(lock._fd, fcntl.LOCK_EX):
-                    if _is_at(lock._fd, path):
-                        return lock
-                    lock.close()  # it was removed in the meantime, and another file may be there
-                else:
-                    lock.close()
-                    sleep(RETRY_S)
+                lock = self._open(path)
+                try:
+                    if _lock(lock._fd, fcntl.LOCK_EX):
+                        if lock.is_in_place:
+                            return lock
+                        lock.close()  # it was removed in the meantime, and another file may be there
+                    else:
+                        lock.abandon()
+                        sleep(RETRY_S)
+                except BaseException:
+                    lock.abandon()
+                    raise
         return None
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir()
+        except FileExistsError:
+            return
+        with suppress(FileNotFoundError):  # the file is created next, with the same umask
+            mode = self._beside.stat().st_mode & 0o666
+            self._folder.chmod(mode | (mode & 0o444) >> 2)
+
+    def _open(self, path: Path) -> NameLock:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        with suppress(PermissionError):  # a file of another user
+            os.fchmod(fd, self._folder.stat().st_mode & 0o666)
+        return NameLock(fd, path)
 
     def is_held(self, name: str) -> bool:
         """Return whether a process holds this lock."""
         with self._errors(name):
+            path = self._path(name)
             try:
-                fd = os.open(self._path(name), os.O_RDONLY)
+                fd = os.open(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
-            with closing(NameLock(fd)):
+            with closing(NameLock(fd, path)):
                 return not _lock(fd, fcntl.LOCK_SH)
 
     def remove(self, name: str) -> None:
-        """Remove the file of a lock that the caller holds."""
-        with self._errors(name):
-            self._path(name).unlink(missing_ok=True)
+        """Remove the file of a lock that the caller holds. A file that stays is used again."""
+        with suppress(OSError):
+            self._path(name).unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / blake2b(name.encode(), digest_size=16).hexdigest()  # a name may be no file name
@@ -92,20 +129,13 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 # A forked process shares the locks of its parent, and would keep them after the parent has ended.
 _held: WeakSet[NameLock] = WeakSet()
 
 
-def _close_all() -> None:
+def _abandon_all() -> None:
     for lock in list(_held):
-        lock.close()
+        lock.abandon()
 
 
-os.register_at_fork(after_in_child=_close_all)
+os.register_at_fork(after_in_child=_abandon_all)

@@ -21,7 +21,9 @@ from typing import Any
 
 from zbus.errors import LogError, ZbusError
 from zbus.observe.records import record, record_reason
-from zbus.ports.log import Row, WriteDone
+from zbus.observe.throttle import Throttle
+from zbus.ports.log import ProxiedWrite
+from zbus.util.backoff import Backoff
 from zbus.util.run_id import inherit
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.retention import Pruned, Rules
@@ -31,17 +33,17 @@ from .write_files import (
     RESULT,
     ROWS,
     WAKE,
-    Submitter,
+    Call,
+    call_of,
     decode_rows,
     decode_rules,
     encode_result,
-    submitter_of,
     write_file,
     writes_folder,
 )
 
-# Requests in progress at a time. They may share one commit, which local publishers then have to wait for.
-IN_PROGRESS_MAX = 3
+RETRY_S = (0.05, 5.0)  # the shortest and the longest pause before a result is written again
+CHECK_S = 3.0  # how often to check that the folder is still there
 
 
 class ProxiedWriteServer:
@@ -50,14 +52,19 @@ class ProxiedWriteServer:
     def __init__(
         self,
         log_path: str,
-        write: Callable[[Sequence[Row], WriteDone], None],
+        write: ProxiedWrite,
         prune: Callable[[Rules], Pruned],
     ) -> None:
         self._log_path, self._write, self._prune_log = log_path, write, prune
         self._folder = writes_folder(log_path)
-        self._in_progress: set[str] = set()
+        self._in_progress: dict[Call, str] = {}  # the request that is executed now
+        self._failed: dict[Call, ZbusError] = {}  # requests that were already in the folder fail with the same error
         self._results: deque[tuple[str, Sequence[Any] | ZbusError]] = deque()
+        self._backoff = Backoff(*RETRY_S)
+        self._pause_s = CHECK_S
+        self._throttle = Throttle()
         self._closed = False
+        self._waiting = select.poll()
         self._fifo: int | None = None
         self._fifo_use = threading.Lock()  # the number of a closed file descriptor may be reused for another file
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writes", daemon=True)
@@ -78,8 +85,10 @@ class ProxiedWriteServer:
 
     def _done(self, name: str, result: Sequence[int] | ZbusError) -> None:
         """Queue the result of a request to store rows. May be called from any thread."""
-        fields = result if isinstance(result, ZbusError) else (len(result), max(result, default=0))
-        self._results.append((name, fields))
+        self._finish(name, result if isinstance(result, ZbusError) else (len(result), max(result, default=0)))
+
+    def _finish(self, name: str, result: Sequence[Any] | ZbusError) -> None:
+        self._results.append((name, result))
         self._wake()
 
     # Everything below runs on the server's own thread, except `_prune`.
@@ -87,25 +96,23 @@ class ProxiedWriteServer:
     def _run(self) -> None:
         self._check_old_folder()
         try:
-            fifo = self._open()
+            self._open()
         except OSError as error:
             # The log itself works. Only other processes cannot write to it while this process owns it.
             path, reason = self._log_path, str(error)
             record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code="proxied_writes_off", reason=reason, log=path)
             return
-        waiting = select.poll()
-        waiting.register(fifo, select.POLLIN)
         try:
             while not self._closed:
-                self._attempt(self._start_requests)
-                waiting.poll()
-                os.read(fifo, 1 << 16)  # before the folder is listed, so that a later request wakes this thread again
+                if self._has_folder():
+                    self._start_requests()
+                self._waiting.poll(1000 * self._pause_s)
+                with suppress(BlockingIOError):  # before the folder is listed: a later request wakes this thread again
+                    os.read(self._reading, 1 << 16)
                 self._write_results()
             self._write_results()
         finally:
-            with self._fifo_use:
-                self._fifo = None
-                os.close(fifo)
+            self._use(None)
             with suppress(OSError):
                 (self._folder / WAKE).unlink(missing_ok=True)
                 self._folder.rmdir()  # fails if requests are left, which keeps them
@@ -121,7 +128,7 @@ class ProxiedWriteServer:
         if reason is not None:
             record_reason("LOG_OLD_WRITES_LEFT", logging.WARNING, code=code, reason=reason, log=self._log_path)
 
-    def _open(self) -> int:
+    def _open(self) -> None:
         path = self._folder / WAKE
         self._folder.mkdir(exist_ok=True)
         if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
@@ -129,45 +136,78 @@ class ProxiedWriteServer:
         with suppress(FileExistsError):  # an owner that was killed left it
             os.mkfifo(path, 0o666)
         # Open it for writing too. Otherwise it would be at its end whenever the last client closes it.
-        fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        with self._fifo_use:
-            self._fifo = fifo
-        return fifo
+        self._use(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
-    def _start_requests(self) -> None:
-        """Start the requests in the folder, oldest first, and remove the files of processes that have ended."""
-        alive: dict[Submitter, bool] = {}
-        for path in sorted(self._folder.iterdir()):
-            submitter = submitter_of(path.name)
-            if submitter is None:
-                continue
-            if submitter not in alive:
-                alive[submitter] = submitter.is_alive
-            if not alive[submitter]:
-                path.unlink(missing_ok=True)
-            elif path.suffix in (ROWS, PRUNE) and path.name not in self._in_progress and self._has_capacity:
-                self._start(path)
+    def _use(self, fifo: int | None) -> None:
+        """Wait for bytes from this FIFO from now on, and close the one before."""
+        with self._fifo_use:
+            before, self._fifo = self._fifo, fifo
+            if before is not None:
+                self._waiting.unregister(before)
+                os.close(before)
+            if fifo is not None:
+                self._waiting.register(fifo, select.POLLIN)
 
     @property
-    def _has_capacity(self) -> bool:
-        return len(self._in_progress) < IN_PROGRESS_MAX
+    def _reading(self) -> int:
+        assert self._fifo is not None
+        return self._fifo
 
-    def _start(self, path: Path) -> None:
+    def _has_folder(self) -> bool:
+        """Create the folder and its FIFO again if they were removed: without them no client can wake this thread."""
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._reading), (self._folder / WAKE).stat()):
+                return True
+        if self._throttle.due("folder"):
+            reason = f"{self._folder} was removed or replaced; it is created again"
+            code, path = "writes_folder_removed", self._log_path
+            record_reason("LOG_PROXIED_WRITES_OFF", logging.WARNING, code=code, reason=reason, log=path)
+        return self._attempt(self._open)
+
+    def _start_requests(self) -> None:
+        """Start the oldest request of each call, and remove the files of processes that have ended."""
+        try:
+            paths = sorted(self._folder.iterdir())
+        except OSError as error:
+            self._report(error)
+            return
+        names = {path.name for path in paths}
+        calls = {call: call.is_alive for call in map(call_of, names) if call is not None}
+        # A request that is gone was withdrawn, and a call without files has ended.
+        self._in_progress = {call: name for call, name in self._in_progress.items() if name in names}
+        self._failed = {call: error for call, error in self._failed.items() if call in calls}
+        for path in paths:
+            call = call_of(path.name)
+            if call is None:
+                continue
+            has_result = path.with_suffix(RESULT).name in names  # then its client removes both
+            if not calls[call]:
+                self._attempt(partial(path.unlink, missing_ok=True))
+            elif path.suffix in (ROWS, PRUNE) and call not in self._in_progress and not has_result:
+                self._in_progress[call] = path.name
+                self._start(path, call)
+
+    def _start(self, path: Path, call: Call) -> None:
+        if call in self._failed:
+            self._finish(path.name, self._failed[call])
+            return
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return  # the client withdrew it
-        self._in_progress.add(path.name)
+        except OSError as error:
+            self._report(error)
+            self._finish(path.name, LogError(f"the owner of {self._log_path} cannot read {path} ({error}); not stored"))
+            return
         try:
             if path.suffix == ROWS:
-                self._write(decode_rows(data), partial(self._done, path.name))
+                self._write(decode_rows(data), partial(self._done, path.name), partial(os.path.exists, path))
             else:
                 # It may take long, and rows must not wait for it.
                 pruning = partial(self._prune, path.name, decode_rules(data))
                 threading.Thread(target=inherit(pruning), name="zbus-log-prune", daemon=True).start()
         except ZbusError as error:
-            self._results.append((path.name, error))
-            self._wake()
+            self._finish(path.name, error)
 
     def _prune(self, name: str, rules: Rules) -> None:
         """Apply retention rules, on a thread of its own."""
@@ -179,23 +219,39 @@ class ProxiedWriteServer:
         except Exception as error:
             result = LogError(f"{self._log_path}: retention failed: {error!r}")
         if not self._closed:
-            self._results.append((name, result))
-            self._wake()
+            self._finish(name, result)
 
     def _write_results(self) -> None:
+        """Write the results that are known. Those that cannot be written are kept, and their calls have to wait."""
+        kept: list[tuple[str, Sequence[Any] | ZbusError]] = []
         while self._results:
             name, result = self._results.popleft()
-            self._attempt(partial(self._write_result, self._folder / name, result))
-            # If the result could not be written, the request is executed again, which stores nothing twice.
-            self._in_progress.discard(name)
+            call = call_of(name)
+            assert call is not None
+            if isinstance(result, ZbusError):
+                self._failed[call] = result
+            if self._attempt(partial(self._write_result, self._folder / name, result)):
+                self._in_progress.pop(call, None)
+            else:
+                kept.append((name, result))
+        self._results.extendleft(reversed(kept))
+        if not kept:
+            self._backoff.reset()
+        self._pause_s = min(CHECK_S, self._backoff.next()) if kept else CHECK_S
 
     def _write_result(self, request: Path, result: Sequence[Any] | ZbusError) -> None:
         if request.exists():  # otherwise the client withdrew it and does not wait
             write_file(request.with_suffix(RESULT), encode_result(result))
-            request.unlink(missing_ok=True)
+            self._attempt(partial(request.unlink, missing_ok=True))
 
-    def _attempt(self, step: Callable[[], None]) -> None:
+    def _attempt(self, step: Callable[[], None]) -> bool:
         try:
             step()
         except OSError as error:
+            self._report(error)
+            return False
+        return True
+
+    def _report(self, error: OSError) -> None:
+        if self._throttle.due((type(error), error.errno)):
             record("LOG_PROXIED_WRITE_FAILED", logging.WARNING, error, log=self._log_path)

@@ -2,13 +2,14 @@
 
     app.db-writes/
         wake                                 a FIFO that the owner reads: a byte means that a request was added
-        MOMENT-SERIAL-PID-STARTED.rows       a request to store rows; with `.prune`, a request to apply retention rules
-        MOMENT-SERIAL-PID-STARTED.result     the result of that request
+        MOMENT-CALL-PID-STARTED.rows         a request to store rows; with `.prune`, a request to apply retention rules
+        MOMENT-CALL-PID-STARTED.result       the result of that request
 
-A file is written under a temporary name and renamed when it is complete. Names sort by creation time, which is the
-order in which the owner executes the requests, and identify the process that wrote the file, so the owner can remove
-the files of processes that have ended. A request stays in the folder until its result is written. If the owner is
-killed, the next owner executes it.
+A file is written under a temporary name and renamed when it is complete. Names sort by creation time and identify the
+call that wrote the file. The owner executes the requests of one call one after the other, and none after one that
+failed, so they are stored in order. The calls of other threads and processes do not wait for it. The name also
+identifies the process, so the owner can remove the files of processes that have ended. A request stays in the folder
+until its result is written. If the owner is killed, the next owner executes it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WAKE = "wake"
 ROWS, PRUNE, RESULT, TEMPORARY = ".rows", ".prune", ".result", ".tmp"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_serials = itertools.count()
+_calls = itertools.count()
 _encode = msgspec.msgpack.Encoder().encode
 _Rows = Annotated[list[tuple[_Number, _Number, _Number, str, bytes, bytes | None]], msgspec.Meta(min_length=1)]
 _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
@@ -44,16 +45,17 @@ _decode_rules = msgspec.msgpack.Decoder(Rules).decode
 _decode_result = msgspec.msgpack.Decoder(tuple[bool, list[Any]]).decode
 
 
-class Submitter(NamedTuple):
-    """The process that wrote a file."""
+class Call(NamedTuple):
+    """A call that writes requests, and its process."""
 
+    number: int  # unique within its process
     pid: int
     started: int
 
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs, and so may wait for the result."""
-        return is_alive(*self)
+        return is_alive(self.pid, self.started)
 
 
 def writes_folder(log_path: str) -> Path:
@@ -61,16 +63,21 @@ def writes_folder(log_path: str) -> Path:
     return Path(f"{log_path}-writes")
 
 
-def new_stem() -> str:
+def new_call() -> Call:
+    """Return the identity of a call that this process begins."""
+    return Call(next(_calls), os.getpid(), started_at(os.getpid()))
+
+
+def new_stem(call: Call) -> str:
     """Return a file name without suffix that sorts after all earlier ones, even if the wall clock is set back."""
-    return f"{time.monotonic_ns():020d}-{next(_serials)}-{os.getpid()}-{started_at(os.getpid())}"
+    return "-".join([f"{time.monotonic_ns():020d}", *map(str, call)])
 
 
-def submitter_of(name: str) -> Submitter | None:
-    """Return the process that wrote a file, or None if the name does not have the form above."""
+def call_of(name: str) -> Call | None:
+    """Return the call that wrote a file, or None if the name does not have the form above."""
     try:
-        _, _, pid, started = name.partition(".")[0].split("-")
-        return Submitter(int(pid), int(started))
+        _, number, pid, started = name.partition(".")[0].split("-")
+        return Call(int(number), int(pid), int(started))
     except ValueError:
         return None
 

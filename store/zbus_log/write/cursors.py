@@ -3,6 +3,10 @@
 They are in a separate SQLite file beside the log, because a durable subscriber may run in another
 process than the log's owner, and the log's file has only one writer. A lease is a token, with which
 positions are stored, and a lock, which ends with its process.
+
+SQLite does not notice that its file was removed, and would acknowledge positions into a file that
+no process can open again. So each write first compares the file with the one beside the log, and if it
+is another one, stores the leases of this process again, with the positions that are in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, bindparam, delete, select, update
@@ -60,6 +65,15 @@ _ADVANCE = (
 Done = Callable[[ZbusError | None], None]
 
 
+@dataclass
+class _Held:
+    """A lease that this process holds."""
+
+    lock: NameLock
+    keys: str
+    offset: int  # the last position that was stored
+
+
 class SqliteCursors:
     """The cursors of one log. Every method except `advance` may block."""
 
@@ -68,41 +82,38 @@ class SqliteCursors:
         self._engine = make_engine(self.path)
         self._writes = SharedWrites()
         self.positions = SqlitePositions(self.path, self._engine, self._writes)
-        self._locks = NameLocks(f"{log_path}-leases")
-        self._held: dict[tuple[str, str], NameLock] = {}  # by name and token
+        self._locks = NameLocks(f"{log_path}-leases", beside=self.path)
+        self._held: dict[tuple[str, str], _Held] = {}  # by name and token
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
-        self._main = inherit(self._run)
         self._thread: threading.Thread | None = None
         self._ended = False
-        self._flushing = threading.Lock()
-        self._connection: Connection | None = None  # kept open for positions; used only while holding `_flushing`
+        self._flushing = threading.RLock()
+        self._connection: Connection | None = None  # kept open for writing; used only while holding `_flushing`
+        self._file: os.stat_result | None = None  # what that connection has open
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
         """Take the lease of a durable name. Raises `CursorError` if a running process holds it."""
         check_name(name)
         token = secrets.token_hex(16)
-        with ExitStack() as undo, log_errors(self.path), self._engine.connect() as connection:
-            _prepare(connection)
-            with self._writes.transaction(connection):
+        owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
+        lock = self._take(name, "holds its lease; a durable subscription has one subscriber at a time")
+        try:
+            with self._writing() as connection:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
-                lock = self._locks.take(name)
-                if lock is None:
-                    raise CursorError(
-                        name, f"{_holder(row)} holds its lease; a durable subscription has one subscriber at a time"
-                    )
-                undo.callback(lock.close)
-                owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
                 connection.execute(
                     upsert(_cursors)
                     .values(name=name, offset=start, updated_at=time.time_ns(), **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
-            undo.pop_all()
-        self._held[name, token] = lock
+        except BaseException:
+            lock.close()
+            raise
+        lease = Lease(token, start, ()) if row is None else Lease(token, int(row.offset), tuple(json.loads(row.keys)))
+        self._held[name, token] = _Held(lock, json.dumps(list(keys)), lease.offset)
         self._start()
-        return Lease(token, start, ()) if row is None else Lease(token, int(row.offset), tuple(json.loads(row.keys)))
+        return lease
 
     def advance(self, name: str, token: str, offset: int, done: Done | None = None) -> None:
         """Queue a position. Does not block. Cancelling the wait for `done` does not withdraw the position."""
@@ -126,23 +137,19 @@ class SqliteCursors:
         try:
             if (error := self._flush()) is not None:
                 raise error
-            with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
-                connection.execute(
-                    update(_cursors)
-                    .where(_cursors.c.name == name, _cursors.c.token == token)
-                    .values(owner_pid=None, token=None)
-                )
+            if (name, token) in self._held:
+                with self._writing() as connection:
+                    connection.execute(
+                        update(_cursors)
+                        .where(_cursors.c.name == name, _cursors.c.token == token)
+                        .values(owner_pid=None, token=None)
+                    )
         finally:
-            if (lock := self._held.pop((name, token), None)) is not None:
-                lock.close()
+            if (held := self._held.pop((name, token), None)) is not None:
+                held.lock.close()
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
-        if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
-            return []
-        with log_errors(self.path), self._engine.connect() as connection:
-            _prepare(connection)
-            rows = connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
         return [
             Cursor(
                 row.name,
@@ -151,12 +158,23 @@ class SqliteCursors:
                 row.updated_at,
                 _holder(row) if row.token is not None and self._locks.is_held(row.name) else None,
             )
-            for row in rows
+            for row in self._rows()
         ]
 
     def lowest(self) -> Cursor | None:
-        """Return the cursor that is furthest behind, where retention stops; None if there are no cursors."""
-        return min(self.list(), key=lambda cursor: cursor.offset, default=None)
+        """Return the cursor that is furthest behind, where retention stops. Its owner is not looked up."""
+        row = min(self._rows(), key=lambda row: int(row.offset), default=None)
+        return None if row is None else Cursor(row.name, row.offset, tuple(json.loads(row.keys)), row.updated_at, None)
+
+    def _rows(self) -> Sequence[Row[Any]]:
+        if self._held:
+            with self._flushing, log_errors(self.path):
+                self._current()  # a file that was removed has the positions of this process again
+        if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
+            return []
+        with log_errors(self.path), self._engine.connect() as connection:
+            _prepare(connection)
+            return connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
 
     def reset(self, name: str, offset: int) -> None:
         """Move a cursor in either direction. Raises `CursorError` if a subscriber uses it."""
@@ -179,28 +197,36 @@ class SqliteCursors:
             self._disconnect()
             self._flushing.release()
         while self._held:
-            self._held.popitem()[1].close()
+            self._held.popitem()[1].lock.close()
         self._engine.dispose()
 
     def _change(self, name: str, offset: int | None) -> None:
-        found = {cursor.name: cursor for cursor in self.list()}.get(name)
-        if found is None:
-            raise CursorError(name, "there is no such cursor")
-        with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
-            lock = self._locks.take(name)
-            if lock is None:
-                raise CursorError(name, f"{found.owner or 'another process'} uses it; stop that process first")
-            with closing(lock):
+        unknown = CursorError(name, "there is no such cursor")
+        if not any(row.name == name for row in self._rows()):  # before a lock creates a file
+            raise unknown
+        with closing(self._take(name, "uses it; stop that process first")):
+            with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
                 if offset is None:
-                    connection.execute(delete(_cursors).where(_cursors.c.name == name))
-                    self._locks.remove(name)
+                    changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
                     moved = update(_cursors).where(_cursors.c.name == name)
-                    connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+                    changed = connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+            if not changed.rowcount:
+                raise unknown
+            if offset is None:
+                self._locks.remove(name)
+
+    def _take(self, name: str, otherwise: str) -> NameLock:
+        """Lock a name. Not in a transaction: it may wait a little, and others could not store positions meanwhile."""
+        lock = self._locks.take(name)
+        if lock is None:
+            row = next((row for row in self._rows() if row.name == name), None)
+            raise CursorError(name, f"{_holder(row)} {otherwise}")
+        return lock
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name="zbus-log-cursors", daemon=True)
+            self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-cursors", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
@@ -214,15 +240,65 @@ class SqliteCursors:
                 ended = self._ended
             failed = self._flush() is not None
 
-    def _writing(self) -> Connection:
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Run one write transaction."""
+        with self._flushing, log_errors(self.path):
+            connection = self._current()
+            with self._writes.transaction(connection):
+                yield connection
+
+    def _current(self) -> Connection:
+        """Return a connection to the file that is beside the log now. Call it while holding `_flushing`."""
+        if self._connection is not None and not self._is_in_place():
+            self._disconnect()
         if self._connection is None:
-            self._connection = self._engine.connect()
+            connection = self._engine.connect()
+            try:
+                _prepare(connection)
+                self._file = self._stat()
+                if self._held:
+                    self._store_again(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _is_in_place(self) -> bool:
+        now = self._stat()
+        return now is not None and self._file is not None and os.path.samestat(now, self._file)
+
+    def _stat(self) -> os.stat_result | None:
+        try:
+            return os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            return None
+
+    def _store_again(self, connection: Connection) -> None:
+        """Store the leases of this process in a file that does not have them."""
+        held = list(self._held.items())
+        with self._writes.transaction(connection):
+            for (name, token), lease in held:
+                values = {"offset": lease.offset, "keys": lease.keys, "owner_pid": os.getpid(), "token": token}
+                insert = upsert(_cursors).values(name=name, updated_at=time.time_ns(), **values)
+                if lease.lock.is_in_place:
+                    connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
+                else:  # the locks were removed too, and another subscriber may have claimed the name
+                    connection.execute(insert.on_conflict_do_nothing(index_elements=["name"]))
+        reason = (
+            f"{self.path} was removed or replaced, and its positions are lost. Those of this process are stored again; "
+            "any other durable name starts like a new one"
+        )
+        names = [name for (name, _), _ in held]
+        record_reason(
+            "LOG_CURSORS_LOST", logging.ERROR, code="cursors_removed", reason=reason, path=self.path, durables=names
+        )
 
     def _flush(self) -> LogError | None:
         with self._flushing:  # a second caller waits until the positions that the first one took are stored
@@ -255,11 +331,14 @@ class SqliteCursors:
         rows = [
             {"which": name, "lease": token, "position": offset, "now": now} for (name, token), offset in pending.items()
         ]
-        with log_errors(self.path), self._writes.transaction(self._writing()):
-            self._writing().execute(_ADVANCE, rows)
+        with self._writing() as connection:
+            connection.execute(_ADVANCE, rows)
             names = {name for name, _ in pending}
-            found = self._writing().execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
+            found = connection.execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
             held = {(row.name, row.token) for row in found}
+        for lease, offset in pending.items():
+            if lease in held and lease in self._held:
+                self._held[lease].offset = max(offset, self._held[lease].offset)
         for name, _ in pending.keys() - held:
             reason = "the subscription was closed, or another subscriber claimed the name"
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
 
 from zbus.errors import LogDamaged, LogError, LogWriterFailed, renewed
 from zbus.observe.records import record
@@ -274,10 +275,12 @@ class Writer:
             if last > self._state.reserved:
                 self._reserve(last)
             self._insert(fresh, first)
+        except IntegrityError as error:  # this writer assigns every offset once, so another one has used these
+            self._after_failure(LogWriterFailed(self.path, f"another process writes to it: {error.orig}"), fresh, first)
         except SQLITE_ERRORS as error:
-            self._after_failure(as_log_error(self.path, error, writing=True), last)
+            self._after_failure(as_log_error(self.path, error, writing=True), fresh, first)
         except LogError as error:
-            self._after_failure(error, last)
+            self._after_failure(error, fresh, first)
         if fresh is batch:
             self._tailed = last
         self.head = last
@@ -312,7 +315,7 @@ class Writer:
             self._connection.exec_driver_sql(*encode_rows(rows, first, known | added))
         key_ids.update(added)
 
-    def _after_failure(self, error: LogError, last: int) -> None:
+    def _after_failure(self, error: LogError, rows: Sequence[Row], first: int) -> None:
         """Return if the failed commit was stored after all; otherwise raise its error, or `_OutcomeUnknown`."""
         if isinstance(error, LogWriterFailed | LogDamaged):
             cause = error.cause if isinstance(error, LogWriterFailed) else str(error)
@@ -321,10 +324,13 @@ class Writer:
         try:
             roll_back(self._connection)
             self._identities.forget()
-            stored = self._connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one() or 0
+            stored = self._connection.exec_driver_sql(
+                "SELECT publisher, sequence FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset",
+                (first, first + len(rows) - 1),
+            ).all()
         except SQLITE_ERRORS as failed:  # the outcome cannot be looked up either
             raise _OutcomeUnknown(as_log_error(self.path, failed, writing=True)) from failed
-        if stored != last:
+        if stored != [(row.publisher_id, row.sequence) for row in rows]:
             raise error
 
     # The head record and sealing.
@@ -334,6 +340,9 @@ class Writer:
         return self._sealed * BLOCK + BLOCK - 1
 
     def _reserve(self, last: int) -> None:
+        if not self._record.is_in_place:
+            reason = f"{self._record.path} was removed or replaced, so another process may own the log"
+            raise LogWriterFailed(self.path, reason)
         self._state = self._state._replace(reserved=last + RESERVE)
         try:
             self._record.update(self._state)
