@@ -108,5 +108,5 @@ def test_a_bridge_with_a_retired_direction_names_the_new_one(old: str, new: str)
 
 
 def test_a_retired_function_is_an_error_that_names_the_new_one() -> None:
-    with pytest.raises(AttributeError, match="'retain': renamed: use prune"):
+    with pytest.raises(AttributeError, match="no attribute 'retain'; renamed: use prune"):
         _ = zbus_log.retain

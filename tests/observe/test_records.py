@@ -284,10 +284,11 @@ async def test_a_flood_of_records_is_bounded_and_counted() -> None:
         await until(lambda: bus.stats().get("dropped_records", 0) >= 4000)
 
 
-async def test_a_closed_bus_hears_no_records() -> None:
+async def test_a_closed_bus_receives_no_records() -> None:
+    before = set(records._listeners)  # of objects that other tests left to garbage collection
     async with zbus.open(system_events="debug"):
-        assert len(records._listeners) == 1
-    assert records._listeners == ()
+        (own,) = set(records._listeners) - before
+    assert own not in records._listeners
 
 
 def test_the_command_line_writes_records_as_json() -> None:

@@ -77,7 +77,7 @@ async def test_what_a_write_waits_for_does_not_depend_on_hashes() -> None:
     writes = ProxiedWrites(entry)  # type: ignore[arg-type]
     batch = [Row(number, 0, 1, key, b"") for number, key in enumerate(keys)]
 
-    writes.take(batch, lambda answer: None)
+    writes.take(batch, lambda answer: None, lambda: True)
     await asyncio.sleep(0)
 
     assert list(writes._last) == [name for number, key in enumerate(keys) for name in (key, number)]

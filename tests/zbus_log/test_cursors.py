@@ -663,7 +663,7 @@ def test_positions_that_cannot_be_stored_again_yet_are_stored_later(path: Path, 
     remove(path)
     Path(f"{path}-cursors").mkdir()
 
-    with pytest.raises(LogError, match="unable to open"):
+    with pytest.raises(LogError, match="could not open it"):
         advance(log, "worker", token, 7)
     Path(f"{path}-cursors").rmdir()
 
