@@ -25,6 +25,7 @@ from . import bus as _async
 from .deliver.subscriber import EventSubscriber
 from .errors import BusClosed
 from .event import Event
+from .payload import check_many
 from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .schema.registry import Schemas as _AsyncSchemas
@@ -179,6 +180,7 @@ class Publisher:
 
     def publish_many(self, payloads: Iterable[Any], **options: Any) -> Sequence[int]:
         """Publish many events, like `EventPublisher.publish_many`. First reads all `payloads` in this thread."""
+        check_many(payloads)
         return self._call("publish", self._inner.publish_many(list(payloads), **options))
 
 
@@ -193,6 +195,7 @@ class Session:
 
     def publish_many(self, key: str, payloads: Iterable[Any], **options: Any) -> Sequence[tuple[int, int]]:
         """Publish many payloads, like `zbus.Session.publish_many`. First reads all `payloads` in this thread."""
+        check_many(payloads)
         return self._call("publish", self._inner.publish_many(key, list(payloads), **options))
 
     def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:

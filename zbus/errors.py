@@ -114,6 +114,8 @@ class PayloadInvalid(EventInvalid):
     def __str__(self) -> str:
         if self.event is None:
             return f"{self.reason}; not stored"
+        if not self.event.offset:
+            return f"event on {self.event.key!r}: {self.reason}; it is not stored on this node"
         return f"event at offset {self.event.offset} on {self.event.key!r}: {self.reason}; the log still has it"
 
 

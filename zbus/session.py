@@ -17,6 +17,7 @@ from .deliver.subscriber import EventSubscriber
 from .errors import ConfigInvalid, KeyInvalid, ZbusError
 from .headers import SpanHeaders
 from .keys import check_key
+from .payload import check_many
 from .ports.log import Row
 from .publish.entry import Entry
 from .util.identities import Identities
@@ -82,6 +83,7 @@ class Session:
         """
         entry = self._shared.entry
         key = entry.open_key(key)
+        check_many(payloads)
         own = entry.open_key(self.key(key))
         if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", key, headers, correlation_id) as span:

@@ -10,6 +10,7 @@ from typing import Any
 from zbus.errors import ZbusError
 from zbus.event import Offset
 from zbus.headers import SpanHeaders
+from zbus.payload import check_many
 from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
 from zbus.util.identities import first_identity
@@ -123,6 +124,7 @@ class EventPublisher:
                 span.note("messaging.batch.message_count", len(offsets))
                 return offsets
         self._check_key()
+        check_many(payloads)
         stored: list[int] = []
         waiting: deque[asyncio.Future[Stored]] = deque()
         try:
