@@ -39,6 +39,10 @@ def sub(
     """
     printer = EventPrinter()
     bus = open_source(log, transport)
+    if bus.config.log is None:
+        for option, given in (("--from", start != "new"), ("--durable", durable is not None)):
+            if given:
+                raise typer.BadParameter("a transport has no history: read a log with --log", param_hint=option)
     try:
         run(_sub(printer, bus, expressions, start, durable, count, timeout))
     except KeyboardInterrupt:
