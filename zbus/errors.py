@@ -34,6 +34,7 @@ Each error pickles, with its fields.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -84,13 +85,13 @@ class EventInvalid(ZbusError):
 class KeyInvalid(EventInvalid):
     """Raised for a key or key expression that one of the transports could not carry: all of them reject it."""
 
-    def __init__(self, key: object, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key, self.reason = key, reason
+    def __init__(self, key: object, reason: str, noun: str = "key") -> None:
+        super().__init__(key, reason, noun)
+        self.key, self.reason, self.noun = key, reason, noun
 
     def __str__(self) -> str:
         shown = repr(self.key)
-        return f"key {shown if len(shown) <= 120 else shown[:117] + '…'} rejected: {self.reason}"
+        return f"{self.noun} {shown if len(shown) <= 120 else shown[:117] + '…'} rejected: {self.reason}"
 
 
 class EventTooLarge(EventInvalid):
@@ -206,7 +207,10 @@ class LogReadOnly(LogError):
         self.path = path
 
     def __str__(self) -> str:
-        return f"{self.path} is open read-only here; not stored. Publish in the process that owns the log"
+        return (
+            f"{self.path} is open read-only here; not stored. Publish in the process that owns the log, or open it "
+            "without read_only=True"
+        )
 
 
 class LogLocked(LogError):
@@ -217,6 +221,11 @@ class LogLocked(LogError):
         self.path, self.pid = path, pid
 
     def __str__(self) -> str:
+        if self.pid == os.getpid():
+            return (
+                f"{self.path}: this process has it open already, and a log has one owner at a time: use that bus, or "
+                "open it here with read_only=True"
+            )
         return (
             f"{self.path} is owned by process {self.pid}, and a log has one owner at a time: "
             "publish there, or open it here with read_only=True"

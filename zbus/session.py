@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .deliver.subscriber import EventSubscriber
 from .errors import ConfigInvalid, KeyInvalid, ZbusError
-from .headers import SpanHeaders
+from .headers import CORRELATION_ID, SpanHeaders
 from .keys import check_key
 from .payload import check_many
 from .ports.log import Row
@@ -24,6 +24,7 @@ from .util.identities import Identities
 from .util.session_token import check_session_id, sign_session_token
 
 SESSIONS = "sessions"  # the first segment of every session's keys
+_GLOBAL_KEY = f"keys under {SESSIONS!r} belong to single sessions: name the global key"
 PAIRS_PER_COMMIT = 500
 BYTES_PER_COMMIT = 4 * 1024 * 1024
 PUBLISHERS_MAX = 10_000
@@ -54,7 +55,7 @@ class Session:
         """
         check_key(key)
         if key.partition("/")[0] == SESSIONS:
-            raise KeyInvalid(key, f"keys under {SESSIONS!r} belong to single sessions: name the global key")
+            raise KeyInvalid(key, _GLOBAL_KEY)
         return check_key(f"{SESSIONS}/{self.id}/{key}")
 
     async def publish(
@@ -88,6 +89,7 @@ class Session:
         if (tracing := entry.tracing) is not None and type(headers) is not SpanHeaders:
             with tracing.sending("publish", key, headers, correlation_id) as span:
                 return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
+        given = headers.get(CORRELATION_ID) if isinstance(headers, Mapping) else None
         stored: list[tuple[int, int]] = []
         chunk: list[tuple[bytes, bytes | None]] = []
         size = 0
@@ -97,7 +99,7 @@ class Session:
                 if stored and not chunk:  # the previous commit was awaited: access and transports may have changed
                     entry.open_key(key)
                     entry.open_key(own)
-                body, encoded = entry.encode(key, payload, headers, correlation_id or entry.token_hex(16))
+                body, encoded = entry.encode(key, payload, headers, correlation_id or given or entry.token_hex(16))
                 entry.validate(own, body)
                 chunk.append((body, encoded))
                 size += len(body) * 2
@@ -107,7 +109,10 @@ class Session:
             if chunk:
                 stored += await self._store(key, own, chunk)
         except ZbusError as error:
-            error.add_note(f"{len(stored)} payloads of this call were stored")
+            number = len(stored)
+            error.add_note(
+                "1 payload of this call was stored" if number == 1 else f"{number} payloads of this call were stored"
+            )
             raise
         return stored
 
@@ -121,6 +126,9 @@ class Session:
 
     def expressions(self, *key_exprs: str) -> list[str]:
         """Return key expressions of the session's own events for expressions of global keys."""
+        for each in key_exprs:
+            if isinstance(each, str) and each.partition("/")[0] == SESSIONS:
+                raise KeyInvalid(each, _GLOBAL_KEY)
         return [f"{SESSIONS}/{self.id}/{each}" for each in key_exprs or ("**",)]
 
     def token(self, ttl_s: float = 3600) -> str:

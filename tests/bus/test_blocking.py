@@ -339,3 +339,16 @@ def test_one_payload_in_place_of_a_list_is_rejected(bus: blocking.Bus, one: obje
         bus.session("alice").publish_many("a/b", one)  # type: ignore[arg-type]
 
     assert bus.head() == 0
+
+
+def test_an_event_acknowledges_itself(bus: blocking.Bus) -> None:
+    bus.publisher("a/b").publish_many([1, 2])
+    with bus.subscribe("a/**", durable="d", start="beginning") as sub:
+        event = sub.next(timeout=WAIT_S)
+        assert event is not None
+        event.ack()
+    with bus.subscribe("a/**", durable="d") as sub:
+        following = sub.next(timeout=WAIT_S)
+
+    assert following is not None
+    assert following.decode() == 2

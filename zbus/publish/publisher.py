@@ -193,7 +193,7 @@ async def _stored_before(stored: list[int], waiting: deque[asyncio.Future[Stored
             events += len((await waiting.popleft()).offsets)
         except ZbusError:
             pass
-    return f"{events} events of this call were stored"
+    return f"{events} events of this call were stored" if events != 1 else "1 event of this call was stored"
 
 
 def _retrieve_error(stored: asyncio.Future[Stored]) -> None:
