@@ -34,7 +34,6 @@ Each error pickles, with its fields.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -136,7 +135,7 @@ class SchemaInvalid(PayloadInvalid):
 
     @property
     def topic(self) -> str:
-        """The last segment of the key."""
+        """The last segment of the key whose payload was rejected, like `Event.topic`."""
         return self.key.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -214,14 +213,14 @@ class LogReadOnly(LogError):
 
 
 class LogLocked(LogError):
-    """Raised when another process owns the log. Nothing was opened or changed."""
+    """Raised when another process owns the log, or another bus of this process (`here`). Nothing was changed."""
 
-    def __init__(self, path: str, pid: int) -> None:
-        super().__init__(path, pid)
-        self.path, self.pid = path, pid
+    def __init__(self, path: str, pid: int, here: bool = False) -> None:
+        super().__init__(path, pid, here)
+        self.path, self.pid, self.here = path, pid, here
 
     def __str__(self) -> str:
-        if self.pid == os.getpid():
+        if self.here:
             return (
                 f"{self.path}: this process has it open already, and a log has one owner at a time: use that bus, or "
                 "open it here with read_only=True"

@@ -395,7 +395,7 @@ def test_a_wrong_value_in_the_environment_is_refused_like_an_argument(monkeypatc
     with pytest.raises(ConfigInvalid) as caught:
         zbus.open()
 
-    assert caught.value.field == "durability"
+    assert caught.value.field == "ZBUS_DURABILITY"
 
 
 RENAMED = {

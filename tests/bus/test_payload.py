@@ -283,7 +283,7 @@ def test_no_headers_are_stored_as_nothing() -> None:
 
 
 def test_headers_that_are_given_win_over_those_of_zbus() -> None:
-    encoded = encode_headers({"content-type": "image/png", "correlation-id": "mine"}, "other", "application/json")
+    encoded = encode_headers({"content-type": "image/png", "correlation-id": "mine"}, "mine", "application/json")
 
     assert decode_headers(encoded) == {"content-type": "image/png", "correlation-id": "mine"}
 

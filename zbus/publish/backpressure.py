@@ -67,6 +67,7 @@ class Backpressure:
         self._reasons[reason] = None
         if hasattr(reason, "key_exprs"):  # a subscription
             self._progress[reason] = self._monotonic()
+            self._watch()
         self.blocked = True
         self.blocked_count += 1
         if self._throttle.due():
@@ -99,8 +100,7 @@ class Backpressure:
             return
         waiter = _Waiter(concerned, self._monotonic())
         self._waiters[waiter] = None
-        if self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(STALLED_S, self._report_stalled)
+        self._watch()
         try:
             await waiter.woken
             while self.applies(concerned):
@@ -111,6 +111,11 @@ class Backpressure:
             if self._alarm is not None and not self._waiters:
                 self._alarm.cancel()
                 self._alarm = None
+
+    def _watch(self) -> None:
+        """Start the timer of the warning if a publisher waits and a subscription blocks."""
+        if self._alarm is None and self._progress and self._waiters:
+            self._alarm = asyncio.get_running_loop().call_later(STALLED_S, self._report_stalled)
 
     def _report_stalled(self) -> None:
         """Warn, once for each time that it blocks, about a subscription that publishers wait for and no task reads."""
@@ -134,7 +139,9 @@ class Backpressure:
                 )
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(STALLED_S / 5, self._report_stalled)
+            self._alarm = None
+        if self._progress:
+            self._alarm = asyncio.get_running_loop().call_later(STALLED_S / 5, self._report_stalled)
 
     def _wake(self) -> None:
         """Wake the first waiters that no reason concerns, then the next ones, until every one had its turn."""

@@ -101,7 +101,7 @@ class HeadRecord:
             except BlockingIOError:
                 pid = _OWNER.unpack(os.pread(self._fd, _OWNER.size, 16) or bytes(8))[0]
                 if (pid and is_running(pid)) or time.monotonic() > deadline:
-                    raise LogLocked(log_path, pid) from None
+                    raise LogLocked(log_path, pid, pid == os.getpid()) from None
                 time.sleep(0.002)
 
     def _load(self, log_path: str, accept_loss: bool) -> None:

@@ -250,7 +250,7 @@ class SqliteCursors:
 
 def _holder(row: Row[Any] | None) -> str:
     if row is not None and row.owner_pid == os.getpid():
-        return "this process has it open already and"
+        return f"this process has it open already: process {row.owner_pid}"
     return "another subscriber" if row is None or row.owner_pid is None else f"process {row.owner_pid}"
 
 
