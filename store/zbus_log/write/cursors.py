@@ -86,8 +86,11 @@ class SqliteCursors:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 lock = self._locks.take(name)
                 if lock is None:
+                    here = row is not None and row.owner_pid == os.getpid()
+                    where = "this process has it open already: " if here else ""
                     raise CursorError(
-                        name, f"{_holder(row)} holds its lease; a durable subscription has one subscriber at a time"
+                        name,
+                        f"{where}{_holder(row)} holds its lease; a durable subscription has one subscriber at a time",
                     )
                 undo.callback(lock.close)
                 owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
@@ -249,8 +252,6 @@ class SqliteCursors:
 
 
 def _holder(row: Row[Any] | None) -> str:
-    if row is not None and row.owner_pid == os.getpid():
-        return f"this process has it open already: process {row.owner_pid}"
     return "another subscriber" if row is None or row.owner_pid is None else f"process {row.owner_pid}"
 
 
