@@ -16,20 +16,22 @@ import functools
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from . import bus as _async
 from .deliver.subscriber import EventSubscriber
 from .errors import BusClosed
 from .event import Event
+from .payload import check_many
 from .ports.log import Schema
 from .publish.publisher import EventPublisher
 from .schema.registry import Schemas as _AsyncSchemas
 from .session import Session as _AsyncSession
 from .util.loop_thread import LoopEnded, LoopThread
+from .util.renamed import unknown_attribute
 
 if TYPE_CHECKING:
     from .config import BusConfig
@@ -40,6 +42,9 @@ __all__ = ["Bus", "Publisher", "Schemas", "Session", "Subscription", "open"]
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+_INSTEAD = dict.fromkeys(
+    ("publish", "publish_many", "emit"), "write: bus.publisher(key).publish(payload)"
+) | dict.fromkeys(("on", "cache", "cached", "serve"), "only zbus.open has it: it needs an event loop")
 BATCH_EVENTS_MAX = 512
 CLOSE_GRACE_S = 2.0
 
@@ -80,6 +85,9 @@ class Bus:
     request = _blocking(_async.Bus.request)
     switch_transport = _blocking(_async.Bus.switch_transport)
     receive_on = _blocking(_async.Bus.receive_on)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise unknown_attribute("'blocking.Bus' object", name, {}, _INSTEAD)
 
     def __enter__(self) -> Bus:
         self._opened = Future()
@@ -179,6 +187,7 @@ class Publisher:
 
     def publish_many(self, payloads: Iterable[Any], **options: Any) -> Sequence[int]:
         """Publish many events, like `EventPublisher.publish_many`. First reads all `payloads` in this thread."""
+        check_many(payloads)
         return self._call("publish", self._inner.publish_many(list(payloads), **options))
 
 
@@ -193,6 +202,7 @@ class Session:
 
     def publish_many(self, key: str, payloads: Iterable[Any], **options: Any) -> Sequence[tuple[int, int]]:
         """Publish many payloads, like `zbus.Session.publish_many`. First reads all `payloads` in this thread."""
+        check_many(payloads)
         return self._call("publish", self._inner.publish_many(key, list(payloads), **options))
 
     def subscribe(self, *key_exprs: str, **options: Any) -> Subscription:
@@ -258,6 +268,13 @@ class _Stream(Iterator[Event]):
         return len(self._ready) < self._batch_events
 
 
+class _Done:
+    """The result of a call that has ended, for code that awaits it all the same."""
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+
+
 class Subscription(_Stream):
     """A stream of events: `with bus.subscribe("shop/**") as sub: for event in sub: …`, for one thread at a time.
 
@@ -268,6 +285,9 @@ class Subscription(_Stream):
     def __init__(self, bus: Bus, subscriber: EventSubscriber) -> None:
         super().__init__(bus, subscriber)
         self._inner = subscriber
+        handle = subscriber._handle
+        if (acknowledge := handle.acknowledge) is not None:
+            handle.acknowledge = lambda offset: self._acknowledge(acknowledge(offset))  # `event.ack()` waits for it
 
     def __enter__(self) -> Subscription:
         self._call("subscribe", self._inner.__aenter__())
@@ -289,7 +309,14 @@ class Subscription(_Stream):
 
     def ack(self, event: Event) -> None:
         """Acknowledge an event of this durable subscription and all before it. Returns once that is on disk."""
-        self._call("acknowledge", event.ack())
+        event.ack()
+
+    def _acknowledge(self, acknowledging: Awaitable[None]) -> Awaitable[None]:
+        async def wait() -> None:
+            await acknowledging
+
+        self._call("acknowledge", wait())
+        return _Done()
 
     def close(self) -> None:
         """Stop receiving. Queued events can still be read. Stores the cursor of a durable subscription."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from .deliver.handlers import Handler, check_async, serve
 from .deliver.overflow import Overflow
@@ -25,6 +26,7 @@ from .publish.publisher import EventPublisher
 from .schema.registry import Schemas
 from .scope import Scope
 from .session import Session
+from .util.renamed import unknown_attribute
 
 if TYPE_CHECKING:
     from .config import BusConfig
@@ -34,6 +36,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
 A = TypeVar("A", bound=Answer)
+
+_INSTEAD = {
+    "publish": "write: publisher = await bus.publisher(key)",
+    "publish_many": "write: publisher = await bus.publisher(key)",
+    "emit": "write: publisher = await bus.publisher(key)",
+    "close": "write: await bus.aclose(), or use async with",
+}
+_LOG_NAMES = {"path", "file", "filename", "database", "db", "log_path"}  # what `log` may be called by mistake
+_HOW_TO_OPEN = 'write zbus.open("app.db", durability="os")'
 
 
 def open(  # noqa: A001 - zbus.open reads best
@@ -50,22 +61,36 @@ def open(  # noqa: A001 - zbus.open reads best
     `ZBUS_CONFIG` (or `config`) names. `session` is a Zenoh session of the application for the bus to use. Raises
     `ConfigInvalid` with the field and the reason.
     """
-    from .config import BusConfig, load_config
+    from .config import BusConfig, check_used, load_config
 
     if isinstance(config, BusConfig):
         if log is not None or settings:
             raise ConfigInvalid("config", "give a BusConfig or single settings, not both")
         return Bus(config, session)
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        kind = type(config).__name__
+        raise ConfigInvalid("config", f"must be a BusConfig or the path of a TOML file, not {kind}: {_HOW_TO_OPEN}")
+    for name in _LOG_NAMES & settings.keys():
+        raise ConfigInvalid(name, f"there is no such setting; the log is the first argument: {_HOW_TO_OPEN}")
     if log is not None:
         settings["log"] = os.fspath(log) if isinstance(log, os.PathLike) else log
-    return Bus(load_config(config, **settings), session)
+    loaded = load_config(config, **settings)
+    if session is None:  # a session of the application connects the bus, whatever the settings say
+        check_used(loaded, settings)
+    return Bus(loaded, session)
 
 
 class Bus:
     """An open bus. All of its methods belong to the event loop that entered it, except `stats`."""
 
     def __init__(self, config: BusConfig, session: Any = None) -> None:
+        if not hasattr(config, "session_secret"):
+            raise TypeError(f'zbus.Bus takes a BusConfig, not {type(config).__name__}: write zbus.open("app.db")')
         self._node = Node(config, session)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise `AttributeError`, with the call that replaces a name which other event buses have."""
+        raise unknown_attribute("'Bus' object", name, {}, _INSTEAD)
 
     # Opening and closing.
 
@@ -247,7 +272,7 @@ class Bus:
             raise NoResponders(key)
         if node.tracing is None:
             return await node.requests.request(key, payload, timeout, headers, correlation_id)
-        with node.tracing.sending("request", check_key(key), headers, correlation_id) as span:
+        with node.tracing.sending("request", check_key(key, "a request goes"), headers, correlation_id) as span:
             return await node.requests.request(key, payload, timeout, span.headers, correlation_id)
 
     def serve(self, key: str) -> Callable[[A], A]:
@@ -268,7 +293,7 @@ class Bus:
                     raise ConfigInvalid("read_only", "a read-only bus cannot serve requests")
                 requests.serve(key, handler if tracing is None else tracing.handler(handler))
 
-            check_key(key)
+            check_key(key, "a request goes")
             self._node.begin(begin)
             return handler
 
@@ -293,6 +318,8 @@ class Bus:
         the old ones and closes them. With a log, other nodes request the events that they miss in between. If
         cancelled, both transports stay in use.
         """
+        if isinstance(overlap_s, bool) or not isinstance(overlap_s, (int, float)) or not 0 <= overlap_s < math.inf:
+            raise ConfigInvalid("overlap_s", f"{overlap_s!r} must be a number of seconds, at least 0")
         await self._node.switch_transport(url, overlap_s)
 
     async def receive_on(self, *transports: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -25,6 +25,7 @@ from .util.session_token import SECRET_BYTES_MIN
 _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "must be a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
+_ALL_KEYS = ("all", "any", "everything", "true", "yes", "*")  # what `keep` may be set to by mistake
 _NEED_A_LOG = ("keep", "cold_dir", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
 
 
@@ -131,7 +132,7 @@ class BusConfig(BaseSettings):
 
     def __init__(self, **given: Any) -> None:
         check_variables("ZBUS_", self.renamed)
-        with config_errors("configuration", known=type(self).model_fields, renamed=self.renamed):
+        with name_variables(given), config_errors("configuration", known=type(self).model_fields, renamed=self.renamed):
             super().__init__(**given)
 
     @classmethod
@@ -154,6 +155,8 @@ class BusConfig(BaseSettings):
     def _log_named(cls, value: str | None) -> str | None:
         if value == "":
             raise ValueError("must not be an empty path; leave it out for a bus without a log")
+        if value == ":memory:":
+            raise ValueError('for a log in memory write zbus.open("memory")')
         return value
 
     @field_validator("cold_dir")
@@ -199,6 +202,17 @@ class BusConfig(BaseSettings):
     def _transports_named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(_TRANSPORT.fullmatch(each) for each in value):
             raise ValueError(_NO_TRANSPORT)
+        return value
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _keep_meant(cls, value: object) -> object:
+        """A single word would be a key, and '*' the keys of one segment: hardly what is meant."""
+        if isinstance(value, str) and value != "own":
+            if value.lower() == "own":
+                raise ValueError("must be 'own', in lower case, or key expressions")
+            if value.lower() in _ALL_KEYS:
+                raise ValueError('for the events of other nodes on all keys write keep=["**"]')
         return value
 
     @field_validator("keep")
@@ -285,12 +299,13 @@ def config_errors(
     renamed: Mapping[str, str] | None = None,
     within: str = "",
     noun: str = "setting",
+    prefix: str = "ZBUS_",
 ) -> Iterator[None]:
     """Raise the first problem of a pydantic `ValidationError` as `ConfigInvalid`, without the value: it may be secret.
 
     If a name is unknown, the error gives its new name from the table `renamed`, or else lists the `known` names; `noun`
     is the word for such a name. The field is `whole` if the problem is not in a single field, and follows `within`,
-    such as a file's name, if that is given. Items of a list are counted from 1.
+    such as a file's name, if that is given. Items of a list are counted from 1. `prefix` is that of the variables.
     """
     try:
         yield
@@ -306,7 +321,22 @@ def config_errors(
         field = cause.field if isinstance(cause, Contradiction) else ".".join(map(str, place)) or whole
         raise ConfigInvalid(": ".join(filter(None, (within, field))), reason) from None
     except SettingsError as error:  # a variable that must contain JSON, and does not
-        raise ConfigInvalid(whole, str(error)) from None
+        found = re.search(r'field "(\w+)"', str(error))
+        field = f"{prefix}{found[1]}".upper() if found else whole
+        raise ConfigInvalid(field, 'must be a JSON object, such as \'{"name": "value"}\'') from None
+
+
+@contextmanager
+def name_variables(given: Container[str]) -> Iterator[None]:
+    """Make an error about a setting name its variable if the value comes from the environment, and not from `given`."""
+    try:
+        yield
+    except ConfigInvalid as error:
+        field, dot, rest = error.field.partition(".")
+        variable = f"ZBUS_{field}".upper()
+        if field in given or field not in BusConfig.model_fields or variable not in map(str.upper, os.environ):
+            raise
+        raise ConfigInvalid(variable + dot + rest, error.reason) from None
 
 
 def check_variables(prefix: str, renamed: Mapping[str, str]) -> None:
@@ -315,6 +345,26 @@ def check_variables(prefix: str, renamed: Mapping[str, str]) -> None:
     for old, new in renamed.items():
         if (variable := f"{prefix}{old}".upper()) in found:
             raise ConfigInvalid(variable, renamed_to(f"{prefix}{new}".upper()))
+
+
+def check_used(config: BusConfig, given: Iterable[str]) -> None:
+    """Raise `ConfigInvalid` if one of the settings in `given`, which are arguments, has no effect.
+
+    Variables and files may be shared by several programs, so a setting that comes from there may have no effect.
+    """
+    names = {each.partition("://")[0].partition("+")[0] for each in config.transports or (config.transport,)}
+    for field in given:
+        reason = ""
+        if field in ("transport", "transports") and config.read_only and config.networked:
+            reason = "a read-only bus opens no transport: leave it out, or open the bus without read_only=True"
+        elif field in ("mode", "listen", "connect") and names == {"nats"} and config.mode != "embedded":
+            reason = "it is for Zenoh, and this bus uses nats: leave it out, or set transport to 'zenoh'"
+        elif field == "options" and not config.networked and config.options_for("zenoh"):
+            reason = "this bus opens no connection: set transport or mode, or leave the options out"
+        elif field == "keep" and config.keep != "own" and not config.networked:
+            reason = "it is for events of other nodes, and this bus opens no connection: set transport or mode"
+        if reason:
+            raise ConfigInvalid(field, reason)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **given: Any) -> BusConfig:
@@ -335,7 +385,8 @@ def load_only(*names: str, **given: Any) -> BusConfig:
     check_variables("ZBUS_", renamed)
     with config_errors("configuration"):
         found = _from_file(None) | EnvSettingsSource(BusConfig)()
-    return BusConfig.exactly(**{name: found[name] for name in (*names, *renamed) if name in found} | given)
+    with name_variables(given):
+        return BusConfig.exactly(**{name: found[name] for name in (*names, *renamed) if name in found} | given)
 
 
 def _from_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:

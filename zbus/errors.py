@@ -99,13 +99,13 @@ class EventInvalid(ZbusError):
 class KeyInvalid(EventInvalid):
     """Raised for a key or key expression that one of the transports could not carry: all of them reject it."""
 
-    def __init__(self, key: object, reason: str) -> None:
-        super().__init__(key, reason)
-        self.key, self.reason = key, reason
+    def __init__(self, key: object, reason: str, noun: str = "key") -> None:
+        super().__init__(key, reason, noun)
+        self.key, self.reason, self.noun = key, reason, noun
 
     def __str__(self) -> str:
         shown = repr(self.key)
-        return f"key {shown if len(shown) <= 120 else shown[:117] + '…'} rejected: {self.reason}"
+        return f"{self.noun} {shown if len(shown) <= 120 else shown[:117] + '…'} rejected: {self.reason}"
 
 
 class EventTooLarge(EventInvalid):
@@ -129,6 +129,8 @@ class PayloadInvalid(EventInvalid):
     def __str__(self) -> str:
         if self.event is None:
             return f"{self.reason}; not stored"
+        if not self.event.offset:
+            return f"event on {self.event.key!r}: {self.reason}; it is not stored on this node"
         return f"event at offset {self.event.offset} on {self.event.key!r}: {self.reason}; the log still has it"
 
 
@@ -148,7 +150,7 @@ class SchemaInvalid(PayloadInvalid):
 
     @property
     def topic(self) -> str:
-        """The last segment of the key."""
+        """The last segment of the key whose payload was rejected, like `Event.topic`."""
         return self.key.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -232,17 +234,25 @@ class LogReadOnly(LogError):
         self.path = path
 
     def __str__(self) -> str:
-        return f"{self.path} is open read-only here; not stored. Publish in the process that owns the log"
+        return (
+            f"{self.path} is open read-only here; not stored. Publish in the process that owns the log, or open it "
+            "without read_only=True"
+        )
 
 
 class LogLocked(LogError):
-    """Raised when another process owns the log. Nothing was opened or changed."""
+    """Raised when another process owns the log, or another bus of this process (`here`). Nothing was changed."""
 
-    def __init__(self, path: str, pid: int) -> None:
-        super().__init__(path, pid)
-        self.path, self.pid = path, pid
+    def __init__(self, path: str, pid: int, here: bool = False) -> None:
+        super().__init__(path, pid, here)
+        self.path, self.pid, self.here = path, pid, here
 
     def __str__(self) -> str:
+        if self.here:
+            return (
+                f"{self.path}: this process has it open already, and a log has one owner at a time: use that bus, or "
+                "open it here with read_only=True"
+            )
         return (
             f"{self.path} is owned by process {self.pid}, and a log has one owner at a time: "
             "publish there, or open it here with read_only=True"

@@ -141,14 +141,15 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False):
             type_ = self._handle.schema
         return decode_payload(self, type_)
 
-    async def ack(self) -> None:
+    def ack(self) -> Awaitable[None]:
         """Acknowledge this event and all before it. They are not redelivered to this durable subscription.
 
-        Returns when the acknowledgement is on disk. If cancelled, it may or may not have been stored.
+        Awaiting it returns when the acknowledgement is on disk. If cancelled, it may or may not have been stored. For
+        an event of `zbus.blocking`, the call itself returns then.
         """
         if self._handle is None or self._handle.acknowledge is None:
             raise CursorError("", "this event is not from a durable subscription; there is nothing to acknowledge")
-        await self._handle.acknowledge(self.offset)
+        return self._handle.acknowledge(self.offset)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):

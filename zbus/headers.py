@@ -53,6 +53,11 @@ def encode_headers(
         merged[CORRELATION_ID] = correlation_id
     if headers:
         merged.update(headers)
+        if correlation_id is not None and merged[CORRELATION_ID] != correlation_id:
+            raise EventInvalid(
+                f"correlation_id is {correlation_id!r}, and the header {CORRELATION_ID!r} is "
+                f"{merged[CORRELATION_ID]!r}: give one of them; not stored"
+            )
     for name, value in merged.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise EventInvalid(f"header name {name!r} rejected: lower-case letters, digits and -_. only; not stored")

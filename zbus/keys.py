@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 
 from .errors import KeyInvalid
 
+EXPRESSION = "key expression"
 KEY_BYTES_MAX = 1024
 SEGMENTS_MAX = 64
 KEYS_KNOWN_MAX = 10_000  # for each set of expressions
@@ -22,8 +23,8 @@ KEYS_KNOWN_MAX = 10_000  # for each set of expressions
 _ILLEGAL = re.compile(r"[\s\x00-\x1f\x7f-\x9f#?]")
 
 
-def check_key(key: str) -> str:
-    """Return `key` if it is a valid concrete key. Raises `KeyInvalid` with the reason.
+def check_key(key: str, use: str = "an event is published") -> str:
+    """Return `key` if it is a valid concrete key. Raises `KeyInvalid` with the reason; `use` is part of it.
 
     >>> check_key("shop/orders/created")
     'shop/orders/created'
@@ -32,7 +33,7 @@ def check_key(key: str) -> str:
     if key[0] == "@":
         raise KeyInvalid(key, "a leading '@' is reserved for the system")
     if "*" in key:
-        raise KeyInvalid(key, "an event is published to one concrete key, without wildcards")
+        raise KeyInvalid(key, f"{use} to one concrete key, without wildcards")
     if "$" in key:
         raise KeyInvalid(key, "'$' is reserved for the wildcard '$*'")
     return key if type(key) is str else str.__str__(key)  # encoders accept no subclasses, such as a StrEnum
@@ -45,13 +46,13 @@ def check_expression(expression: str) -> str:
     'shop/*/**'
     """
     if not isinstance(expression, str):
-        raise KeyInvalid(expression, f"a key expression is text, not {type(expression).__name__}")
+        raise KeyInvalid(expression, f"a key expression is text, not {type(expression).__name__}", EXPRESSION)
     return _canonical_expression(expression)
 
 
 @lru_cache(maxsize=16_384)
 def _canonical_expression(expression: str) -> str:
-    _check_common(expression)
+    _check_common(expression, EXPRESSION)
     segments = [_check_segment(expression, segment) for segment in expression.split("/")]
     return "/".join(_canonical(segments))
 
@@ -86,7 +87,7 @@ class KeySet:
     def __init__(self, expressions: Iterable[str]) -> None:
         self.expressions = tuple(dict.fromkeys(check_expression(each) for each in expressions))
         if not self.expressions:
-            raise KeyInvalid("", "name at least one key expression, such as '**'")
+            raise KeyInvalid("", "name at least one, such as '**'", EXPRESSION)
         self.unfiltered = False
         # Not a `Memo`: packages of `util` import this module.
         self._matches = lru_cache(KEYS_KNOWN_MAX)(partial(_matches_any, self.expressions))
@@ -121,22 +122,22 @@ def segment_pattern(segment: str) -> re.Pattern[str]:
 _pattern = lru_cache(maxsize=4096)(segment_pattern)
 
 
-def _check_common(key: str) -> None:
+def _check_common(key: str, noun: str = "key") -> None:
     if not isinstance(key, str):
-        raise KeyInvalid(key, f"a key is text, not {type(key).__name__}")
+        raise KeyInvalid(key, f"a key is text, not {type(key).__name__}", noun)
     if not key:
-        raise KeyInvalid(key, "it is empty")
+        raise KeyInvalid(key, "it is empty", noun)
     if len(key) > KEY_BYTES_MAX or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
-        raise KeyInvalid(key, f"it is over {KEY_BYTES_MAX} bytes")
+        raise KeyInvalid(key, f"it is over {KEY_BYTES_MAX} bytes", noun)
     if key[0] == "/" or key[-1] == "/" or "//" in key:
-        raise KeyInvalid(key, "it has an empty segment")
+        raise KeyInvalid(key, "it has an empty segment", noun)
     found = _ILLEGAL.search(key)
     if found:
-        raise KeyInvalid(key, f"it contains {found.group()!r}, which not every transport can carry")
+        raise KeyInvalid(key, f"it contains {found.group()!r}, which not every transport can carry", noun)
     if any("\ud800" <= character <= "\udfff" for character in key):
-        raise KeyInvalid(key, "it contains half a surrogate pair, which is not valid UTF-8")
+        raise KeyInvalid(key, "it contains half a surrogate pair, which is not valid UTF-8", noun)
     if key.count("/") >= SEGMENTS_MAX:
-        raise KeyInvalid(key, f"it has over {SEGMENTS_MAX} segments")
+        raise KeyInvalid(key, f"it has over {SEGMENTS_MAX} segments", noun)
 
 
 def _check_segment(expression: str, segment: str) -> str:
@@ -144,11 +145,15 @@ def _check_segment(expression: str, segment: str) -> str:
         return segment
     rest = segment.replace("$*", "")
     if "*" in rest:
-        raise KeyInvalid(expression, "'*' and '**' stand for whole segments; inside one, write '$*'")
+        if "." in expression and "/" not in expression:
+            meant = expression.replace(".", "/")
+            raise KeyInvalid(expression, f"segments are separated by '/': write {meant!r}", EXPRESSION)
+        raise KeyInvalid(expression, "'*' and '**' stand for whole segments; inside one, write '$*'", EXPRESSION)
     if "$" in rest:
-        raise KeyInvalid(expression, "'$' is legal only in '$*'")
+        raise KeyInvalid(expression, "'$' is legal only in '$*'", EXPRESSION)
     if segment[0] == "@" and rest != segment:
-        raise KeyInvalid(expression, "a segment that starts with '@' is literal and must not contain a wildcard")
+        reason = "a segment that starts with '@' is literal and must not contain a wildcard"
+        raise KeyInvalid(expression, reason, EXPRESSION)
     while "$*$*" in segment:
         segment = segment.replace("$*$*", "$*")
     return "*" if segment == "$*" else segment

@@ -19,7 +19,7 @@ from . import plugins
 from .deliver.dispatcher import Dispatcher
 from .deliver.log_reader import LogReader
 from .deliver.overflow import Overflow
-from .deliver.subscriber import EventSubscriber, Start, check_options
+from .deliver.subscriber import EventSubscriber, Start, check_options, check_schema
 from .errors import BusClosed, ConfigInvalid, LogRequired, TransportUnsupported, ZbusError
 from .event import Event
 from .keys import KeySet, check_key
@@ -134,7 +134,7 @@ class Node:
 
     async def _start(self) -> None:
         if self._executor is not None:
-            raise ZbusError("a bus is opened once: make another one")
+            raise ZbusError("a bus is opened once: create a new one with zbus.open(…)")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
         self._executor = self.runtime.executor(READ_THREADS, "zbus-read")
         self._opening = asyncio.ensure_future(self._open())
@@ -415,6 +415,7 @@ class Node:
         self.check_open("subscribe")
         keys, reader = KeySet(key_exprs), self.reader
         policy = check_options(reader, start, after, durable, queue_events, overflow)
+        check_schema(schema)
         with self.runtime.running():
             return EventSubscriber(
                 self,

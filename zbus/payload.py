@@ -6,6 +6,7 @@ encoded once here and marked with a content type.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -56,6 +57,14 @@ def encode_payload(payload: Any, limit_bytes: int) -> tuple[bytes, str | None]:
     return body, kind
 
 
+def check_many(payloads: object) -> None:
+    """Raise `PayloadInvalid` if `payloads` is one payload, whose keys or letters would be published one by one."""
+    one = isinstance(payloads, (str, bytes, bytearray, memoryview, Mapping)) or hasattr(type(payloads), "model_dump")
+    if one or not isinstance(payloads, Iterable):
+        name = type(payloads).__name__
+        raise PayloadInvalid(f"publish_many takes a list of payloads, not {name}: use publish() for one payload")
+
+
 def decode_payload(event: EventLike, type_: Any) -> Any:
     """Return the payload of `event` as `type_` (None: by its content type). Raises `PayloadInvalid`."""
     payload = event.payload
@@ -71,7 +80,7 @@ def decode_payload(event: EventLike, type_: Any) -> Any:
         return msgspec.json.decode(payload, type=type_, dec_hook=_model_of)
     except (ValueError, TypeError) as error:  # pydantic's and msgspec's validation errors are ValueErrors
         name = getattr(type_, "__name__", str(type_))
-        raise PayloadInvalid(f"the payload is not a {name}: {error}", event) from error
+        raise PayloadInvalid(f"the payload is not a valid {name}: {error}", event) from error
 
 
 def _encode_text(text: str) -> bytes:

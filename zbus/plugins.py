@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
 from .errors import ConfigInvalid
@@ -20,7 +20,12 @@ def open_log(config: BusConfig) -> Log | None:
     """Open the configured log, or return None without one. Blocks: call it off the event loop."""
     if config.log is None:
         return None
-    return cast("Log", _load("zbus.logs", log_scheme(config.log), "log")(config))
+    scheme = log_scheme(config.log)
+    if scheme not in _found("zbus.logs") and scheme.partition("+")[0] in _found("zbus.fabrics"):
+        raise ConfigInvalid(
+            "log", f'this is a transport, and the first argument is the log: write transport="{scheme}://…"'
+        )
+    return cast("Log", _load("zbus.logs", scheme, "log")(config))
 
 
 def log_scheme(log: str) -> str:
@@ -62,10 +67,14 @@ def open_cache(host: CacheHost, name: str, limits: Limits, wrapped: Wrapped | No
     return cast("Cache", _load("zbus.caches", "moka", "cache")(host, name, limits, wrapped))
 
 
+def _found(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
 def _load(group: str, name: str, field: str) -> Any:
-    found = {point.name: point for point in entry_points(group=group)}
+    found = _found(group)
     if name not in found:
-        raise ConfigInvalid(field, f"{name!r} is not installed; this installation has: {', '.join(sorted(found))}")
+        raise ConfigInvalid(field, f"there is no {field} {name!r}; this installation has: {', '.join(sorted(found))}")
     try:
         return found[name].load()
     except ImportError as error:

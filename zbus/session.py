@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from .deliver.subscriber import EventSubscriber
 from .errors import ConfigInvalid, KeyInvalid, LogError, ZbusError
-from .headers import takes_span
+from .headers import CORRELATION_ID, takes_span
 from .keys import check_key
+from .payload import check_many
 from .ports.log import Row
 from .publish.entry import Entry
 from .publish.publisher import stored_note
@@ -24,6 +25,7 @@ from .util.identities import Identities
 from .util.session_token import check_session_id, sign_session_token
 
 SESSIONS = "sessions"  # the first segment of every session's keys
+_GLOBAL_KEY = f"keys under {SESSIONS!r} belong to single sessions: name the global key"
 PAIRS_PER_COMMIT = 500
 BYTES_PER_COMMIT = 4 * 1024 * 1024
 SESSION_PUBLISHERS_MAX = 10_000
@@ -54,7 +56,7 @@ class Session:
         """
         check_key(key)
         if key.partition("/")[0] == SESSIONS:
-            raise KeyInvalid(key, f"keys under {SESSIONS!r} belong to single sessions: name the global key")
+            raise KeyInvalid(key, _GLOBAL_KEY)
         return check_key(f"{SESSIONS}/{self.id}/{key}")
 
     async def publish(
@@ -83,10 +85,12 @@ class Session:
         """
         entry = self._shared.entry
         key = entry.open_key(key)
+        check_many(payloads)
         own = entry.open_key(self.key(key))
         if (tracing := entry.tracing) is not None and takes_span(headers):
             with tracing.sending("publish", key, headers, correlation_id) as span:
                 return await self.publish_many(key, payloads, headers=span.headers, correlation_id=correlation_id)
+        given = headers.get(CORRELATION_ID) if isinstance(headers, Mapping) else None
         stored: list[tuple[int, int]] = []
         chunk: list[tuple[bytes, bytes | None]] = []
         size = 0
@@ -96,7 +100,7 @@ class Session:
                 if stored and not chunk:  # the previous commit was awaited: access and transports may have changed
                     entry.open_key(key)
                     entry.open_key(own)
-                body, encoded = entry.encode(key, payload, headers, correlation_id or entry.token_hex(16))
+                body, encoded = entry.encode(key, payload, headers, correlation_id or given or entry.token_hex(16))
                 entry.validate(own, body)
                 chunk.append((body, encoded))
                 size += len(body) * 2
@@ -107,7 +111,7 @@ class Session:
                 stored += await self._store(key, own, chunk)
         except ZbusError as error:
             unknown = len(error.events) // 2 if isinstance(error, LogError) and error.outcome == "unknown" else 0
-            error.add_note(stored_note(len(stored), unknown, "payloads"))
+            error.add_note(stored_note(len(stored), unknown, "payload"))
             raise
         return stored
 
@@ -121,6 +125,9 @@ class Session:
 
     def expressions(self, *key_exprs: str) -> list[str]:
         """Return key expressions of the session's own events for expressions of global keys."""
+        for each in key_exprs:
+            if isinstance(each, str) and each.partition("/")[0] == SESSIONS:
+                raise KeyInvalid(each, _GLOBAL_KEY)
         return [f"{SESSIONS}/{self.id}/{each}" for each in key_exprs or ("**",)]
 
     def token(self, ttl_s: float = 3600) -> str:

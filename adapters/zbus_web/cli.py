@@ -13,6 +13,7 @@ import typer
 
 import zbus
 from zbus.cli.apps import new_app
+from zbus.cli.failures import locked_hint
 from zbus.cli.render.output import encode_json, note, write
 from zbus.cli.serving import serve as run_until_stopped
 from zbus.errors import ConfigInvalid
@@ -89,7 +90,8 @@ async def _serve(log: str | None, settings: WebSettings, config: Path | None, *,
             folder = open_things.enter_context(tempfile.TemporaryDirectory(prefix="zbus-demo-"))
             log = str(Path(folder) / "demo.db")
         bus = _bus(log, config, read_only)
-        await open_things.enter_async_context(bus)
+        with locked_hint(f"only read it here: zbus serve {log or bus.config.log} --read-only"):
+            await open_things.enter_async_context(bus)
         server = await open_things.enter_async_context(serve_http(bus, settings))
         ready = {
             "ready": True,

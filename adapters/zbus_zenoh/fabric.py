@@ -7,6 +7,7 @@ because every other mode drops all replies but one.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ OWNERS_MAX = 10_000
 CLOSE_S = 1.0
 REDUNDANT_MAX = 64
 FINE_MAX = 200
+_SOURCE_LINE = re.compile(r"\.?\s+at \S+\.rs:\d+\.?")  # where in Zenoh's source code an error arose
 
 
 def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = None) -> ZenohFabric:
@@ -40,7 +42,7 @@ def open_fabric(config: BusConfig, url: str, session: zenoh.Session | None = Non
     if session is not None:
         return ZenohFabric(session, networked=True, owned=False)
     settings, networked = zenoh_config(config, url)
-    with _zenoh_errors("open a session"):
+    with _zenoh_errors("open a session", "; nothing was opened. Check the addresses in transport, listen and connect"):
         opened = zenoh.open(settings)
     fabric = ZenohFabric(opened, networked=networked, owned=True)
     fabric.endpoints, fabric.trust = config.listen, trust(settings)
@@ -269,12 +271,13 @@ def _is_included(expression: str, known: Mapping[str, zenoh.KeyExpr]) -> bool:
 
 
 @contextmanager
-def _zenoh_errors(doing: str) -> Iterator[None]:
+def _zenoh_errors(doing: str, advice: str = "") -> Iterator[None]:
     """Raise Zenoh's errors as `TransportError`."""
     try:
         yield
     except zenoh.ZError as error:
-        raise TransportError(f"zenoh could not {doing}: {error}") from error
+        reason = _SOURCE_LINE.sub("", str(error)).rstrip(".")
+        raise TransportError(f"zenoh could not {doing}: {reason}{advice}") from error
 
 
 if TYPE_CHECKING:

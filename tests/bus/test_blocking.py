@@ -329,3 +329,26 @@ def test_ctrl_c_ends_a_wait_in_the_main_thread_and_no_event_is_lost(log_path: Pa
 
     assert (output, errors) == ("interrupted\n[b'1', b'2']\nclosed\n", "")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("one", [{"a": 1}, "hello", b"hello"], ids=lambda one: type(one).__name__)
+def test_one_payload_in_place_of_a_list_is_rejected(bus: blocking.Bus, one: object) -> None:
+    with pytest.raises(zbus.PayloadInvalid, match="takes a list of payloads"):
+        bus.publisher("a/b").publish_many(one)  # type: ignore[arg-type]
+    with pytest.raises(zbus.PayloadInvalid, match="takes a list of payloads"):
+        bus.session("alice").publish_many("a/b", one)  # type: ignore[arg-type]
+
+    assert bus.head() == 0
+
+
+def test_an_event_acknowledges_itself(bus: blocking.Bus) -> None:
+    bus.publisher("a/b").publish_many([1, 2])
+    with bus.subscribe("a/**", durable="d", start="beginning") as sub:
+        event = sub.next(timeout=WAIT_S)
+        assert event is not None
+        event.ack()
+    with bus.subscribe("a/**", durable="d") as sub:
+        following = sub.next(timeout=WAIT_S)
+
+    assert following is not None
+    assert following.decode() == 2

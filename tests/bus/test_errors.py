@@ -13,6 +13,7 @@ import zbus
 from zbus import errors
 
 EVENT = zbus.Event(1, 2, 3, "a/b", b"x", {"h": "v"}, 4)
+UNSTORED = zbus.Event(1, 2, 3, "a/b", b"x", {"h": "v"})
 
 # One example of each class, with every field set.
 EXAMPLES: list[errors.ZbusError] = [
@@ -126,6 +127,10 @@ def test_every_error_speaks_in_words_and_not_in_a_tuple(error: errors.ZbusError)
         (errors.SubscriberLagged(("a/**",), 3, 0, 0, 10), "no log to replay them from"),
         (errors.PayloadInvalid("not a dict"), "not stored"),
         (errors.PayloadInvalid("not a dict", EVENT), "the log still has it"),
+        (
+            errors.PayloadInvalid("not a dict", UNSTORED),
+            "event on 'a/b': not a dict; it is not stored on this node",
+        ),
         (errors.LogRequired("replay"), "zbus.open('app.db')"),
         (errors.BusClosed("publish"), "cannot publish"),
     ],

@@ -328,7 +328,7 @@ def test_a_key_set_names_each_expression_once_in_canonical_form() -> None:
 
 
 def test_a_key_set_of_nothing_is_refused() -> None:
-    with pytest.raises(KeyInvalid, match="at least one key expression"):
+    with pytest.raises(KeyInvalid, match="name at least one"):
         KeySet([])
 
 

@@ -283,7 +283,7 @@ def test_no_headers_are_stored_as_nothing() -> None:
 
 
 def test_headers_that_are_given_win_over_those_of_zbus() -> None:
-    encoded = encode_headers({"content-type": "image/png", "correlation-id": "mine"}, "other", "application/json")
+    encoded = encode_headers({"content-type": "image/png", "correlation-id": "mine"}, "mine", "application/json")
 
     assert decode_headers(encoded) == {"content-type": "image/png", "correlation-id": "mine"}
 
@@ -349,3 +349,8 @@ def test_models_inside_lists_and_dicts_go_out_and_come_in_as_models() -> None:
     event = Event(1, 0, 1, "a/b", body, {"content-type": content_type or ""})
 
     assert event.decode(dict[str, list[_Item]]) == {"items": [_Item(id=1)]}
+
+
+def test_a_payload_of_another_type_is_said_to_be_no_valid_one() -> None:
+    with pytest.raises(PayloadInvalid, match="the payload is not a valid int"):
+        event_of("five").decode(int)

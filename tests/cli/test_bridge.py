@@ -233,6 +233,12 @@ def test_a_call_that_makes_no_sense_ends_with_two_and_one_line(arguments: list[s
     assert running.lines.empty()
 
 
+def test_one_url_between_is_said_to_be_too_few() -> None:
+    with command("bridge", "--between", "nats://a", "--keys", "a/**") as running:
+        assert running.wait() == 2
+    assert "--between takes two URLs" in running.errors[0]
+
+
 def test_a_side_that_is_not_there_ends_a_bridge_without_a_log_with_one(server: NatsServer) -> None:
     away = f"nats://127.0.0.1:{free_port()}"
     with command("bridge", "--between", away, "zenoh://127.0.0.1:1", "--keys", "a/**") as running:

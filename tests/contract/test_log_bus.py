@@ -380,7 +380,7 @@ async def test_the_stats_have_the_promise_of_the_log(url: str) -> None:
 
 
 async def test_a_scheme_that_no_package_has_is_an_error_that_names_those_installed(tmp_path: Path) -> None:
-    with pytest.raises(zbus.ConfigInvalid, match=r"'oracle' is not installed.*memory.*sqlite"):
+    with pytest.raises(zbus.ConfigInvalid, match=r"there is no log 'oracle'.*memory.*sqlite"):
         await zbus.open("oracle://somewhere").start()
 
 

@@ -28,7 +28,7 @@ async def test_positions_that_the_log_does_not_store_are_recorded(
     def fail(positions: object) -> None:
         raise LogError("the disk is full")
 
-    async with zbus.open(log_path, keep=["**"]) as bus:
+    async with zbus.open(config=zbus.BusConfig(log=str(log_path), keep=["**"])) as bus:
         network: Any = node_of(bus).network
         with recorded() as records, monkeypatch.context() as patched:
             patched.setattr(network._log.positions, "store", fail)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from mesh_fakes import FakeRuntime, recorded
 
+import zbus
 from zbus.observe.records import EVENT_BACKPRESSURE
+from zbus.publish import backpressure as module
 from zbus.publish.backpressure import RECORD_EVERY_S, WAKE_MAX, Backpressure
 from zbus.util.runtime import Runtime
 
@@ -218,3 +220,50 @@ async def test_the_record_names_the_reason_and_the_number_of_closings() -> None:
 
     about = {"code": "code", "reason": "the log is behind", "blocked_total": 1}
     assert found == [{"level": logging.INFO, "record": EVENT_BACKPRESSURE, **about}]
+
+
+class FullSubscription:
+    key_exprs = ("a/**",)
+
+
+async def test_a_publisher_that_waits_for_a_subscription_which_is_not_read_is_reported_once() -> None:
+    runtime = FakeRuntime()
+    backpressure, subscription = Backpressure(runtime), FullSubscription()
+    with recorded(logging.WARNING) as found:
+        backpressure.block(subscription, "queue_full", "a subscription's queue is full")
+        backpressure.block("log", "commit_behind", "the log is behind")
+        waiting = asyncio.create_task(backpressure.wait(lambda reasons: not reasons.isdisjoint({subscription, "log"})))
+        await settle()
+        runtime.advance(module.STALLED_S * 0.9)
+        backpressure.progressed(subscription)  # it is read, however slowly
+        runtime.advance(module.STALLED_S * 0.9)
+        backpressure._report_stalled()
+        assert found == []
+
+        for _ in range(3):
+            runtime.advance(module.STALLED_S)
+            backpressure._report_stalled()
+        backpressure.unblock(subscription)
+        backpressure.unblock("log")
+        await waiting
+
+    (record,) = found
+    assert (record["record"], record["code"]) == (EVENT_BACKPRESSURE, "subscription_not_read")
+    assert (record["keys"], record["blocked_total"]) == (("a/**",), 2)
+    assert "Read it in another task" in record["reason"]
+
+
+async def test_publishing_and_reading_in_one_task_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STALLED_S", 0.05)
+    with recorded(logging.WARNING) as found:
+        async with zbus.open("memory") as bus:
+            publisher = await bus.publisher("a/b")
+            async with bus.subscribe("a/**", queue_events=2, overflow="block"):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        for number in range(5):
+                            await publisher.publish(number)
+
+    assert [each["code"] for each in found] == ["subscription_not_read"]

@@ -262,3 +262,18 @@ async def test_failures_after_the_writer_stopped_have_an_exception_each(log_path
     assert [len(each.__notes__) for each in errors] == [1, 1, 1]
     assert len({len(traceback.extract_tb(each.__traceback__)) for each in errors}) == 1
     assert log._writer._stopped.__traceback__ is None
+
+
+@pytest.mark.parametrize("one", [{"a": 1}, "hello", b"hello", Order(id=1), 5, None], ids=lambda one: type(one).__name__)
+async def test_one_payload_in_place_of_a_list_is_rejected_and_stores_nothing(log_path: Path, one: object) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher, session = await bus.publisher("a/b"), bus.session("alice")
+        for call in (publisher.publish_many, lambda each: session.publish_many("a/b", each)):
+            with pytest.raises(zbus.PayloadInvalid) as caught:
+                await call(one)  # type: ignore[arg-type]
+
+            name = type(one).__name__
+            assert str(caught.value) == (
+                f"publish_many takes a list of payloads, not {name}: use publish() for one payload; not stored"
+            )
+        assert (await bus.head(), publisher.sequence) == (0, 0)

@@ -114,7 +114,7 @@ def test_a_subscription_is_replaced_without_losing_or_repeating_what_both_want(
 
     assert [receiver.next().sequence for _ in range(total)] == list(range(total))
     assert receiver.events.empty()
-    assert changes > 10
+    assert changes > 3  # often enough to have met the publisher in the midst
 
 
 def test_a_node_does_not_hear_itself_but_two_nodes_hear_each_other(server: NatsServer, fabric: DynamoNats) -> None:

@@ -235,7 +235,7 @@ def test_cursors_are_listed_moved_and_forgotten(log_path: Path) -> None:
     assert "billing" in run("cursors", log_path).stdout
 
     for target, offset in (("beginning", 0), ("end", 5), ("2", 2)):
-        done = run("cursors", log_path, "--reset", "billing", "--to", target)
+        done = run("cursors", log_path, "--reset", "billing", "--to", target, "--yes")
         assert (done.returncode, done.stdout) == (0, "")
         assert f"offset {offset}" in done.stderr
     with zbus.blocking.open(log_path, read_only=True) as bus, bus.subscribe("**", durable="billing") as subscription:
@@ -243,15 +243,15 @@ def test_cursors_are_listed_moved_and_forgotten(log_path: Path) -> None:
         assert event is not None
         assert event.offset == 3
 
-    assert run("cursors", log_path, "--delete", "billing").returncode == 0
+    assert run("cursors", log_path, "--delete", "billing", "--yes").returncode == 0
     assert lines("cursors", log_path, "--json") == []
 
 
 def test_a_cursor_that_is_unknown_or_in_use_is_left_alone(log_path: Path) -> None:
     fill(log_path, 5)
-    unknown = run("cursors", log_path, "--delete", "nobody")
+    unknown = run("cursors", log_path, "--delete", "nobody", "--yes")
     with zbus.blocking.open(log_path, read_only=True) as bus, bus.subscribe("**", durable="billing"):
-        used = run("cursors", log_path, "--reset", "billing", "--to", "beginning")
+        used = run("cursors", log_path, "--reset", "billing", "--to", "beginning", "--yes")
 
     for done, reason in ((unknown, "no such cursor"), (used, f"process {os.getpid()}")):
         assert (done.returncode, done.stdout) == (1, "")
@@ -285,6 +285,23 @@ def test_on_a_terminal_a_cursor_is_changed_only_after_a_yes(log_path: Path) -> N
     assert offset() == 2
     code, asked = on_a_terminal(b"", "cursors", log_path, "--reset", "billing", "--to", "1", "--yes")
     assert (code, "?" in asked) == (0, False)
+
+
+def test_without_a_terminal_a_cursor_is_changed_only_with_yes(log_path: Path) -> None:
+    fill(log_path, 5)
+    acknowledge(log_path, "billing", 4)
+    for change in (("--delete", "billing"), ("--reset", "billing", "--to", "end")):
+        done = run("cursors", log_path, *change)
+        assert done.returncode == 2
+        assert "give --yes" in done.stderr
+
+    assert lines("cursors", log_path, "--json")[0]["offset"] == 4
+
+
+def test_one_event_is_not_called_events(log_path: Path) -> None:
+    fill(log_path, 1)
+
+    assert ": 1 event up to offset 1, " in run("verify", log_path).stderr
 
 
 def test_retention_stops_at_a_durable_name_and_says_so(log_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_check_finds_every_stored_event_that_does_not_fit(log: Path) -> None:
     (found,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (found["offset"], found["key"], found["expression"]) == (1, "shop/orders/created", EXPRESSION)
     assert found["reason"].startswith("it is not JSON")
-    assert "3 events were checked; 1 are invalid" in done.stderr
+    assert "3 events were checked; 1 is invalid" in done.stderr
     assert run("check", log, "-n", 0).stdout == ""
 
 
@@ -158,6 +158,8 @@ def test_register_keeps_a_schema_unless_somebody_owns_the_log(log: Path, tmp_pat
         done = run("register", log, "y", file)
         assert done.returncode == 1
         assert "owned by process" in done.stderr
+        assert "register the schema in that process, or stop it first" in done.stderr
+        assert "read_only=True" not in done.stderr
     assert run("register", tmp_path / "none.db", "y", file).returncode == 2
     assert not (tmp_path / "none.db").exists()
 

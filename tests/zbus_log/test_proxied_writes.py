@@ -961,3 +961,29 @@ def test_a_folder_that_was_removed_is_reported_and_created_again(
         ("LOG_PROXIED_WRITE_FAILED", str(log_path)),
     ]
     assert records[0]["code"] == "writes_folder_removed"
+
+
+async def test_the_event_loop_of_the_owner_is_told_to_use_the_bus(log_path: Path) -> None:
+    async with zbus.open(log_path) as bus:
+        began = time.monotonic()
+        with pytest.raises(zbus.LogError, match=r"this process owns the log.*Use bus\.put"):
+            zbus_log.put(log_path, [[zbus_log.Row(1, 0, 1, "a/b", b"x")]])
+
+        assert time.monotonic() - began < 5.0
+        assert (await asyncio.to_thread(zbus_log.put, log_path, [[zbus_log.Row(1, 0, 1, "a/b", b"x")]])).events == 1
+        assert await bus.head() == 1
+
+
+@pytest.mark.parametrize(
+    ("chunks", "found"),
+    [
+        ([zbus_log.Row(1, 0, 1, "a/b", b"x")], "Row in place of a list of rows"),
+        ([[(1, 0, 1, "a/b", b"x")]], "tuple"),
+        ([[zbus.Event(1, 0, 1, "a/b", b"x")]], "Event"),
+        ([{"key": "a/b"}], "str"),
+    ],
+    ids=["flat", "tuple", "event", "dict"],
+)
+def test_rows_of_another_shape_are_named(log_path: Path, chunks: Any, found: str) -> None:
+    with pytest.raises(zbus.EventInvalid, match=f"put takes lists of zbus_log.Row.*, not {found}; it was not stored"):
+        zbus_log.put(log_path, chunks)

@@ -358,7 +358,7 @@ def test_the_commands_report_their_results(log: Path, capfd: pytest.CaptureFixtu
         )
         return capfd.readouterr().err
 
-    assert "offloaded 8,191 events from offset 1 to 8,191: 1 segments" in call(
+    assert "offloaded 8,191 events from offset 1 to 8,191: 1 segment" in call(
         "--max-events", "9000", "--master", "local[2]"
     )
     output = call("--trim", "--master", "local[2]")

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from web_support import DEADLINE_S, Served, SseClient, error_of, web
 
+import zbus
 from zbus.cli.app import run
 from zbus.config import load_config
 
@@ -190,3 +191,11 @@ async def test_another_process_can_serve_the_log_while_its_owner_publishes(log_p
                 assert await stream.offsets(1) == [2]
             async with httpx.AsyncClient(base_url=served.url, timeout=DEADLINE_S) as client:
                 assert json.loads((await client.get("/log")).content)["head"] == 2
+
+
+def test_a_log_that_another_process_owns_is_served_read_only(log_path: Path, rejected: Callable[..., str]) -> None:
+    with zbus.blocking.open(log_path):
+        said = rejected(log_path)
+
+    assert f"zbus serve {log_path} --read-only" in said
+    assert "read_only=True" not in said

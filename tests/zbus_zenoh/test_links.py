@@ -125,3 +125,13 @@ def test_a_password_in_the_url_is_refused_without_showing_it() -> None:
         zenoh_config(BusConfig(), "zenoh://node:hush@127.0.0.1:7447")
 
     assert "hush" not in str(caught.value)
+
+
+async def test_an_address_in_use_is_reported_without_the_source_code_of_zenoh(place: str) -> None:
+    async with zbus.open(mode="peer", listen=[f"tcp/{place}"]):
+        with pytest.raises(zbus.TransportError) as caught:
+            await zbus.open(mode="peer", listen=[f"tcp/{place}"]).start()
+
+    assert "Address already in use" in str(caught.value)
+    assert ".rs" not in str(caught.value)
+    assert str(caught.value).endswith("nothing was opened. Check the addresses in transport, listen and connect")

@@ -29,10 +29,18 @@ class Direction(StrEnum):
     reverse = "reverse"
 
 
+def _two_urls(urls: tuple[str, str] | None) -> tuple[str, str] | None:
+    if urls and any(each.startswith("-") for each in urls):
+        raise typer.BadParameter("--between takes two URLs, such as nats://127.0.0.1:4222 zenoh://127.0.0.1:7447")
+    return urls
+
+
 def bridge(
     between: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="URL URL", help="URLs of the two transports, such as nats://… zenoh://…."),
+        typer.Option(
+            metavar="URL URL", callback=_two_urls, help="URLs of the two transports, such as nats://… zenoh://…."
+        ),
     ] = None,
     keys: Annotated[
         list[str] | None, typer.Option(metavar="EXPR", help="Forward keys that match, such as 'shop/**'. Repeatable.")

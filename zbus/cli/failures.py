@@ -5,9 +5,12 @@ The exit code is 2 for errors that the caller can fix in the call, and 1 for err
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import typer
 
-from zbus.errors import ConfigInvalid, EventInvalid, LogRequired, SchemaConflict, SchemaError, ZbusError
+from zbus.errors import ConfigInvalid, EventInvalid, LogLocked, LogRequired, SchemaConflict, SchemaError, ZbusError
 from zbus.util.renamed import renamed_to
 
 from .renamed import OPTIONS, VALUES
@@ -16,6 +19,26 @@ ERROR, USAGE = 1, 2
 
 # The root of typer's own errors, through a name that every version of typer has.
 TyperError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+@contextmanager
+def locked_hint(advice: str) -> Iterator[None]:
+    """Add what to do on the command line to a `LogLocked`, whose own advice is for programs."""
+    try:
+        yield
+    except LogLocked as error:
+        if type(error) is LogLocked:
+            raise _LogLocked(error.path, error.pid, advice) from None
+        raise
+
+
+class _LogLocked(LogLocked):
+    def __init__(self, path: str, pid: int, advice: str) -> None:
+        super().__init__(path, pid)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.path} is owned by process {self.pid}, and a log has one owner at a time: {self.advice}"
 
 
 def describe(error: Exception) -> tuple[str, int]:

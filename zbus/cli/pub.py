@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from itertools import groupby
 from typing import Annotated
 
+import msgspec
 import typer
 
 import zbus
 from zbus.errors import ConfigInvalid
+from zbus.headers import CONTENT_TYPE, JSON
 from zbus.keys import check_key
 
 from .loop import run
@@ -16,6 +19,8 @@ from .options import LogOption, TransportOption
 from .reading import configured_log, open_networked
 from .render.output import encode_json, write
 from .stdin import read_all, read_lines
+
+JSON_TYPE = {CONTENT_TYPE: JSON}
 
 
 def pub(
@@ -35,6 +40,8 @@ def pub(
     ] = False,
 ) -> None:
     """Publish an event and print its offset once it is on disk, as one JSON line per event.
+
+    A payload that is a JSON object or array gets the header content-type=application/json, unless --header sets one.
 
     The log is created if it does not exist. A log has one owner: while another process owns it, publish from there.
     """
@@ -60,7 +67,7 @@ def pub(
 async def _publish(bus: zbus.Bus, key: str, payload: bytes, headers: dict[str, str]) -> None:
     async with bus:
         publisher = await bus.publisher(key)
-        offset = await publisher.publish(payload, headers=headers)
+        offset = await publisher.publish(payload, headers=_with_type(payload, headers))
         write(_stored(int(offset), offset.publisher_id, offset.sequence))
 
 
@@ -68,10 +75,26 @@ async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> No
     async with bus:
         publisher = await bus.publisher(key)
         async for lines in read_lines(bus.config.payload_bytes_max):
-            first = publisher.sequence
-            offsets = await publisher.publish_many(lines, headers=headers)
-            found = enumerate(offsets, first)
-            write(b"".join(_stored(offset, publisher.publisher_id, sequence) for sequence, offset in found))
+            for typed, group in groupby(lines, _is_json):
+                first = publisher.sequence
+                offsets = await publisher.publish_many(list(group), headers=JSON_TYPE | headers if typed else headers)
+                found = enumerate(offsets, first)
+                write(b"".join(_stored(offset, publisher.publisher_id, sequence) for sequence, offset in found))
+
+
+def _with_type(payload: bytes, headers: dict[str, str]) -> dict[str, str]:
+    return JSON_TYPE | headers if _is_json(payload) else headers
+
+
+def _is_json(payload: bytes) -> bool:
+    """Return whether a payload is a JSON object or array. A number or a word alone may be plain text."""
+    if payload.strip()[:1] not in (b"{", b"["):
+        return False
+    try:
+        msgspec.json.decode(payload)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _stored(offset: int, publisher_id: int, sequence: int) -> bytes:

@@ -41,6 +41,10 @@ def sub(
     """
     printer = EventPrinter()
     bus = open_source(log, transport)
+    if bus.config.log is None:
+        for option, given in (("--from", start != "new"), ("--durable", durable is not None)):
+            if given:
+                raise typer.BadParameter("a transport has no history: read a log with --log", param_hint=option)
     with reporting_timeout(printer, count, timeout):
         try:
             run(print_subscription(bus, printer, expressions, count, timeout, start=start, durable=durable))

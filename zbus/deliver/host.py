@@ -23,6 +23,9 @@ class Backpressure(Protocol):
     def unblock(self, reason: object) -> None:
         """Unblock the publishers that waited because of `reason`."""
 
+    def progressed(self, reason: object) -> None:
+        """Note that the subscription `reason` was read while it blocks publishers."""
+
 
 class Validators(Protocol):
     """Validates events against the registered schemas when they are read."""

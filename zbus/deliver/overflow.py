@@ -178,6 +178,7 @@ class Block(Policy):
 
     def taken(self) -> None:
         """Fill the queue from the backlog. Once both are short enough, publishers continue."""
+        self._backpressure.progressed(self._subscription)
         self._backlog.move_to(self._queue)
         if not self._behind and self._queue.events <= self._queue.capacity // 2:
             self.follows_reads = False

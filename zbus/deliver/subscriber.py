@@ -213,6 +213,8 @@ class EventSubscriber:
         acknowledged still come one at a time. Returns [] after `wake` if no event waits, and None if the
         subscription or the bus was closed.
         """
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ConfigInvalid("limit", f"{limit!r} must be a whole number, at least 1")
         while not (self._queue or self._woken or self._closed or self._failed):
             await self._refill()
         woken, self._woken = self._woken, False
@@ -451,6 +453,13 @@ class EventSubscriber:
         return SubscriberLagged(self.key_exprs, queue_events=self.queue_events, **span)
 
 
+def check_schema(schema: object) -> None:
+    """Raise `ConfigInvalid` if `schema` is a value and not a type: every payload would be rejected."""
+    if isinstance(schema, (str, bytes, int, float, dict, list, tuple, set)):
+        reason = f"must be the type that payloads decode to, such as dict or a pydantic model, not {schema!r:.80}"
+        raise ConfigInvalid("schema", reason)
+
+
 def check_options(
     reader: LogReader,
     start: Start,
@@ -480,4 +489,6 @@ def check_options(
     if after is not None and start != "new":
         raise ConfigInvalid("after", "give either `start` (that event included) or `after` (excluded), not both")
     check_offset_or_time("after", after)
+    if durable is not None and (not isinstance(durable, str) or not durable):
+        raise ConfigInvalid("durable", f"{durable!r} must be the name of the durable subscription")
     return name  # type: ignore[return-value]

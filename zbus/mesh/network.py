@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, NoResponders, TransportError, TransportUnsupported
+from zbus.errors import BusClosed, ConfigInvalid, NoResponders, TransportError, TransportUnsupported
 from zbus.event import Event
 from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
 from zbus.ports.fabric import Fabric
@@ -169,7 +169,11 @@ class Network:
         await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
 
     async def receive_on(self, labels: Sequence[str]) -> None:
-        """Receive only on the links with these names. The others still send."""
+        """Receive only on the links with these names. The others still send. Raises `ConfigInvalid`."""
+        for each in labels:
+            if not any(self._receives(link, (each,)) for link in self.links):
+                names = ", ".join(link.label for link in self.links) or "none"
+                raise ConfigInvalid("receive_on", f"{each!r} is not a transport of this bus, which has: {names}")
         for link in self.links:
             link.receiving = self._receives(link, labels)
         await self._declare()

@@ -74,7 +74,10 @@ RECORDS: dict[str, RecordInfo] = {
         "code, reason, key, topic, payload, payload_bytes, expected_hash, expression, mode, offset",
     ),
     "EVENT_BACKPRESSURE": RecordInfo(
-        "INFO", "Publishers began to wait; at most one record per second.", "code, reason, blocked_total"
+        "INFO, WARNING",
+        "Publishers began to wait; at most one record per second (INFO). A publisher waits for a subscription that is "
+        "not read (WARNING).",
+        "code, reason, blocked_total, keys",
     ),
     "EVENT_SUBSCRIBER_SLOW": RecordInfo(
         "DEBUG, WARNING",
@@ -88,7 +91,9 @@ RECORDS: dict[str, RecordInfo] = {
         "A replay failed (INFO), or a repair was given up for now (WARNING).",
         "code, reason, keys, origin, events",
     ),
-    "HANDLER_FAILED": RecordInfo("ERROR", "A handler of `bus.serve` raised an exception.", "key"),
+    "HANDLER_FAILED": RecordInfo(
+        "ERROR", "A handler of `bus.serve` raised an exception; the requester gets it as `HandlerFailed`.", "key"
+    ),
     "REPLY_FAILED": RecordInfo(
         "WARNING, ERROR", "A reply could not be made or sent.", f"code, reason, key; in zmq: {_SOURCE}, detail"
     ),
@@ -135,7 +140,11 @@ RECORDS: dict[str, RecordInfo] = {
         "A bus was closed before the position of a durable subscription was stored; events may be delivered again.",
         "durable, code, reason",
     ),
-    "LEASE_LOST": RecordInfo("WARNING", "Another subscriber claimed a durable subscription.", "durable, code, reason"),
+    "LEASE_LOST": RecordInfo(
+        "WARNING",
+        "A position was not stored: the durable subscription was closed, or another subscriber claimed its name.",
+        "durable, code, reason",
+    ),
     "LOG_TRUNCATED": RecordInfo(
         "WARNING", "The end of a log is missing; it continues in a new epoch.", "path, head, code, reason"
     ),
@@ -169,6 +178,7 @@ CODES: dict[str, str] = {
     "payload_invalid": "A payload cannot be decoded into the type of the handler.",
     "queue_full": "A subscription's queue is full.",
     "replay_failed": "The log could not be read.",
+    "subscription_not_read": "A publisher has waited 5 s for a full subscription with overflow='block'.",
     "spilled": "A subscription's queue is full; it continues from the log.",
     # Between nodes.
     "close_failed": "A transport raised an error while it was closed.",

@@ -10,6 +10,7 @@ from typing import Any
 from zbus.errors import LogError
 from zbus.event import Offset
 from zbus.headers import SpanHeaders, takes_span
+from zbus.payload import check_many
 from zbus.ports.log import Row, Stored
 from zbus.scope import Scope
 from zbus.util.identities import first_identity
@@ -125,6 +126,7 @@ class EventPublisher:
                 span.note("messaging.batch.message_count", len(offsets))
                 return offsets
         self._check_key()
+        check_many(payloads)
         stored: list[int] = []
         waiting: deque[asyncio.Future[Stored]] = deque()
         try:
@@ -198,12 +200,13 @@ async def _add_outcome(error: Exception, stored: int, waiting: deque[asyncio.Fut
     if isinstance(error, LogError):
         error.events = tuple([event for each in failed for event in each.events])
         error.outcome = "unknown" if unknown else error.outcome
-    error.add_note(stored_note(stored, unknown, "events"))
+    error.add_note(stored_note(stored, unknown, "event"))
 
 
 def stored_note(stored: int, unknown: int, noun: str) -> str:
     """Return the note of an error that ended a call with many events."""
-    return f"{stored} {noun} of this call are stored" + (f"; {unknown} more may be" if unknown else "")
+    many = f"1 {noun} of this call is stored" if stored == 1 else f"{stored} {noun}s of this call are stored"
+    return many + (f"; {unknown} more may be" if unknown else "")
 
 
 def _retrieve_error(stored: asyncio.Future[Stored]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,13 +46,16 @@ class Renamed:
         raise unknown_attribute(f"{owner.__name__!r} object", self._old, {self._old: self._new})
 
 
-def unknown_attribute(owner: str, name: str, renamed: Mapping[str, str]) -> AttributeError:
-    """Return the error for an attribute that does not exist, with a hint if it was renamed.
+def unknown_attribute(
+    owner: str, name: str, renamed: Mapping[str, str], instead: Mapping[str, str] = MappingProxyType({})
+) -> AttributeError:
+    """Return the error for an attribute that does not exist, with a hint if it was renamed or `instead` has one.
 
     >>> print(unknown_attribute("module 'zbus'", "LogOwned", {"LogOwned": "LogLocked"}))
     module 'zbus' has no attribute 'LogOwned'; renamed: use LogLocked
     """
-    hint = f"; {renamed_to(renamed[name])}" if name in renamed else ""
+    hint = renamed_to(renamed[name]) if name in renamed else instead.get(name, "")
+    hint = f"; {hint}" if hint else ""
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 

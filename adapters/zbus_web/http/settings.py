@@ -111,7 +111,7 @@ class WebSettings(BaseSettings):
 
     def __init__(self, **given: Any) -> None:
         check_variables("ZBUS_WEB_", self.renamed)
-        with config_errors("web", known=type(self).model_fields, renamed=self.renamed):
+        with config_errors("web", known=type(self).model_fields, renamed=self.renamed, prefix="ZBUS_WEB_"):
             super().__init__(**given)
 
     @property
@@ -132,6 +132,13 @@ class WebSettings(BaseSettings):
                 f"other machines can reach {self.host}, and no token is configured: they could read and publish. "
                 "Configure a token with --token-file or `tokens`, or listen on 127.0.0.1. Nothing was opened",
             )
+
+
+def check_settings(settings: object) -> WebSettings:
+    """Return the settings. Raises `TypeError` if they are not a `WebSettings`, such as a dict."""
+    if not isinstance(settings, WebSettings):
+        raise TypeError(f"settings must be a WebSettings, not {type(settings).__name__}: write WebSettings(port=7480)")
+    return settings
 
 
 def load_settings(path: str | os.PathLike[str] | None = None, **given: Any) -> WebSettings:

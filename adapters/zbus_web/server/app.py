@@ -12,7 +12,7 @@ from zbus_web.events import event_stream, publish
 from zbus_web.graphql import endpoint as graph
 from zbus_web.http import assets
 from zbus_web.http.http_errors import HANDLERS
-from zbus_web.http.settings import WebSettings
+from zbus_web.http.settings import WebSettings, check_settings
 from zbus_web.http.streams import Streams
 from zbus_web.introspect import pages
 from zbus_web.introspect.activity import Activity
@@ -29,7 +29,7 @@ def create_app(bus: zbus.Bus, settings: WebSettings | None = None) -> Starlette:
     async with zbus.open("app.db") as bus:
         app = create_app(bus)
     """
-    settings = settings or WebSettings()
+    settings = WebSettings() if settings is None else check_settings(settings)
     secret = bus.config.session_secret
     access = Authenticator(settings, secret.get_secret_value().encode() if secret is not None else None)
     activity = Activity(bus)

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 import zbus
 from zbus.errors import ConfigInvalid
 from zbus_web.http.protocol import limited
-from zbus_web.http.settings import WebSettings
+from zbus_web.http.settings import WebSettings, check_settings
 from zbus_web.http.streams import SERVER_STOPPING
 
 from .app import create_app
@@ -76,7 +76,7 @@ async def serve(bus: zbus.Bus, settings: WebSettings | None = None) -> AsyncIter
     async with zbus.open("app.db") as bus, serve(bus, WebSettings(port=0)) as server:
         print(server.url)
     """
-    settings = settings or WebSettings()
+    settings = WebSettings() if settings is None else check_settings(settings)
     settings.check_reachable()
     listener = listen(settings)
     try:

@@ -85,9 +85,12 @@ def _position(log: SqliteLog, text: str) -> int:
 
 
 def _confirm(prompt: str, yes: bool) -> None:
-    """Ask for confirmation, but only on a terminal: a script has decided already."""
-    if not yes and os.isatty(0):
-        typer.confirm(prompt, abort=True, err=True)
+    """Ask for confirmation on a terminal. A script confirms with --yes."""
+    if yes:
+        return
+    if not os.isatty(0):
+        raise typer.BadParameter("there is no terminal to ask for confirmation: give --yes", param_hint="--yes")
+    typer.confirm(prompt, abort=True, err=True)
 
 
 def _table(listed: list[dict[str, Any]]) -> Table:

@@ -8,7 +8,7 @@ import typer
 
 from zbus.cli.options import JsonOption, MaxAgeOption, MaxBytesOption
 from zbus.cli.render.output import encode_json, note, progress, write
-from zbus.cli.render.values import OFFSET_MAX
+from zbus.cli.render.values import OFFSET_MAX, counted
 from zbus.errors import ConfigInvalid
 from zbus_log.client.proxied_writes import prune as prune_log
 from zbus_log.retention import Rules
@@ -50,6 +50,6 @@ def prune(
     if json:
         write(encode_json(trimmed._asdict()))
         return
-    note(f"removed {trimmed.removed:,} events; the log now starts after offset {trimmed.low_water:,}")
+    note(f"removed {counted(trimmed.removed, 'event')}; the log now starts after offset {trimmed.low_water:,}")
     if trimmed.held_by is not None:
         note(f"durable {trimmed.held_by!r} has not acknowledged later events; --ignore-cursors removes them too")

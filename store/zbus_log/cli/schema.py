@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 import zbus
 from zbus.cli.apps import new_app
-from zbus.cli.failures import ERROR
+from zbus.cli.failures import ERROR, locked_hint
 from zbus.cli.options import JsonOption
 from zbus.cli.render.eventline import iso_time
 from zbus.cli.render.output import encode_json, note, progress, show, write
@@ -84,12 +84,12 @@ def check(
     log: LogArgument,
     expression: Annotated[
         str | None,
-        typer.Argument(metavar="[EXPR", help="Check a new schema for this expression …", show_default=False),
+        typer.Argument(metavar="EXPR", help="Check a new schema for this expression …", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE]",
+            metavar="FILE",
             help="… which is in this file.",
             exists=True,
             dir_okay=False,
@@ -117,7 +117,9 @@ def check(
             note(f"{log} has no schemas: every event is valid")
             return
         checked, wrong = _check_events(found, checks, list(active_schemas(versions)), limit)
-    note(f"{checked:,} events were checked; {sum(wrong.values()):,} are invalid")
+    checked_events = "1 event was" if checked == 1 else f"{checked:,} events were"
+    invalid = sum(wrong.values())
+    note(f"{checked_events} checked; {invalid:,} {'is' if invalid == 1 else 'are'} invalid")
     for each, events in wrong.items():
         note(f"  {each}: {events:,}")
     if wrong:
@@ -150,7 +152,10 @@ def register(
 ) -> None:
     """Register a JSON Schema in a log. If a running process owns the log, register it in that process instead."""
     check_is_there(log)
-    with zbus.blocking.open(config=zbus.BusConfig.exactly(log=str(log))) as bus:
+    with (
+        locked_hint("register the schema in that process, or stop it first"),
+        zbus.blocking.open(config=zbus.BusConfig.exactly(log=str(log))) as bus,
+    ):
         schema = bus.schemas.register(expression, file.read_bytes(), mode=cast("Any", mode), force=force)
     write(encode_json(_as_json(schema)))
 

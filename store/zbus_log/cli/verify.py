@@ -8,6 +8,7 @@ import typer
 
 from zbus.cli.failures import ERROR
 from zbus.cli.render.output import note, progress, write
+from zbus.cli.render.values import counted
 from zbus_log.read.verify import verify as check
 
 from .options import LogArgument, check_is_there, opened
@@ -39,4 +40,4 @@ def verify(
     if report.problems:
         note(f"zbus: {log}: problems found: {len(report.problems)}")
         raise typer.Exit(ERROR)
-    note(f"{log}: {report.events:,} events up to offset {report.head:,}, no problems")
+    note(f"{log}: {counted(report.events, 'event')} up to offset {report.head:,}, no problems")

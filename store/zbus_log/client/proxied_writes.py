@@ -141,7 +141,11 @@ def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:
     rows: list[Row] = []
     size = 0
     for chunk in chunks:
+        if not isinstance(chunk, Iterable):
+            raise _malformed(chunk)
         for row in chunk:
+            if not isinstance(row, Row):
+                raise _malformed(row)
             try:
                 more = len(row.payload) + len(row.headers or b"")
             except (TypeError, AttributeError) as error:
@@ -154,3 +158,8 @@ def _pieces(chunks: Iterable[Sequence[Row]]) -> Iterator[bytes]:
         if rows:
             yield encode_rows(rows)
             rows, size = [], 0
+
+
+def _malformed(found: object) -> EventInvalid:
+    kind = "Row in place of a list of rows" if isinstance(found, Row) else type(found).__name__
+    return EventInvalid(f"put takes lists of zbus_log.Row, as put(path, [[row, row]]), not {kind}; it was not stored")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -108,6 +109,11 @@ def route_to(given: str | os.PathLike[str], timeout_s: float) -> Iterator[WriteR
                 finally:
                     log.close(CLOSE_S)
                 return
+        if pid == os.getpid() and _on_event_loop():
+            raise LogError(
+                f"{path}: this process owns the log, and its event loop cannot wait for itself; nothing more was "
+                "written. Use bus.put, or call this on a thread, as asyncio.to_thread(zbus_log.put, …)"
+            )
         if wake(writes_folder(path)):
             proxied = _ProxiedRoute(path, timeout_s)
             try:
@@ -236,3 +242,11 @@ class _ProxiedRoute:
 
 def _offsets_or_error(outcome: Outcome) -> Sequence[int] | ZbusError:
     return outcome.offsets if isinstance(outcome, Stored) else outcome.error
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

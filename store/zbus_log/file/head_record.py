@@ -117,7 +117,7 @@ class HeadRecord:
                 if pid and is_running(pid):
                     wait_s = BRIEF_WAIT_S if found[_BRIEF_AT] and not brief else 0.0
                 if time.monotonic() - began >= wait_s:
-                    raise LogLocked(log_path, pid) from None
+                    raise LogLocked(log_path, pid, pid == os.getpid()) from None
                 time.sleep(0.002)
 
     def _load(self, log_path: str, accept_loss: bool) -> None:

@@ -221,7 +221,9 @@ class SqliteCursors:
         lock = self._locks.take(name)
         if lock is None:
             row = next((row for row in self._rows() if row.name == name), None)
-            raise CursorError(name, f"{_holder(row)} {otherwise}")
+            here = row is not None and row.owner_pid == os.getpid()
+            where = "this process has it open already: " if here else ""
+            raise CursorError(name, f"{where}{_holder(row)} {otherwise}")
         return lock
 
     def _start(self) -> None:

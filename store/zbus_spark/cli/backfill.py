@@ -9,7 +9,7 @@ import typer
 
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, write
-from zbus.cli.render.values import parse_position
+from zbus.cli.render.values import counted, parse_position
 from zbus_spark.jobs.backfill import backfill as fill
 from zbus_spark.jobs.backfill import find
 
@@ -58,6 +58,6 @@ def backfill(
     if json:
         write(encode_json(done._asdict()))
     elif done.done_before:
-        note(f"nothing was published: an earlier run published {done.events:,} events ({done.sink_id})")
+        note(f"nothing was published: an earlier run published {counted(done.events, 'event')} ({done.sink_id})")
     else:
-        note(f"published {done.events:,} events ({done.sink_id})")
+        note(f"published {counted(done.events, 'event')} ({done.sink_id})")

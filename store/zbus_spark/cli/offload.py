@@ -9,7 +9,7 @@ import typer
 
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, write
-from zbus.cli.render.values import OFFSET_MAX, parse_age
+from zbus.cli.render.values import OFFSET_MAX, counted, parse_age
 from zbus_log import Pruned
 from zbus_log.cli.options import LogArgument, check_is_there
 from zbus_spark.jobs.offload import offload as offload_sealed
@@ -51,8 +51,8 @@ def offload(
         write(encode_json(done._asdict() | ({"trimmed": trimmed._asdict()} if trimmed is not None else {})))
         return
     if done.segments:
-        range_ = f"from offset {done.first:,} to {done.last:,}"
-        note(f"offloaded {done.events:,} events {range_}: {done.segments} segments, {done.bytes:,} bytes")
+        range_ = f"from offset {done.first:,} to {done.last:,}: {counted(done.segments, 'segment')}"
+        note(f"offloaded {counted(done.events, 'event')} {range_}, {done.bytes:,} bytes")
     else:
         note("nothing to offload: the tier already has all sealed events")
     if trimmed is not None:
@@ -73,6 +73,6 @@ def trim(log: LogArgument, cold: ColdOption = None, json: JsonOption = False) ->
 
 
 def _report(trimmed: Pruned) -> None:
-    note(f"trimmed {trimmed.removed:,} events; the log's file begins after offset {trimmed.low_water:,}")
+    note(f"trimmed {counted(trimmed.removed, 'event')}; the log's file begins after offset {trimmed.low_water:,}")
     if trimmed.held_by is not None:
         note(f"later events are kept: the durable subscription {trimmed.held_by!r} has not acknowledged them")

@@ -9,6 +9,7 @@ import typer
 
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import note
+from zbus.cli.render.values import counted
 from zbus_spark.jobs.pipeline_file import load
 from zbus_spark.jobs.pipeline_file import run as run_declared
 
@@ -37,8 +38,9 @@ def run(
             print_rows(ran.table, json, sink.rows, str(file))
     if ran.done_before:
         advice = "change the file or its id to publish again"
-        note(f"nothing was published: an earlier run of this file published {ran.events:,} events; {advice}")
+        before = counted(ran.events or 0, "event")
+        note(f"nothing was published: an earlier run of this file published {before}; {advice}")
     elif ran.events is not None:
-        note(f"published {ran.events:,} events to {sink.log}")
+        note(f"published {counted(ran.events, 'event')} to {sink.log}")
     elif sink.parquet is not None:
         note(f"wrote {sink.parquet}")

@@ -15,6 +15,15 @@ __all__ = ["OFFSET_MAX", "Position", "parse_age", "parse_position", "parse_size"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "event"), counted(2_000, "event")
+    ('1 event', '2,000 events')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def parse_start(text: str) -> Literal["new", "beginning"] | Position:
     """Parse the start of a subscription: `new`, `beginning`, or a position.
 
