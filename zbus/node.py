@@ -26,7 +26,7 @@ from .keys import KeySet, check_key
 from .mesh.requests import Requests
 from .observe.burst_records import record_published
 from .observe.record_feed import RecordFeed
-from .observe.records import BUS_STARTED, BUS_STOPPED, record, wanted
+from .observe.records import BUS_STARTED, BUS_STOPPED, record, record_reason, wanted
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
@@ -269,11 +269,11 @@ class Node:
         """Close what is open, outermost first. Each part has a bound of its own."""
         self.entry.is_open = False
         if self.network is not None:
-            self.network.close()
+            _try("network", self.network.close)
         if self.log is not None:
-            self.log.close(timeout_s)
+            _try("log", partial(self.log.close, timeout_s))
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            _try("threads", partial(self._executor.shutdown, wait=True, cancel_futures=True))
 
     # Called by the bus.
 
@@ -481,3 +481,12 @@ class Node:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of @bus.on stopped: its subscription failed", "exception": error}
             )
+
+
+def _try(part: str, close: Callable[[], object]) -> None:
+    """Close a part of the node. If that raises, it is recorded, and the other parts are closed as well."""
+    try:
+        close()
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        record_reason("BUS_CLOSE_FAILED", logging.ERROR, error, code="close_failed", reason=reason, part=part)

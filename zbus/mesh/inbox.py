@@ -202,10 +202,21 @@ class Inbox:
         def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
             if future is None or (not future.cancelled() and future.exception() is None):
                 for each in done:
-                    each()
+                    self._acknowledge(each, link)
 
         if done:
             stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
+
+    def _acknowledge(self, acknowledge: Callable[[], None], link: str) -> None:
+        try:
+            acknowledge()
+        except Exception as error:  # of the transport: it must not stop later frames
+            self.count("acknowledge_errors", 1)
+            if self._throttle.due(("acknowledge_failed", link)):
+                reason = str(error) or type(error).__name__
+                record_reason(
+                    "RECEIVE_FAILED", logging.WARNING, error, code="acknowledge_failed", reason=reason, link=link
+                )
 
     def _peer(self, id_: int) -> Peer:
         peer = self._peers.get(id_)

@@ -10,10 +10,19 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from zbus.errors import EventInvalid, HandlerFailed, NoResponders, RequestTimeout, TransportError, TransportUnsupported
+from zbus.errors import (
+    EventInvalid,
+    HandlerFailed,
+    NoResponders,
+    RequestTimeout,
+    TransportError,
+    TransportUnsupported,
+    ZbusError,
+)
 from zbus.ports.fabric import Fabric
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
@@ -182,6 +191,10 @@ class RequestClient:
                     )
                 except TransportError as error:
                     raise _NotSent(str(error)) from error
+                except (ZbusError, TimeoutError):
+                    raise
+                except Exception as error:  # the transport is faulty: another one may not be
+                    raise _NotSent(f"{type(error).__name__}: {error}") from error
                 async for reply in pending.bodies():
                     yield reply
                     if stream:
@@ -192,11 +205,10 @@ class RequestClient:
             if not pending.ended and handle is not None:
                 self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
             if handle is not None:
-                handle.close()  # type: ignore[attr-defined]
+                with suppress(Exception):  # a faulty transport: the replies are ignored anyway
+                    handle.close()  # type: ignore[attr-defined]
 
 
 def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:
-    try:
+    with suppress(Exception):  # the server ends by its own timeout
         fabric.send([(key, frame)])
-    except TransportError:
-        pass  # the server ends by its own timeout

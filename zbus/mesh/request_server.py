@@ -132,7 +132,7 @@ class RequestServer:
             record("REPLY_FAILED", logging.ERROR, error, key=request.key)
             self._fail(request, error)
         finally:
-            request.close()
+            _close(request)
 
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
         """Count a malformed request, and log it at most once per minute and source."""
@@ -143,7 +143,7 @@ class RequestServer:
     def _fail(self, request: IncomingRequest, error: BaseException) -> None:
         try:
             request.reply(encode_reply(FAILED, 0, encode_failure(error)))
-        except TransportError as failed:
+        except Exception as failed:
             _report_unsent(request, failed)
 
     def _begin(self, request: IncomingRequest, link: str) -> None:
@@ -191,7 +191,7 @@ class RequestServer:
                 if error is not None:
                     self._fail(request, error)
             finally:
-                request.close()
+                _close(request)
 
         with suppress(RuntimeError):
             self._threads.submit(end)
@@ -201,14 +201,23 @@ class RequestServer:
             try:
                 for reply in replies:
                     request.reply(reply)
-            except TransportError as error:
+            except Exception as error:
                 _report_unsent(request, error)
             finally:
                 if last:
-                    request.close()
+                    _close(request)
 
         await self._loop.run_in_executor(self._threads, send)
 
 
-def _report_unsent(request: IncomingRequest, error: TransportError) -> None:
-    record_reason("REPLY_FAILED", logging.WARNING, code="reply_failed", reason=str(error), key=request.key)
+def _close(request: IncomingRequest) -> None:
+    try:
+        request.close()
+    except Exception as error:
+        _report_unsent(request, error)
+
+
+def _report_unsent(request: IncomingRequest, error: Exception) -> None:
+    unexpected = None if isinstance(error, TransportError) else error
+    reason = str(error) or type(error).__name__
+    record_reason("REPLY_FAILED", logging.WARNING, unexpected, code="reply_failed", reason=reason, key=request.key)

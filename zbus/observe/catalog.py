@@ -25,6 +25,9 @@ RECORDS: dict[str, RecordInfo] = {
     "BUS_STOPPED": RecordInfo(
         "INFO", "A bus was closed.", "the fields of `bus.diagnostics()`, counts, unfinished (tasks that did not end)"
     ),
+    "BUS_CLOSE_FAILED": RecordInfo(
+        "ERROR", "A part of a bus raised an exception while it was closed; the others are closed.", "part, code, reason"
+    ),
     "NODE_JOINED": RecordInfo(
         "INFO", "A node announced itself for the first time.", "node, node_name, bus, host, pid, link"
     ),
@@ -93,7 +96,9 @@ RECORDS: dict[str, RecordInfo] = {
         "WARNING, ERROR", "A reply could not be made or sent.", f"code, reason, key; in zmq: {_SOURCE}, detail"
     ),
     "REQUEST_FAILED": RecordInfo("WARNING", "A request could not be sent to a node.", f"{_SOURCE}, detail"),
-    "RECEIVE_FAILED": RecordInfo("WARNING", "A received frame caused an unexpected error.", "link"),
+    "RECEIVE_FAILED": RecordInfo(
+        "WARNING", "A received frame, or its acknowledgement, caused an unexpected error.", "link, code, reason"
+    ),
     "POSITIONS_NOT_STORED": RecordInfo("WARNING", "The log did not store the positions of links.", "code, reason"),
     "TRANSPORT_OPEN": RecordInfo("DEBUG", "A ZMQ transport was opened.", "transport, node, publish, bound"),
     "TRANSPORT_CONNECTING": RecordInfo("DEBUG", "A ZMQ socket connects to a peer.", "endpoint"),
@@ -162,7 +167,9 @@ CODES: dict[str, str] = {
     "replay_failed": "The log could not be read.",
     "spilled": "A subscription's queue is full; it continues from the log.",
     # Between nodes.
-    "close_failed": "A transport raised an error while it was closed.",
+    "acknowledge_failed": "A transport raised an error when a received frame was acknowledged.",
+    "close_failed": "A transport, or another part of the bus, raised an error while it was closed.",
+    "declare_failed": "A transport did not accept the key expressions or the served keys.",
     "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
@@ -188,6 +195,7 @@ CODES: dict[str, str] = {
     "retention": "Retention removed events before they were sent.",
     "send_failed": "A transport did not accept events; they are sent again.",
     "send_queue_full": "A transport is too slow or disconnected, and no log has the events.",
+    "state_unreadable": "A transport raised an error when its diagnostics, endpoints or trust were read.",
     "store_failed": "The log did not store events of other nodes.",
     # The log.
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
@@ -277,6 +285,7 @@ COUNTERS: dict[str, str] = {
     "subscribers": "Open subscriptions.",
     "readers_behind": "Open subscriptions that read from the log, not live.",
     "nodes": "Nodes that are alive, including this one.",
+    "acknowledge_errors": "Received frames whose acknowledgement raised an error.",
     "backlogged": "Events that waited in a backlog beside a full queue.",
     "corrupt_skipped": "Corrupt events that were skipped.",
     "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",

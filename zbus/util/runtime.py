@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from .driver import Driver, Step, ThreadDriver
+from .driver import Driver, OnError, Step, ThreadDriver
 
 
 class Thread(Protocol):
@@ -53,9 +53,9 @@ class Runtime:
         started.start()
         return started
 
-    def driver(self, step: Step, name: str) -> Driver:
+    def driver(self, step: Step, name: str, on_error: OnError) -> Driver:
         """Call `step` until it returns None, on a thread of its own."""
-        return ThreadDriver(step, name, self.monotonic)
+        return ThreadDriver(step, name, self.monotonic, on_error)
 
 
 REAL = Runtime()
