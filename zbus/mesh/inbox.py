@@ -23,7 +23,7 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
 
-from .dedup import Dedup
+from .dedup import Arrival, Dedup
 from .host import Host, Receives
 from .interest import NO_INTEREST, Interest
 from .log_service import LogPage
@@ -62,10 +62,11 @@ class Inbox:
         )
         self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
-        self._seen = Dedup(runtime)
+        self._seen = Dedup(lambda: self.count("publishers_evicted", 1))
         self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
         self._peers: dict[int, Peer] = {}
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
+        self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
         self._runtime = runtime
         self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
         self.stored_events = 0  # of other nodes, in the log of this one
@@ -247,6 +248,15 @@ class Inbox:
         if self._throttle.due((name, source)):
             record_reason(name, logging.WARNING, code=code, reason=reason, **fields)
 
+    def _count_known(self, arrival: Arrival, envelope: Envelope, link: str, stored: bool) -> None:
+        """Count an event that is not delivered live. `stored` means that the log has it in any case."""
+        if arrival is Arrival.DUPLICATE or stored:
+            self.count("duplicates_received", 1)
+            return
+        self.count("dropped_late", 1)
+        reason = "events are so late that they cannot be told from duplicates"
+        self._report(EVENT_DROPPED, f"late {link}", code="late", reason=reason, link=link, key=envelope.key)
+
     # Called by peers.
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
@@ -257,7 +267,7 @@ class Inbox:
         passed: list[tuple[int, int]] = []  # events that live subscriptions had already, or do not want
         forwarded: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
-        own, interest_in, first_time = self._own, self.interest.of, self._seen.first_time
+        own, interest_in, arrival_of = self._own, self.interest.of, self._seen.arrival
         key, wanted = "", NO_INTEREST
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
@@ -266,18 +276,19 @@ class Inbox:
             if len(envelope.payload) > self._payload_bytes_max:
                 self._invalid("invalid_too_large", link, "the payload is over the limit", key=envelope.key)
                 continue
-            new = first_time(envelope.publisher_id, envelope.sequence)
+            arrival = arrival_of(envelope.publisher_id, envelope.sequence)
+            new = arrival is Arrival.NEW
             if envelope.key != key:
                 key, wanted = envelope.key, interest_in(envelope.key)
             if wanted.stored:
                 rows.append(envelope.row(link))
                 stored.append(envelope)
                 if not new:
-                    self.count("duplicates_received", 1)
+                    self._count_known(arrival, envelope, link, repaired)
                 if not new or (repaired and envelope.published_at < wanted.live_since):
                     passed.append((envelope.publisher_id, envelope.sequence))
             elif not new:
-                self.count("duplicates_received", 1)
+                self._count_known(arrival, envelope, link, False)
             else:
                 events.append(envelope.event())
                 if forwarded is not None:
@@ -325,10 +336,8 @@ class Inbox:
         if not counted:
             self.count("gaps", 1)
             self.count("gaps_unrepaired", 1)
-        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "events are missing and could not be repaired"
-        record_reason(EVENT_GAP, logging.WARNING, code="gap_unrepaired", reason=reason, origin=origin, **fields)
-        self._deliver([gap_event(fields | {"open": False}, self._runtime.time_ns())])
+        self._report_gap("gap_unrepaired", reason, origin, publisher_id, first=first, last=sequence - 1, key=key)
         return True
 
     def report_open_gap(self, origin: int, key: str, publisher_id: int, after: int, sequence: int) -> bool:
@@ -338,11 +347,16 @@ class Inbox:
         if first >= sequence:
             return False
         self.count("gaps_open", 1)
-        fields: dict[str, Any] = {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
         reason = "events are missing and their node does not reply; they are requested until it is back"
-        record_reason(EVENT_GAP, logging.WARNING, code="gap_open", reason=reason, origin=origin, **fields)
-        self._deliver([gap_event(fields | {"open": True}, self._runtime.time_ns())])
+        self._report_gap("gap_open", reason, origin, publisher_id, first=first, last=sequence - 1, key=key)
         return True
+
+    def _report_gap(self, code: str, reason: str, origin: int, publisher_id: int, **fields: Any) -> None:
+        """Publish each gap as an event, and log one per minute and publisher."""
+        fields = {"publisher_id": publisher_id, **fields}
+        if self._gap_throttle.due((code, publisher_id)):
+            record_reason(EVENT_GAP, logging.WARNING, code=code, reason=reason, origin=origin, **fields)
+        self._deliver([gap_event(fields | {"open": code == "gap_open"}, self._runtime.time_ns())])
 
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))

@@ -63,7 +63,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "EVENT_GAP": RecordInfo(
         "WARNING",
-        "Events of another node are missing.",
+        "Events of another node are missing; at most one record per minute, publisher and code.",
         "code, reason, origin, publisher_id, first, last, key, after, until, events",
     ),
     "EVENT_INVALID": RecordInfo(
@@ -183,6 +183,7 @@ CODES: dict[str, str] = {
     "invalid_request": "A request is malformed.",
     "invalid_too_large": "A received payload is larger than `payload_bytes_max`.",
     "invalid_version": "A frame has an unknown version or kind.",
+    "late": "Events arrived so late that they cannot be told from duplicates.",
     "link_failed": "A side of a bridge cannot be connected.",
     "node_closed": "The node was closed.",
     "node_restarted": "The node was restarted.",
@@ -291,6 +292,7 @@ COUNTERS: dict[str, str] = {
     "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",
     "dropped_backlog_full": "Events dropped because the backlog beside a queue was full.",
     "dropped_by_retention": "Events that retention removed before they were sent.",
+    "dropped_late": "Received events that were so late that they could not be told from duplicates.",
     "dropped_inbox_full": "Received events dropped because the inbox was full.",
     "dropped_queue_full": "Events dropped because a subscription's queue was full.",
     "dropped_records": "Log records that were not published on the bus because too many waited.",
@@ -317,6 +319,7 @@ COUNTERS: dict[str, str] = {
     "loops_prevented": "Events of a bridge that came back to it.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
     "outcome_unknown": "Events of which the log did not say whether they were stored.",
+    "publishers_evicted": "Publishers whose received sequences were forgotten because too many are known.",
     "receive_errors": "Received frames that caused an unexpected error.",
     "redelivered": "Events handed to a handler again after it failed.",
     "retry_limit_exceeded": "Events given up after `retries` attempts.",

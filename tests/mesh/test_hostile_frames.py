@@ -1,0 +1,81 @@
+"""Frames of a hostile or faulty node: what they cost is bounded, and what they spoil is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mesh_fakes import FakeFabric, recorded
+
+import zbus
+from zbus import plugins
+from zbus.mesh import dedup
+from zbus.wire.envelope import encode
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> FakeFabric:
+    """The fabric of `fake://`."""
+    found = FakeFabric()
+    monkeypatch.setattr(plugins, "open_fabric", lambda config, url, session=None: found)
+    return found
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def receive(fabric: FakeFabric, *frames: bytes) -> None:
+    assert fabric.receive is not None
+    for frame in frames:
+        fabric.receive(frame, None)
+
+
+def event(publisher_id: int, sequence: int, key: str = "shop/orders", **place: Any) -> bytes:
+    """The frame of one event; without `origin`, its sender is not a node."""
+    offset, origin, previous = (place.get(name, 0) for name in ("offset", "origin", "previous"))
+    return encode(zbus.Event(publisher_id, sequence, 1, key, b"x", {}, offset), origin, previous)
+
+
+async def test_an_event_that_cannot_be_told_from_a_duplicate_is_counted_as_late(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "RANGES_MAX", 1)
+    with recorded() as records:
+        async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**") as subscription:
+            receive(fabric, *[event(7, sequence) for sequence in (0, 2, 4, 4, 1, 3, 5)])
+            async with asyncio.timeout(10):
+                assert [(await anext(subscription)).sequence for _ in range(5)] == [0, 2, 4, 3, 5]
+
+            stats = bus.stats()
+            assert (stats["duplicates_received"], stats["dropped_late"]) == (1, 1)
+    assert [each["code"] for each in records if each["record"] == "EVENT_DROPPED"] == ["late"]
+
+
+async def test_forgotten_publishers_are_counted(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup, "PUBLISHERS_MAX", 2)
+    async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**"):
+        receive(fabric, *[event(publisher_id, 0) for publisher_id in range(5)])
+
+        await until(lambda: bus.stats().get("publishers_evicted") == 3)
+
+
+async def test_each_gap_is_counted_and_published_but_logged_once_per_publisher_and_minute(fabric: FakeFabric) -> None:
+    with recorded() as records:
+        async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**"), bus.subscribe("@zbus/gap") as gaps:
+            for publisher_id in (7, 8):
+                receive(fabric, *[event(publisher_id, sequence) for sequence in (0, 2, 4, 6)])
+            async with asyncio.timeout(10):
+                published = [json.loads((await anext(gaps)).payload) for _ in range(6)]
+
+            assert [(each["publisher_id"], each["first"]) for each in published] == [
+                (publisher_id, first) for publisher_id in (7, 8) for first in (1, 3, 5)
+            ]
+            assert bus.stats()["gaps_unrepaired"] == 6
+    logged = [each for each in records if each["record"] == "EVENT_GAP"]
+    assert [(each["code"], each["publisher_id"]) for each in logged] == [("gap_unrepaired", 7), ("gap_unrepaired", 8)]
