@@ -117,7 +117,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "TRANSPORT_ERROR": RecordInfo(
         "WARNING, ERROR",
-        "Subscribing, closing or a step of the I/O thread failed.",
+        "Subscribing, closing, reading its state or a step of the I/O thread failed or took too long.",
         f"transport, doing, code, reason; of the I/O thread: {_SOURCE}, detail",
     ),
     "CURVE_FAILED": RecordInfo("WARNING", "The folder of CURVE keys cannot be read.", f"{_SOURCE}, detail"),
@@ -237,6 +237,7 @@ CODES: dict[str, str] = {
     "invalid_stamp": "The stamp of a message is malformed.",
     "invalid_subject": "The subject is not that of a Dynamo topic.",
     "invalid_topic": "The topic of a message is malformed.",
+    "io_busy": "The I/O thread was busy for more than a second and did nothing else meanwhile.",
     "io_failed": "A step of the I/O thread raised an error.",
     "key_rejected": "The key cannot be expressed on this wire.",
     "key_without_topic": "The key has no topic on this wire.",
