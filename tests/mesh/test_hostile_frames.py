@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import node_of
 from mesh_fakes import FakeFabric, recorded
 
 import zbus
 from zbus import plugins
-from zbus.mesh import dedup
+from zbus.event import NUMBER_MAX
+from zbus.mesh import dedup, sequence_marks
+from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import encode
 
 
@@ -79,3 +83,20 @@ async def test_each_gap_is_counted_and_published_but_logged_once_per_publisher_a
             assert bus.stats()["gaps_unrepaired"] == 6
     logged = [each for each in records if each["record"] == "EVENT_GAP"]
     assert [(each["code"], each["publisher_id"]) for each in logged] == [("gap_unrepaired", 7), ("gap_unrepaired", 8)]
+
+
+async def test_a_beacon_with_the_highest_sequence_does_not_keep_positions_from_being_stored(
+    fabric: FakeFabric, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence_marks, "BEACON_NS", 0)
+    with recorded() as records:
+        async with zbus.open(log_path, transport="fake://", keep=["shop/**"]) as bus:
+            receive(fabric, encode_beacon(Beacon(8, 0, 0, {"shop/orders": (1, 7, NUMBER_MAX)})))
+            receive(fabric, encode_beacon(Beacon(8, 0, 0, {"shop/orders": (1, 9, 3)})))
+            network: Any = node_of(bus).network
+            await until(lambda: network.inbox.sequence_marks._changed.keys() == {7, 9})
+            await node_of(bus).run(network._store, network.inbox.sequence_marks.take())
+
+            stored = await node_of(bus).run(network._log.positions.load)
+    assert (stored["heard/7"], stored["heard/9"]) == (NUMBER_MAX, 4)
+    assert [each for each in records if each["record"] == "POSITIONS_NOT_STORED"] == []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import convert
 
 from zbus.errors import BusClosed, NoResponders, TransportError, TransportUnsupported
-from zbus.event import Event
+from zbus.event import NUMBER_MAX, Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import TRANSPORT_ERROR, record_reason
 from zbus.ports.fabric import Fabric
@@ -465,6 +465,8 @@ class Network:
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
+        for name in [name for name, value in changed.items() if not 0 <= value <= NUMBER_MAX]:
+            self._failures.report("POSITIONS_NOT_STORED", "position_out_of_range", name, detail=str(changed.pop(name)))
         if changed:
             try:
                 self._log.positions.store(changed)

@@ -99,7 +99,9 @@ RECORDS: dict[str, RecordInfo] = {
     "RECEIVE_FAILED": RecordInfo(
         "WARNING", "A received frame, or its acknowledgement, caused an unexpected error.", "link, code, reason"
     ),
-    "POSITIONS_NOT_STORED": RecordInfo("WARNING", "The log did not store the positions of links.", "code, reason"),
+    "POSITIONS_NOT_STORED": RecordInfo(
+        "WARNING", "The log did not store positions.", f"code, reason; or {_SOURCE}, detail"
+    ),
     "TRANSPORT_OPEN": RecordInfo("DEBUG", "A ZMQ transport was opened.", "transport, node, publish, bound"),
     "TRANSPORT_CONNECTING": RecordInfo("DEBUG", "A ZMQ socket connects to a peer.", "endpoint"),
     "TRANSPORT_DISCONNECTING": RecordInfo("DEBUG", "libzmq had already disconnected from a peer.", "endpoint, error"),
@@ -189,6 +191,7 @@ CODES: dict[str, str] = {
     "node_restarted": "The node was restarted.",
     "node_seen_again": "The node announces itself again.",
     "node_silent": "The node did not announce itself within its time to live.",
+    "position_out_of_range": "A position is too large to be stored; the others are stored.",
     "positions_not_stored": "The log did not store the positions of links; they are stored with the next attempt.",
     "repair_failed": "A repair raised an error and is tried again.",
     "repair_timeout": "A repair took too long.",
