@@ -43,6 +43,7 @@ TAIL_S = 0.25  # how long the last events that a beacon names may still be in fl
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
+EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
 
 class PeerContext(GapReporter, Protocol):
@@ -96,6 +97,7 @@ class Peer:
         self._gap_ledger = GapLedger(id, context, runtime)
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
+        self._deadline = 0.0  # of the repair, unless events arrive
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
@@ -246,7 +248,8 @@ class Peer:
         """Request pages until nothing is missing. If this node stores no events of others, stop after `GIVE_UP_S`."""
         found, known = 0, self._covered is not None or bool(self._last)
         pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
-        deadline, failed = self._monotonic() + GIVE_UP_S, False
+        failed = False
+        self._deadline = self._monotonic() + GIVE_UP_S
         fields: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": self._runtime.token_hex(8)}
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **fields)
         while True:
@@ -258,12 +261,13 @@ class Peer:
                     self._covered, self._rewind_to = min(self._covered or 0, self._rewind_to), None
                     self._last.clear()
                 page = await self._page()
-                self._has_open_gaps = False
                 found += len(page)
-                pauses.reset()
-                deadline = self._monotonic() + GIVE_UP_S
+                if page or self._complete:
+                    self._has_open_gaps = False
                 if self._is_done():
                     break
+                await self._progress(len(page))
+                pauses.reset()
             except Exception as error:
                 pause = pauses.next()
                 if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
@@ -277,7 +281,7 @@ class Peer:
                         origin=self.id,
                         again_in_s=round(pause, 3),
                     )
-                if self._monotonic() > deadline:
+                if self._monotonic() > self._deadline:
                     if not failed:
                         record_reason(
                             EVENT_REPLAY_FAILED,
@@ -291,7 +295,7 @@ class Peer:
                     self._give_up()
                     if self._repairing is None:
                         return
-                    deadline = self._monotonic() + GIVE_UP_S
+                    self._deadline = self._monotonic() + GIVE_UP_S
                 self._seen_again.clear()
                 if not isinstance(error, RequestError):  # the peer replied: its events do not mean that it is back
                     await asyncio.sleep(pause)
@@ -305,6 +309,18 @@ class Peer:
         self._context.count("events_repaired", found)
         record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **fields)
         self._resume()
+
+    async def _progress(self, events: int) -> None:
+        """Note that a page had new events. Raises `TransportError` if pages had none for too long.
+
+        A log that claims to reach ever further, and never sends an event, would otherwise hold back the buffered ones.
+        """
+        if events or not self._buffered:
+            self._deadline = self._monotonic() + GIVE_UP_S
+        elif self._monotonic() > self._deadline:
+            raise TransportError(f"the pages of log {self.id:x} had no new events for {GIVE_UP_S:g} s")
+        if not events:
+            await asyncio.sleep(EMPTY_PAGE_S)
 
     def _is_done(self) -> bool:
         nothing_else = not self._past_expressions and self._rewind_to is None
@@ -378,6 +394,7 @@ class Peer:
             if page.covered >= page.head:
                 return
             after = page.covered
+            await self._progress(len(wanted))
 
     async def _await_and_give_up(self) -> None:
         await asyncio.sleep(TAIL_S)  # the events may still be in flight over another link

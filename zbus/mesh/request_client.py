@@ -154,7 +154,8 @@ class RequestClient:
     ) -> AsyncIterator[bytes]:
         """Send a request and return the replies. Tries each fabric, `first` before the others, until one has a server.
 
-        `timeout_s` applies to all replies together, or to each reply of a `stream`. Raises `NoResponders`,
+        `timeout_s` applies to all replies together, or to each reply of a `stream`, all of which must arrive within
+        `STREAM_S`. Raises `NoResponders`,
         `RequestTimeout`, `HandlerFailed`, or `TransportError` if replies are missing. If the caller stops early or is
         cancelled, the server stops as well.
         """
@@ -184,6 +185,7 @@ class RequestClient:
         handle = None
         try:
             total_s = STREAM_S if stream else timeout_s
+            latest = asyncio.get_running_loop().time() + total_s
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
                     handle = await self._run(
@@ -198,7 +200,7 @@ class RequestClient:
                 async for reply in pending.bodies():
                     yield reply
                     if stream:
-                        deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
+                        deadline.reschedule(min(asyncio.get_running_loop().time() + timeout_s, latest))
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:
