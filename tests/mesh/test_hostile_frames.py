@@ -15,7 +15,7 @@ from mesh_fakes import FakeFabric, recorded
 import zbus
 from zbus import plugins
 from zbus.event import NUMBER_MAX
-from zbus.mesh import dedup, sequence_marks
+from zbus.mesh import dedup, inbox, peer, sequence_marks
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import encode
 
@@ -100,3 +100,49 @@ async def test_a_beacon_with_the_highest_sequence_does_not_keep_positions_from_b
             stored = await node_of(bus).run(network._log.positions.load)
     assert (stored["heard/7"], stored["heard/9"]) == (NUMBER_MAX, 4)
     assert [each for each in records if each["record"] == "POSITIONS_NOT_STORED"] == []
+
+
+async def test_nodes_without_a_log_leave_nothing_behind_and_positions_are_bounded(
+    fabric: FakeFabric, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "POSITIONS_MAX", 3)
+    monkeypatch.setattr(inbox, "PEERS_MAX", 4)
+    async with zbus.open(log_path, transport="fake://", keep=["shop/**"]) as bus:
+        network: Any = node_of(bus).network
+
+        def stored() -> set[str]:
+            network._store({})
+            return {name for name in network._log.positions.load() if name.startswith("from/")}
+
+        for origin in (2, 4, 6):
+            receive(fabric, event(origin, 0, offset=1, origin=origin))
+            receive(fabric, encode_beacon(Beacon(origin, 0, 1, {"shop/orders": (1, origin, 0)})))
+        await until(lambda: len(network.inbox._peers) == 3 and not network.inbox._storing)
+        assert await node_of(bus).run(stored) == set()
+
+        for origin in (3, 5, 7):
+            network.inbox.covered(origin, 1)
+        assert await node_of(bus).run(stored) == {"from/3", "from/5", "from/7"}
+        network.inbox.covered(3, 2)
+        network.inbox.covered(9, 1)
+        assert await node_of(bus).run(stored) == {"from/3", "from/7", "from/9"}
+
+        receive(fabric, *[event(origin, 0, offset=1, origin=origin) for origin in (8, 10)])
+        await until(lambda: bus.stats().get("peers_evicted") == 1)
+
+
+async def test_a_node_that_sends_new_keys_and_no_beacons_costs_bounded_memory(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "KEYS_MAX", 10)
+    async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**") as subscription:
+        for number in range(25):
+            receive(fabric, event(7, number, f"shop/{number}", offset=number + 1, origin=8))
+        receive(fabric, event(7, 25, "shop/0", offset=26, origin=8, previous=1))  # it was forgotten
+        async with asyncio.timeout(10):
+            assert [(await anext(subscription)).sequence for _ in range(26)] == list(range(26))
+
+        network: Any = node_of(bus).network
+        assert len(network.inbox._peers[8]._last) <= 10
+        assert bus.stats()["peer_keys_evicted"] >= 10
+        assert not bus.stats().get("gaps")

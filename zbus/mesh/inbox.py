@@ -19,6 +19,7 @@ from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.log import Row
 from zbus.util.mailbox import Mailbox
+from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
@@ -33,6 +34,7 @@ from .sequence_marks import SequenceMarks
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
+POSITIONS_MAX = 100_000
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
@@ -68,7 +70,9 @@ class Inbox:
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
         self._runtime = runtime
-        self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
+        self.positions = Memo[int, int](
+            POSITIONS_MAX
+        )  # least recently used first; per origin: all events up to this offset arrived and are stored
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
@@ -226,6 +230,7 @@ class Inbox:
                 oldest = min(self._peers.values(), key=lambda each: each.last_seen_at)
                 oldest.close()
                 del self._peers[oldest.id]
+                self.count("peers_evicted", 1)
             peer = self._peers[id_] = Peer(id_, self, self.positions.get(id_), self._runtime)
         return peer
 
@@ -316,10 +321,16 @@ class Inbox:
         await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
-        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored."""
+        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored.
+
+        A node without a log has another origin after each start, and nothing can be requested from it.
+        """
+        if not origin & 1:
+            return
         storing = self._storing.get(origin)
         if storing is None or storing.done():
             self.positions[origin] = offset
+            self.positions.move_to_end(origin)
         else:
             storing.add_done_callback(
                 lambda done: None if done.cancelled() or done.exception() else self._remember(origin, offset)
@@ -360,16 +371,20 @@ class Inbox:
 
     def _remember(self, origin: int, offset: int) -> None:
         self.positions[origin] = max(offset, self.positions.get(origin, 0))
+        self.positions.move_to_end(origin)
 
     def _store(
         self, rows: list[Row], envelopes: Sequence[Envelope], passed: Sequence[tuple[int, int]]
     ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
-        for origin in {envelope.origin: None for envelope in envelopes if envelope.origin}:
-            self._storing[origin] = stored
+        origins = {envelope.origin: None for envelope in envelopes if envelope.origin & 1}
+        self._storing.update(dict.fromkeys(origins, stored))
 
         def finish(done: asyncio.Future[Any]) -> None:
+            for origin in origins:
+                if self._storing.get(origin) is stored:
+                    del self._storing[origin]
             self._passed.difference_update(passed)
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)

@@ -105,7 +105,7 @@ class Network:
         self._stored = await self._run(self._log.positions.load)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
-            if kind == "from":
+            if kind == "from" and int(rest, 16) & 1:  # others are removed with the next write
                 self.inbox.positions[int(rest, 16)] = value
             elif kind == "since":
                 self._since[rest] = value
@@ -461,16 +461,21 @@ class Network:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
-        now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
+        positions = list(self.inbox.positions.items())  # at once: the loop may change them meanwhile
+        now |= {f"from/{origin:x}": offset for origin, offset in positions}
+        forgotten = [name for name in self._stored if name.startswith("from/") and name not in now]
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         for name in [name for name, value in changed.items() if not 0 <= value <= NUMBER_MAX]:
             self._failures.report("POSITIONS_NOT_STORED", "position_out_of_range", name, detail=str(changed.pop(name)))
-        if changed:
+        if changed or forgotten:
             try:
-                self._log.positions.store(changed)
-                self._stored |= now
+                if changed:
+                    self._log.positions.store(changed)
+                if forgotten:
+                    self._log.positions.remove(forgotten)
+                self._stored = {name: value for name, value in self._stored.items() if name not in forgotten} | now
                 self._unstored = {}
             except Exception as error:
                 record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))

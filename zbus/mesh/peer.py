@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Protocol
 
 from zbus.errors import RequestError, TransportError, ZbusError
@@ -43,6 +43,7 @@ TAIL_S = 0.25  # how long the last events that a beacon names may still be in fl
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
+KEYS_MAX = 100_000  # whose last offsets are kept between two beacons
 EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
 
@@ -106,6 +107,7 @@ class Peer:
             self._seen_again.set()
             if self._has_open_gaps:
                 envelopes = self._take_unbroken(envelopes, link)
+                self._bound_keys()
                 self._taken_events += len(envelopes)
                 return envelopes
             self._buffer(envelopes, link)
@@ -129,6 +131,7 @@ class Peer:
             last[key] = seen = envelope.offset
             new.append(envelope)
         self._taken_events += len(new)
+        self._bound_keys()
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
         if self._trimmed is not None:
@@ -229,6 +232,16 @@ class Peer:
         self._covered_at = self._time_ns()
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         self._context.covered(self.id, self._covered)
+
+    def _bound_keys(self) -> None:
+        """Forget the older half of the keys if there are too many, as of a peer that sends no beacons.
+
+        The next event of such a key looks like one after a gap, and is compared with the peer's log.
+        """
+        if len(self._last) > KEYS_MAX:
+            evicted = len(self._last) // 2
+            self._last = dict(islice(self._last.items(), evicted, None))
+            self._context.count("peer_keys_evicted", evicted)
 
     # Repair.
 

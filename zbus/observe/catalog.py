@@ -323,6 +323,8 @@ COUNTERS: dict[str, str] = {
     "loops_prevented": "Events of a bridge that came back to it.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
     "outcome_unknown": "Events of which the log did not say whether they were stored.",
+    "peer_keys_evicted": "Keys whose last offset was forgotten because a node sent too many of them without a beacon.",
+    "peers_evicted": "Nodes whose state was forgotten because too many are known.",
     "publishers_evicted": "Publishers whose received sequences were forgotten because too many are known.",
     "receive_errors": "Received frames that caused an unexpected error.",
     "redelivered": "Events handed to a handler again after it failed.",
