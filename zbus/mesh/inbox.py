@@ -70,9 +70,8 @@ class Inbox:
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
         self._runtime = runtime
-        self.positions = Memo[int, int](
-            POSITIONS_MAX
-        )  # least recently used first; per origin: all events up to this offset arrived and are stored
+        # Per origin: all events up to this offset arrived and are stored. The least recently changed one comes first.
+        self.positions = Memo[int, int](POSITIONS_MAX)
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)

@@ -174,10 +174,13 @@ class RequestServer:
         await self._send(request, [encode_reply(ACCEPTED, 0)], last=False)
         try:
             replies = [encode_reply(DATA, 0, await handler(body)), encode_reply(END, 1)]
-        except asyncio.CancelledError:
+        except (SystemExit, KeyboardInterrupt):
             self._end(request)
             raise
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelling():
+                self._end(request)
+                raise
             self._count("handler_errors", 1)
             record("HANDLER_FAILED", logging.ERROR, error, key=request.key)
             replies = [encode_reply(FAILED, 0, encode_failure(error))]
@@ -208,6 +211,12 @@ class RequestServer:
                     _close(request)
 
         await self._loop.run_in_executor(self._threads, send)
+
+
+def is_cancelling() -> bool:
+    """Return whether the current task was cancelled. If not, a `CancelledError` is the failure of what it called."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _close(request: IncomingRequest) -> None:
