@@ -105,6 +105,7 @@ class Node:
         self._unyielded = 0
         self._switching = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
+        self._closing_begun = asyncio.Event()
 
     # Opening and closing.
 
@@ -148,6 +149,7 @@ class Node:
             return
         if self._closing is None:
             self.entry.is_open = False
+            self._closing_begun.set()
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -211,7 +213,10 @@ class Node:
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)
                 raise
-            await asyncio.sleep(overlap_s if old else 0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(overlap_s if old else 0):
+                    await self._closing_begun.wait()
+                raise BusClosed("switch the transport")
             for link in old:
                 await network.remove(link, self.config.close_timeout_s / 2)
 

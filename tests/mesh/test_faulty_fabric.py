@@ -185,3 +185,16 @@ async def test_an_acknowledgement_that_raises_stops_no_other_frame(fabrics: dict
 
             assert bus.stats()["acknowledge_errors"] == 1
     assert ("RECEIVE_FAILED", "acknowledge_failed") in codes(records)
+
+
+async def test_a_switch_of_the_transport_ends_with_an_error_when_the_bus_is_closed(
+    fabrics: dict[str, FaultyFabric],
+) -> None:
+    async with zbus.open(transport="fake://1") as bus:
+        switching = asyncio.create_task(bus.switch_transport("fake://2", overlap_s=30))
+        await until(lambda: len(bus.stats()["links"]) == 2)
+    done, _ = await asyncio.wait([switching], timeout=1)
+
+    assert isinstance(switching.exception() if done else None, zbus.BusClosed)
+    assert fabrics["fake://1"].closed
+    assert fabrics["fake://2"].closed

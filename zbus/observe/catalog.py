@@ -260,7 +260,7 @@ CODES: dict[str, str] = {
     "record_written_again": "Another process removed a discovery record; it was written again.",
     "records_over_limit": "The registry has too many discovery records; only the first ones are read.",
     "registry_failed": "The folder of the registry cannot be read or written.",
-    "registry_record_invalid": "A lease in the registry is malformed.",
+    "registry_record_invalid": "A lease in the registry is malformed, or cannot be read or removed.",
     "replies_missing": "Fewer replies arrived than the responder sent.",
     "reply_invalid": "A reply is malformed.",
     "reply_out_of_order": "A reply is out of order.",
