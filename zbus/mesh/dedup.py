@@ -2,8 +2,8 @@
 
 The sequences of a publisher rise, so a sequence above the highest one seen is new. Sequences that were skipped may
 still arrive over another link. They are kept as ranges, so that a leap costs the same whatever its length. The number
-of ranges is bounded, for each publisher and over all of them. What falls out of these bounds can no longer be told
-from a duplicate, and is called late.
+of ranges is bounded, for each publisher and over all of them. Events outside these bounds cannot be distinguished from
+duplicates, and are called late.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ class Inbox:
             self.count("duplicates_received", 1)
             return
         self.count("dropped_late", 1)
-        reason = "events are so late that they cannot be told from duplicates"
+        reason = "events are so late that they cannot be distinguished from duplicates"
         self._report(EVENT_DROPPED, f"late {link}", code="late", reason=reason, link=link, key=envelope.key)
 
     # Called by peers.

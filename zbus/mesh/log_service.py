@@ -178,7 +178,7 @@ async def request_page(
                 found = open_frame(part)
             except EventInvalid as error:
                 raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
-            if not found:  # such replies could go on for ever, and look like progress
+            if not found:  # such replies could continue forever and look like progress
                 raise TransportError(f"log {origin:x} sent a malformed reply: a part without events")
             envelopes += found
             if len(envelopes) > max(1, events):
