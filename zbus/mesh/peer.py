@@ -99,6 +99,7 @@ class Peer:
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
         self._deadline = 0.0  # of the repair, unless events arrive
+        self._repaired_after: int | None = None  # what the repair began with; None for a new peer
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
@@ -254,6 +255,7 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
+            self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
             self._repairing = asyncio.get_running_loop().create_task(run())
 
@@ -272,6 +274,7 @@ class Peer:
                     self._past_expressions.pop(0)
                 if self._rewind_to is not None:
                     self._covered, self._rewind_to = min(self._covered or 0, self._rewind_to), None
+                    self._repaired_after = min(self._covered, self._repaired_after or 0)
                     self._last.clear()
                 page = await self._page()
                 found += len(page)
@@ -469,8 +472,12 @@ class Peer:
         return new
 
     def _reached(self, key: str) -> int:
-        """Return the offset up to which all events of a key arrived or were given up."""
-        return max(self._covered or 0, self._last.get(key, 0))
+        """Return the offset up to which all events of a key arrived or were given up, during a repair.
+
+        Pages that cover a range without the events of it that are buffered here prove nothing.
+        """
+        covered = self._covered if self._repaired_after is None else self._repaired_after
+        return max(covered or 0, self._last.get(key, 0))
 
     def _resume(self) -> None:
         """Deliver the events that were buffered during the repair."""
