@@ -13,6 +13,7 @@ from .payload import decode_payload
 from .util.renamed import Renamed
 
 T = TypeVar("T")
+NUMBER_MAX = (1 << 63) - 1  # the highest sequence, offset, id and time: logs store signed 64-bit integers
 
 
 class DeliveryHandle:

@@ -121,6 +121,7 @@ class Node:
         self._opening: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._started = False
+        self._closing_begun = asyncio.Event()
 
     # Opening and closing.
 
@@ -167,6 +168,7 @@ class Node:
             return
         if self._closing is None:
             self.entry.is_open = False
+            self._closing_begun.set()
             with self.runtime.running():
                 self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
@@ -261,7 +263,10 @@ class Node:
                 for link in new:
                     await network.remove(link, self.config.close_timeout_s / 2)
                 raise
-            await asyncio.sleep(overlap_s if old else 0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(overlap_s if old else 0):
+                    await self._closing_begun.wait()
+                raise BusClosed("switch the transport")
             for link in old:
                 await network.remove(link, self.config.close_timeout_s / 2)
 
@@ -318,14 +323,15 @@ class Node:
         if self.network is not None:
             unfinished += await self.network.aclose(deadline.share(1 / 4))
             await self.network.linger(deadline.share(1 / 4))
-            unfinished += not await within(deadline.share(1 / 2), self.network.close)
+            unfinished += not await within(deadline.share(1 / 2), partial(_try, "network", self.network.close))
         if self.log is not None:
-            unfinished += not await within(deadline.share(), partial(self.log.close, deadline.share(3 / 4)))
+            close = partial(self.log.close, deadline.share(3 / 4))
+            unfinished += not await within(deadline.share(), partial(_try, "log", close))
         if self.commits is not None:
             self.commits.close()
         if self._executor is not None:
             shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
-            unfinished += not await within(deadline.share(), shutdown)
+            unfinished += not await within(deadline.share(), partial(_try, "threads", shutdown))
         return unfinished
 
     # Called by the bus.
@@ -564,3 +570,12 @@ def _settle(result: asyncio.Future[T], running: asyncio.Future[T]) -> None:
     if result.done():
         return
     result.set_result(running.result()) if error is None else result.set_exception(error)
+
+
+def _try(part: str, close: Callable[[], object]) -> None:
+    """Close a part of the node. If that raises, it is recorded, and the other parts are closed as well."""
+    try:
+        close()
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        record_reason("BUS_CLOSE_FAILED", logging.ERROR, error, code="close_failed", reason=reason, part=part)

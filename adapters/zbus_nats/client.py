@@ -26,6 +26,8 @@ Sink = Callable[[bytes, bytes, bytes, bytes | None], None]
 
 DISPOSE_S = 0.5
 NO_TLS = "the server does not offer TLS, which is required"
+HEADERS_BYTES_MAX = 64 * 1024  # beside a payload of the largest size
+MAX_PAYLOAD_BYTES = 1 << 30  # more than any server permits
 SIDS_FROM = 1 << 32  # clear of the ids that nats-py assigns
 
 _MSG = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
@@ -64,6 +66,12 @@ class DirectParser(Parser):
             if not data:
                 return
         await super().parse(data)
+        self._check_length(self.needed)
+
+    def _check_length(self, length: int) -> None:
+        """Disconnect a server that announces a message larger than it may be: it would be collected in memory."""
+        if length > self.nc.max_payload + HEADERS_BYTES_MAX:
+            raise nats.errors.ProtocolError
 
     def _direct(self, data: bytes) -> int:
         """Pass every complete message at the start to its sink. Return how many bytes these messages have."""
@@ -83,6 +91,7 @@ class DirectParser(Parser):
                 break
             start = found.end()
             end = start + int(length)
+            self._check_length(end - start)
             if end + 2 > size:
                 self._needed_bytes = end + 2 - at
                 break
@@ -111,6 +120,12 @@ class DirectClient(Client):
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
             sink(bytes(subject), bytes(reply), data, headers or None)
+
+    def check_limits(self) -> None:
+        """Raise `nats.errors.Error` if the server announced a size of messages that cannot be used."""
+        size: Any = self._max_payload
+        if type(size) is not int or not 0 < size <= MAX_PAYLOAD_BYTES:
+            raise nats.errors.Error(f"nats: the server announced max_payload {size!r:.40}")
 
     async def _process_pong(self) -> None:
         # nats-py completes the oldest ping even if it was cancelled, which raises and ends its reading task.

@@ -109,6 +109,7 @@ class Reconnect:
         self._cause = None
         try:
             await asyncio.wait_for(login(client, server, self.options, self._tls, self.on_error), timeout_s)
+            client.check_limits()
             self._connected(client, server)
         except Exception as error:  # a bug in the library must not stop the attempts
             cause = self._cause if isinstance(error, nats.errors.NoServersError) else error

@@ -14,6 +14,7 @@ import pytest
 from log_support import append, raw
 from msgspec.structs import replace
 
+from zbus.errors import TransportError
 from zbus.event import Event, Provenance
 from zbus.headers import encode_headers
 from zbus.keys import KeySet
@@ -200,6 +201,29 @@ async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> No
         yield b"\0" + encode((4, 9, 1))
 
     assert await request_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
+
+
+async def test_replies_that_bring_no_event_are_no_page_however_long_they_go_on() -> None:
+    asked = 0
+
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield b"\x02\x90"  # a frame of no events
+
+    with pytest.raises(TransportError, match="without events"):
+        await request_page(ask, 5, ("**",), 0, 0, 5.0)
+    assert asked == 1
+
+
+async def test_a_page_has_no_more_parts_than_events_and_its_end() -> None:
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        while True:
+            yield b"\0" + encode((4, 9, 1))
+
+    with pytest.raises(TransportError, match="parts"):
+        await request_page(ask, 5, ("**",), 0, 0, 5.0, events=10)
 
 
 async def test_a_log_reports_its_origin_its_bounds_and_which_other_logs_it_has_events_of(log: SqliteLog) -> None:

@@ -39,6 +39,22 @@ async def test_positions_that_the_log_does_not_store_are_recorded(
     ]
 
 
+async def test_a_position_that_cannot_be_stored_keeps_no_other_from_being_stored(
+    log_path: Path,
+) -> None:
+    async with zbus.open(log_path, keep=["**"]) as bus:
+        network: Any = node_of(bus).network
+        with recorded() as records:
+            network._store({7: 1 << 63, 8: 5})
+
+        stored = network._log.positions.load()
+
+    assert (stored.get("heard/7"), stored["heard/8"]) == (None, 5)
+    assert [(each["record"], each["code"], each["source"]) for each in records] == [
+        ("POSITIONS_NOT_STORED", "position_out_of_range", "heard/7")
+    ]
+
+
 def test_a_transport_that_fails_to_close_is_recorded() -> None:
     def fail() -> None:
         raise TransportError("the socket is stuck")

@@ -18,7 +18,7 @@ from zbus.errors import LogError, NoResponders, TransportError
 from zbus.mesh import peer as module
 from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
-from zbus.mesh.peer import GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
+from zbus.mesh.peer import EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
 
@@ -402,7 +402,7 @@ async def test_an_empty_page_that_covers_a_range_is_followed_by_the_next_one(mak
     context.receive(one)
     context.receive(six)
 
-    await context.settle()
+    await asyncio.sleep(2 * EMPTY_PAGE_S)
 
     assert [after for after, *_ in context.requests] == [0, 2, 4]
     assert context.delivered == [1, 2, 5, 6]
@@ -574,6 +574,39 @@ async def test_only_keys_with_a_gap_are_reported(make: Make) -> None:
 
     assert context.timeline == [1, "gap before 3", 3, 4, 5]
     assert context.counts["duplicates_received"] == 1
+
+
+@pytest.mark.parametrize("first", [2, 10**6], ids=["covered", "far"])
+@pytest.mark.parametrize("stored", [False, True], ids=["live", "stored"])
+async def test_a_log_that_never_catches_up_and_sends_no_events_is_given_up(
+    make: Make, stored: bool, first: int
+) -> None:
+    context = make(covered=None if first == 2 else 0)
+    if stored:
+        context.interest.add(["shop/a"], 0, store=True)
+    one, _, three, four = context.publish(1, first, first + 1, first + 2)
+    pages = 0
+
+    async def creep(origin: int, after: int, from_ns: int, link: str, expressions: object = None) -> LogPage:
+        nonlocal pages
+        pages += 1
+        return LogPage([], after + 1, 1 << 60, 0)
+
+    context.page = creep  # type: ignore[method-assign, assignment]
+    with recorded(logging.WARNING) as records:
+        context.receive(one, three)
+        await asyncio.sleep(GIVE_UP_S + 1)
+        assert [each["code"] for each in records if each["record"] == "EVENT_REPLAY_FAILED"] == ["repair_timeout"]
+        if stored:
+            assert (context.timeline, context.open_gaps) == ([1], [(A, -1, three.sequence)])
+            context.receive(*context.publish(first + 3, key=B))
+            assert context.timeline == [1, first + 3]  # a key without a gap is not held back
+        else:
+            assert context.timeline == [1, f"gap before {three.sequence}", three.offset]
+            if first > 2:
+                context.receive(four)
+                assert context.timeline[-1] == four.offset
+    assert pages <= 1.1 * GIVE_UP_S / EMPTY_PAGE_S + 110  # it pauses between them
 
 
 async def test_a_gap_of_a_stored_key_stays_open_until_the_peer_is_back(make: Make) -> None:
@@ -1152,7 +1185,7 @@ async def test_past_events_of_a_known_peer_are_requested_page_by_page(make: Make
     context.interest.add([A], 1002, store=False)
     context.page_events = 2
     context.peer.fetch_past([A])
-    await context.settle()
+    await asyncio.sleep(2 * EMPTY_PAGE_S)
 
     assert context.requests == [(0, 0, "nats", (A,)), (2, 0, "nats", (A,)), (0, 0, "nats", None), (2, 0, "nats", None)]
     assert context.accepted[1:] == [([2], "nats", True), ([3], "nats", True)]  # and not those before the interest

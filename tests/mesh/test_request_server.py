@@ -216,6 +216,43 @@ async def test_a_reply_that_cannot_be_sent_is_recorded() -> None:
     assert found == {("REPLY_FAILED", "reply_failed", Asker.key, "the client is gone")}
 
 
+class Odd(BaseException):
+    """Not an `Exception`."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError("its own task"), Odd("x")], ids=["cancelled", "odd"])
+async def test_whatever_a_handler_raises_is_its_failure_and_the_requester_learns_it_at_once(
+    error: BaseException,
+) -> None:
+    counts: Counter[str] = Counter()
+    server = RequestServer(lambda name, number: counts.update({name: number}), REAL)
+
+    async def answer(request: bytes) -> bytes:
+        raise error
+
+    server.handle(Asker.key, answer)
+    asker = Asker(1)
+    with recorded() as records:
+        server.on_request(asker)
+        assert await asyncio.to_thread(asker.closed.wait, 10)
+    server.close()
+
+    assert asker.replies[-1][0] == FAILED
+    assert counts == {"handler_errors": 1}
+    assert [each["record"] for each in records] == ["HANDLER_FAILED"]
+
+
+async def test_a_handler_on_this_node_that_leaks_a_cancellation_does_not_cancel_the_requester() -> None:
+    async with zbus.open() as bus:
+
+        @bus.serve("shop/price")
+        async def price(request: zbus.Event) -> bytes:
+            raise asyncio.CancelledError("its own task")
+
+        with pytest.raises(zbus.HandlerFailed, match="CancelledError"):
+            await bus.request("shop/price", b"")
+
+
 async def test_a_handler_that_raises_is_counted_and_recorded() -> None:
     counts: Counter[str] = Counter()
     server = RequestServer(lambda name, number: counts.update({name: number}), REAL)

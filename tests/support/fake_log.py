@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -446,6 +446,11 @@ class FakePositions:
     def store(self, changed: Mapping[str, int]) -> None:
         with self._lane.history.lock:
             self._all |= changed
+
+    def remove(self, names: Collection[str]) -> None:
+        with self._lane.history.lock:
+            for name in names:
+                self._all.pop(name, None)
 
 
 class FakeSchemas:

@@ -26,7 +26,7 @@ from zbus.mesh.log_service import LogPage
 from zbus.observe import records
 from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 from zbus.ports.log import Appended, Log, Page, Row, Span, Stored
-from zbus.util.driver import Driver, Step
+from zbus.util.driver import Driver, OnError, Step
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon, decode_beacon
 from zbus.wire.envelope import BEACON, EMPTY, MANY, ONE, Envelope, encode, open_frame
@@ -87,7 +87,7 @@ class FakeRuntime(Runtime):
         self.pid = lambda: 4711
         self.hostname = lambda: "fake"
 
-    def driver(self, step: Step, name: str) -> Driver:
+    def driver(self, step: Step, name: str, on_error: OnError) -> Driver:
         self.drivers.append(ManualDriver(step, self))
         return self.drivers[-1]
 
@@ -126,7 +126,7 @@ class FakeFabric:
         self.name, self.networked, self.events_only, self.dense = "fake", True, events_only, True
         self.trust = "none"
         self.endpoints: Sequence[str] = ()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.ready_error: Exception | None = None
         self.subscribed = True
         self.frames: list[Frame] = []

@@ -161,3 +161,25 @@ def test_nats_py_is_built_as_when_this_was_written(what: object) -> None:
     found = hashlib.sha256(inspect.getsource(what).encode()).hexdigest()[:16]  # type: ignore[arg-type]
 
     assert found == RELIED_ON[what], "nats-py changed here: read it again before trusting the short way"
+
+
+@pytest.mark.parametrize("sid", [7, 8], ids=["direct", "nats-py"])
+@pytest.mark.parametrize("before", [b"", b"PING\r\n"], ids=["first", "later"])
+async def test_a_message_larger_than_the_server_permits_is_not_collected(sid: int, before: bytes) -> None:
+    client = Listening()
+    client._max_payload = 1000
+    await client._ps.parse(b"MSG a 7 1000\r\n" + bytes(1000) + b"\r\n")
+    assert len(client.direct) == 1
+
+    with pytest.raises(nats.errors.ProtocolError):
+        await client._ps.parse(before + b"MSG a %d 99999999999\r\n" % sid)
+
+
+@pytest.mark.parametrize("size", [0, -5, "x", 1e9, True, None, 10**30])
+def test_a_server_that_announces_an_unusable_size_of_messages_is_not_used(size: object) -> None:
+    client = Listening()
+    client.check_limits()
+    client._max_payload = size  # type: ignore[assignment]
+
+    with pytest.raises(nats.errors.Error, match="max_payload"):
+        client.check_limits()

@@ -262,3 +262,24 @@ def test_no_bytes_make_the_reader_of_leases_fail(data: bytes) -> None:
     found = decode_lease(data)
 
     assert found is None or decode_lease(encode_lease(found)) == found
+
+
+def test_what_cannot_be_read_or_removed_is_reported_and_the_other_nodes_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.draft").mkdir()
+    os.utime(tmp_path / "x.draft", (1, 1))
+    (tmp_path / "secret.json").write_bytes(b"{}")
+    read_bytes = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "secret.json":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with registry(tmp_path) as here, registry(tmp_path) as there:
+        there.announce(node("aa"))
+
+        assert here.look() == {"aa": node("aa")}
+        assert here._counts.snapshot()["registry_record_invalid"] >= 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,20 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mesh_fakes import recorded
 from zmq_support import Collector, fabrics, raw_socket, until
 
+from zbus.observe.counters import Counters
+from zbus_zmq.address.options import ZmqOptions
 from zbus_zmq.address.topics import topic_of
+from zbus_zmq.broker import Broker
+from zbus_zmq.carry import subscribers
+from zbus_zmq.carry.subscribers import Subscribers
 from zbus_zmq.find.discovery import NodeRecord
 from zbus_zmq.find.lease import encode_lease, take_lease
+from zbus_zmq.io import io_thread
+from zbus_zmq.io.io_thread import IoThread
+from zbus_zmq.io.sockets import SUBSCRIPTION_BYTES_MAX
 
 GOOD = topic_of("a/b")
 
@@ -192,3 +203,69 @@ def test_an_announcement_with_an_endpoint_that_is_none_is_counted_and_tried_agai
     finally:
         here.close()
         other.close()
+
+
+@pytest.mark.parametrize("side", ["node", "broker"])
+def test_a_subscription_longer_than_any_topic_is_never_taken_and_others_are(
+    tmp_path: Path, rogues: Rogues, side: str
+) -> None:
+    """libzmq keeps a subscription in about 50 times its size, and any stranger may send one."""
+    with ExitStack() as opened:
+        if side == "node":
+            fabric = opened.enter_context(fabrics(f"zmq://?registry={tmp_path}", 1))[0]
+            endpoint = fabric.diagnostics()["publish"]
+        else:
+            options = ZmqOptions(max_message_bytes=64 << 20)
+            broker = Broker("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", options)
+            opened.callback(broker.close)
+            endpoint = broker.xpub
+
+        def subscriptions() -> int:
+            found = fabric.diagnostics() if side == "node" else broker.report()
+            return int(found["subscriptions"])
+
+        rogue = rogues.socket(zmq.SUB)
+        rogue.subscribe(b"t" * (SUBSCRIPTION_BYTES_MAX + 1))
+        rogue.connect(endpoint)
+        honest = rogues.socket(zmq.SUB)
+        honest.subscribe(topic_of("/".join(["é" * 7] * 64)))  # one of the longest
+        honest.connect(endpoint)
+
+        assert until(lambda: subscriptions() == 1)
+        time.sleep(0.2)
+        assert subscriptions() == 1
+
+
+def test_prefixes_are_bounded_by_their_bytes_and_what_is_unsubscribed_makes_room(
+    monkeypatch: pytest.MonkeyPatch, rogues: Rogues
+) -> None:
+    monkeypatch.setattr(subscribers, "KEPT_BYTES_MAX", 10)
+    found = Subscribers(rogues.socket(zmq.XPUB), "", Counters("zmq"))
+
+    assert [found._take_prefix(prefix, True) for prefix in (b"a" * 6, b"a" * 6, b"b" * 6, b"c" * 4)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert found._take_prefix(b"a" * 6, False)
+    assert found._take_prefix(b"b" * 6, True)
+
+
+def test_an_i_o_thread_that_is_busy_for_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io_thread, "BUSY_S", 0.01)
+    counts = Counters("zmq")
+    thread = IoThread("zbus-zmq-test", counts)
+
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() - begun < 0.02:
+            pass
+
+    try:
+        with recorded() as records:
+            thread.post(work)
+            assert until(lambda: counts.snapshot().get("io_busy") == 1)
+    finally:
+        thread.close(5.0)
+    assert [(each["record"], each["code"]) for each in records] == [("TRANSPORT_ERROR", "io_busy")]

@@ -1,53 +1,125 @@
 """Deduplication of received events by identity, in bounded memory.
 
 The sequences of a publisher rise, so a sequence above the highest one seen is new. Sequences that were skipped may
-still arrive over another link. They are kept in a window that is bounded by age and by number.
+still arrive over another link. They are kept as ranges, so that a leap costs the same whatever its length. The number
+of ranges is bounded, for each publisher and over all of them. Events outside these bounds cannot be distinguished from
+duplicates, and are called late.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from enum import Enum
+
 from zbus.util.memo import Memo
-from zbus.util.runtime import Runtime
-from zbus.util.window import Window
 
 PUBLISHERS_MAX = 100_000
-SKIPPED_MAX = 100_000
-SKIPPED_AT_ONCE_MAX = 4096
-WINDOW_S = 120.0
+RANGES_MAX = 1_000  # of one publisher
+RANGES_TOTAL_MAX = 100_000
+_LATER = float("inf")
+
+
+class Arrival(Enum):
+    """What is known about an identity when it arrives."""
+
+    NEW = 1
+    DUPLICATE = 2  # it was received before
+    LATE = 3  # it is older than what is remembered, so it may have been received before
+
+
+class _Publisher:
+    """Between `first` and `last`, every sequence was received except the skipped ones. Nothing is known before that."""
+
+    __slots__ = ("first", "last", "skipped")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = first - 1
+        self.skipped: list[tuple[int, int]] = []  # ranges with both ends, ascending
+
+    def forget_ranges(self, number: int) -> None:
+        """Forget the lowest skipped ranges, and whatever was received before their ends."""
+        self.first = self.skipped[number - 1][1] + 1
+        del self.skipped[:number]
 
 
 class Dedup:
-    """The identities that were received. Not thread-safe.
+    """The identities that were received. Not thread-safe. `on_evict` is called for each publisher that is forgotten.
 
-    >>> seen = Dedup(Runtime())
-    >>> seen.first_time(7, 0), seen.first_time(7, 0), seen.first_time(7, 2), seen.first_time(7, 1)
-    (True, False, True, True)
+    >>> seen = Dedup()
+    >>> [seen.arrival(7, sequence).name for sequence in (5, 5, 7, 6, 4)]
+    ['NEW', 'DUPLICATE', 'NEW', 'NEW', 'LATE']
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._last = Memo[int, list[int]](PUBLISHERS_MAX, lambda _: [])  # the highest sequence; empty at first
-        self._skipped = Window[tuple[int, int]](SKIPPED_MAX, WINDOW_S, runtime.monotonic)
+    def __init__(self, on_evict: Callable[[], object] = lambda: None) -> None:
+        self._on_evict = on_evict
+        self._publishers = Memo[int, _Publisher](PUBLISHERS_MAX, on_evict=self._evicted)  # least recently used first
+        self._skipping = Memo[int, _Publisher](PUBLISHERS_MAX)  # those with skipped ranges, in the same order
+        self._ranges = 0  # of all publishers
 
     def last(self, publisher_id: int) -> int | None:
         """Return the highest sequence received from a publisher, or None."""
-        last = self._last.get(publisher_id)
-        return last[0] if last else None
+        publisher = self._publishers.get(publisher_id)
+        return publisher.last if publisher is not None else None
 
-    def first_time(self, publisher_id: int, sequence: int) -> bool:
+    def arrival(self, publisher_id: int, sequence: int) -> Arrival:
         """Return whether this identity is new, and remember it."""
-        mark = self._last[publisher_id]
-        if not mark:
-            mark.append(sequence)
-            return True
-        last = mark[0]
-        if sequence <= last:
-            return self._skipped.remove((publisher_id, sequence))
-        if sequence > last + 1:
-            for skipped in range(max(last + 1, sequence - SKIPPED_AT_ONCE_MAX), sequence):
-                self._skipped.add((publisher_id, skipped))
-        mark[0] = sequence
-        return True
+        publisher = self._publishers.get(publisher_id)
+        if publisher is None:
+            publisher = self._publishers[publisher_id] = _Publisher(sequence)
+        else:
+            self._publishers.move_to_end(publisher_id)
+        last = publisher.last
+        if sequence > last:
+            publisher.last = sequence
+            if sequence > last + 1:
+                publisher.skipped.append((last + 1, sequence - 1))
+                self._ranges_changed(publisher_id, publisher, 1)
+            return Arrival.NEW
+        if sequence < publisher.first:
+            return Arrival.LATE
+        return self._arrival_of_skipped(publisher_id, publisher, sequence)
 
     def forget(self, publisher_id: int, sequence: int) -> None:
-        """Make an identity new again, for `WINDOW_S` at most, because its event was neither stored nor delivered."""
-        self._skipped.add((publisher_id, sequence))
+        """Make an identity new again, because its event was neither stored nor delivered."""
+        publisher = self._publishers.get(publisher_id)
+        if publisher is None or not publisher.first <= sequence <= publisher.last:
+            return
+        at = bisect_right(publisher.skipped, (sequence, _LATER))
+        if at == 0 or sequence > publisher.skipped[at - 1][1]:
+            publisher.skipped.insert(at, (sequence, sequence))
+            self._ranges_changed(publisher_id, publisher, 1)
+
+    def _arrival_of_skipped(self, publisher_id: int, publisher: _Publisher, sequence: int) -> Arrival:
+        skipped = publisher.skipped
+        at = bisect_right(skipped, (sequence, _LATER)) - 1
+        if at < 0 or sequence > skipped[at][1]:
+            return Arrival.DUPLICATE
+        start, end = skipped[at]
+        skipped[at : at + 1] = [each for each in ((start, sequence - 1), (sequence + 1, end)) if each[0] <= each[1]]
+        self._ranges_changed(publisher_id, publisher, (start < sequence) + (sequence < end) - 1)
+        return Arrival.NEW
+
+    def _ranges_changed(self, publisher_id: int, publisher: _Publisher, change: int) -> None:
+        """Keep the number of ranges within its bounds."""
+        self._ranges += change
+        if len(publisher.skipped) > RANGES_MAX:
+            self._forget_ranges(publisher, 1)
+        if not publisher.skipped:
+            self._skipping.pop(publisher_id, None)
+            return
+        self._skipping[publisher_id] = publisher
+        self._skipping.move_to_end(publisher_id)
+        while self._ranges > RANGES_TOTAL_MAX:
+            _, oldest = self._skipping.popitem(last=False)
+            self._forget_ranges(oldest, len(oldest.skipped))
+
+    def _forget_ranges(self, publisher: _Publisher, number: int) -> None:
+        publisher.forget_ranges(number)
+        self._ranges -= number
+
+    def _evicted(self, publisher_id: int, publisher: _Publisher) -> None:
+        self._skipping.pop(publisher_id, None)
+        self._ranges -= len(publisher.skipped)
+        self._on_evict()

@@ -25,7 +25,7 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
 
-from .dedup import Dedup
+from .dedup import Arrival, Dedup
 from .host import Host, Receives
 from .interest import NO_INTEREST, Interest
 from .peer import Peer
@@ -34,6 +34,7 @@ from .sequence_marks import SequenceMarks
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
+POSITIONS_MAX = 100_000
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
@@ -63,12 +64,14 @@ class Inbox:
         )
         self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
-        self._seen = Dedup(runtime)
+        self._seen = Dedup(lambda: self.count("publishers_evicted", 1))
         self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
-        self._peers = Memo[int, Peer](PEERS_MAX, self._new_peer, on_evict=lambda _, peer: peer.close())
+        self._peers = Memo[int, Peer](PEERS_MAX, self._new_peer, on_evict=self._evict_peer)
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
+        self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
         self._runtime = runtime
-        self.positions: dict[int, int] = {}  # per origin: all events up to this offset arrived and are stored
+        # Per origin: all events up to this offset arrived and are stored. The least recently changed one comes first.
+        self.positions = Memo[int, int](POSITIONS_MAX)
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
@@ -206,13 +209,28 @@ class Inbox:
         def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
             if future is None or (not future.cancelled() and future.exception() is None):
                 for each in done:
-                    each()
+                    self._acknowledge(each, link)
 
         if done:
             stored.add_done_callback(acknowledge) if stored is not None else acknowledge()
 
+    def _acknowledge(self, acknowledge: Callable[[], None], link: str) -> None:
+        try:
+            acknowledge()
+        except Exception as error:  # of the transport: it must not stop later frames
+            self.count("acknowledge_errors", 1)
+            if self._throttle.due(("acknowledge_failed", link)):
+                reason = str(error) or type(error).__name__
+                record_reason(
+                    "RECEIVE_FAILED", logging.WARNING, error, code="acknowledge_failed", reason=reason, link=link
+                )
+
     def _new_peer(self, id_: int) -> Peer:
         return Peer(id_, self, self.positions.get(id_), self._runtime)
+
+    def _evict_peer(self, id_: int, peer: Peer) -> None:
+        peer.close()
+        self.count("peers_evicted", 1)
 
     def _report_sequence_gaps(self, envelopes: Sequence[Envelope]) -> None:
         """Report gaps in the sequences of a publisher whose node has no id, and so cannot be asked to repair them."""
@@ -233,6 +251,15 @@ class Inbox:
         if self._throttle.due((name, source)):
             record_reason(name, logging.WARNING, code=code, reason=reason, **fields)
 
+    def _count_known(self, arrival: Arrival, envelope: Envelope, link: str, stored: bool) -> None:
+        """Count an event that is not delivered live. `stored` means that the log has it in any case."""
+        if arrival is Arrival.DUPLICATE or stored:
+            self.count("duplicates_received", 1)
+            return
+        self.count("dropped_late", 1)
+        reason = "events are so late that they cannot be distinguished from duplicates"
+        self._report(EVENT_DROPPED, f"late {link}", code="late", reason=reason, link=link, key=envelope.key)
+
     # Called by peers.
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[Any] | None:
@@ -243,7 +270,7 @@ class Inbox:
         passed: list[tuple[int, int]] = []  # events that live subscriptions had already, or do not want
         forwarded: list[Row] | None = [] if self._forwards else None
         self.received[link] = self.received.get(link, 0) + len(envelopes)
-        own, interest_in, first_time = self._own, self.interest.of, self._seen.first_time
+        own, interest_in, arrival_of = self._own, self.interest.of, self._seen.arrival
         key, wanted = "", NO_INTEREST
         for envelope in envelopes:
             if envelope.via and own in envelope.via:
@@ -252,7 +279,8 @@ class Inbox:
             if len(envelope.payload) > self._payload_bytes_max:
                 self._invalid("invalid_too_large", link, "the payload is over the limit", key=envelope.key)
                 continue
-            new = first_time(envelope.publisher_id, envelope.sequence)
+            arrival = arrival_of(envelope.publisher_id, envelope.sequence)
+            new = arrival is Arrival.NEW
             if envelope.key != key:
                 key, wanted = envelope.key, interest_in(envelope.key)
             if wanted.stored:
@@ -262,11 +290,11 @@ class Inbox:
                 if new:
                     self._undelivered.add(identity)
                 else:
-                    self.count("duplicates_received", 1)
+                    self._count_known(arrival, envelope, link, repaired)
                 if identity not in self._undelivered or (repaired and envelope.published_at < wanted.live_since):
                     passed.append(identity)
             elif not new:
-                self.count("duplicates_received", 1)
+                self._count_known(arrival, envelope, link, False)
             else:
                 events.append(envelope.event())
                 if forwarded is not None:
@@ -288,12 +316,18 @@ class Inbox:
         await self._backpressure.wait(self._is_delayed)
 
     def covered(self, origin: int, offset: int) -> None:
-        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored."""
+        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored.
+
+        A node without a log has another origin after each start, and nothing can be requested from it.
+        """
+        if not origin & 1:
+            return
         storing, failures = self._storing.get(origin), self._failures[origin]
 
         def remember(_: asyncio.Future[Any] | None = None) -> None:
             if self._failures[origin] == failures:
                 self.positions[origin] = max(offset, self.positions.get(origin, 0))
+                self.positions.move_to_end(origin)
 
         storing.add_done_callback(remember) if storing is not None else remember()
 
@@ -330,7 +364,9 @@ class Inbox:
         return {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
 
     def _report_missing(self, origin: int, missing: dict[str, Any], *, is_open: bool, code: str, reason: str) -> None:
-        record_reason(EVENT_GAP, logging.WARNING, code=code, reason=reason, origin=origin, **missing)
+        """Publish each gap as an event, and log one per minute and publisher."""
+        if self._gap_throttle.due((code, missing["publisher_id"])):
+            record_reason(EVENT_GAP, logging.WARNING, code=code, reason=reason, origin=origin, **missing)
         self._deliver([gap_event(missing | {"open": is_open}, self._runtime.time_ns())])
 
     def _store(
@@ -338,21 +374,21 @@ class Inbox:
     ) -> asyncio.Future[Any]:
         assert self._commits is not None
         stored = self._commits.add_many(rows)
-        origins = {envelope.origin for envelope in envelopes if envelope.origin}
-        self._storing |= dict.fromkeys(origins, stored)
-        covered = {origin: self._peers[origin].covered for origin in origins & self._peers.keys()}
+        origins = {envelope.origin: None for envelope in envelopes if envelope.origin & 1}
+        self._storing.update(dict.fromkeys(origins, stored))
+        covered = {origin: self._peers[origin].covered for origin in origins if origin in self._peers}
 
         def finish(done: asyncio.Future[Any]) -> None:
+            for origin in origins:
+                if self._storing.get(origin) is stored:
+                    del self._storing[origin]
             self._passed.difference_update(passed)
             undelivered = self._undelivered.intersection(map(_identity, envelopes))
             self._undelivered -= undelivered
-            for origin in origins:
-                if self._storing.get(origin) is done:
-                    del self._storing[origin]
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
                 return
-            self._failures.update(origins)
+            self._failures.update(origins.keys())
             for identity in undelivered:
                 self._seen.forget(*identity)
             if not done.cancelled() and isinstance(done.exception(), LogError):

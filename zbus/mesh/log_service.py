@@ -164,7 +164,11 @@ async def request_page(
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
     body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
+    parts = 0
     async for part in request(log_key(origin), body, timeout_s):
+        parts += 1
+        if parts > max(1, events) + 2:  # each part has an event, except for the last one
+            raise TransportError(f"log {origin:x} sent more than {parts - 1} parts for {events} events")
         if part[:1] == b"\0":
             try:
                 covered = _decode_covered(memoryview(part)[1:])
@@ -172,9 +176,12 @@ async def request_page(
                 raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
         else:
             try:
-                envelopes += open_frame(part)
+                found = open_frame(part)
             except EventInvalid as error:
                 raise TransportError(f"log {origin:x} sent a malformed reply: {error}") from error
+            if not found:  # such replies could continue forever and look like progress
+                raise TransportError(f"log {origin:x} sent a malformed reply: a part without events")
+            envelopes += found
             if len(envelopes) > max(1, events):
                 raise TransportError(f"log {origin:x} sent more than the {events} events that were requested")
     if covered is None:

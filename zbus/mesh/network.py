@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import convert
 
 from zbus.errors import BusClosed, ConfigInvalid, NoResponders, TransportError, TransportUnsupported
-from zbus.event import Event
-from zbus.observe.records import TRANSPORT_ERROR, record, record_reason
+from zbus.event import NUMBER_MAX, Event
+from zbus.observe.counters import Counters
+from zbus.observe.records import TRANSPORT_ERROR, record_reason
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Calls
@@ -40,6 +43,8 @@ from .transit import Transit
 if TYPE_CHECKING:
     from zbus.config import BusConfig
 
+T = TypeVar("T")
+
 STORE_S = 1.0
 LINGER_S = 0.15
 JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
@@ -62,6 +67,7 @@ class Network:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
         self._runtime, self._links_changed = runtime, links_changed
         self._time_ns = runtime.time_ns
+        self._failures = Counters("mesh", runtime)
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
         self._closing = False
@@ -99,7 +105,7 @@ class Network:
         self._stored = await self._run(self._log.positions.load)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
-            if kind == "from":
+            if kind == "from" and int(rest, 16) & 1:  # others are removed with the next write
                 self.inbox.positions[int(rest, 16)] = value
             elif kind == "since":
                 self._since[rest] = value
@@ -361,24 +367,39 @@ class Network:
 
     def endpoints(self) -> list[str]:
         """Return the addresses at which other nodes can reach this one."""
-        return [each for link in self.links for each in link.fabric.endpoints]
+        found: list[str] = []
+        for link in self.links:
+            found += self._read(link.fabric, link.label, lambda fabric: convert(fabric.endpoints, list[str]), [])
+        return found
 
     def trust(self, name: str) -> str:
         """Return how a link authenticates peers."""
-        return next((link.fabric.trust for link in self.links if link.label == name), "none")
+        link = next((each for each in self.links if each.label == name), None)
+        if link is None:
+            return "none"
+        return self._read(link.fabric, name, lambda fabric: convert(fabric.trust, str), "none")
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the links, and the position of each."""
         found: dict[str, Any] = {"origin": f"{self.origin:x}"}
+        unknown: dict[str, Any] = {}
         for fabric in self.embedded:
-            found |= fabric.diagnostics()
+            found |= self._read(fabric, fabric.name, _diagnostics, unknown)
         if self.links:
             found["links"] = [
                 {"transport": link.label, "sent": link.send_queue.sent, "receiving": link.receiving}
-                | link.fabric.diagnostics()
+                | self._read(link.fabric, link.label, _diagnostics, unknown)
                 for link in self.links
             ]
         return found
+
+    def _read(self, fabric: Fabric, label: str, read: Callable[[Fabric], T], default: T) -> T:
+        """Return `read(fabric)`; if it raises, report that and return `default`."""
+        try:
+            return read(fabric)
+        except Exception as error:
+            self._failures.report(TRANSPORT_ERROR, "state_unreadable", label, transport=label, detail=repr(error)[:500])
+            return default
 
     def _declare(self) -> asyncio.Future[Any]:
         """Declare the interest and the served keys to the fabrics, once for all changes in one turn of the loop.
@@ -409,8 +430,11 @@ class Network:
                     self._listen_on(link, expressions, keys)
                 except TransportUnsupported as error:
                     unsupported = error  # raised once the other links have declared it
-                except TransportError as error:
-                    record(TRANSPORT_ERROR, logging.ERROR, error, doing="declare", transport=link.label)
+                except Exception as error:  # the other links still declare it
+                    fields = {"doing": "declare", "transport": link.label}
+                    record_reason(
+                        TRANSPORT_ERROR, logging.ERROR, error, code="declare_failed", reason=_text(error), **fields
+                    )
             if unsupported is not None:
                 raise unsupported
 
@@ -445,17 +469,28 @@ class Network:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
-        now |= {f"from/{origin:x}": offset for origin, offset in self.inbox.positions.copy().items()}
+        positions = list(self.inbox.positions.items())  # at once: the loop may change them meanwhile
+        now |= {f"from/{origin:x}": offset for origin, offset in positions}
+        forgotten = [name for name in self._stored if name.startswith("from/") and name not in now]
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
-        if changed:
+        for name in [name for name, value in changed.items() if not 0 <= value <= NUMBER_MAX]:
+            self._failures.report("POSITIONS_NOT_STORED", "position_out_of_range", name, detail=str(changed.pop(name)))
+        if changed or forgotten:
             try:
-                self._log.positions.store(changed)
-                self._stored |= now
+                if changed:
+                    self._log.positions.store(changed)
+                if forgotten:
+                    self._log.positions.remove(forgotten)
+                self._stored = {name: value for name, value in self._stored.items() if name not in forgotten} | now
                 self._unstored = {}
             except Exception as error:
                 record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))
+
+
+def _diagnostics(fabric: Fabric) -> dict[str, Any]:
+    return dict(fabric.diagnostics())
 
 
 def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
@@ -466,5 +501,14 @@ def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
 def _try(close: Callable[[], None]) -> None:
     try:
         close()
-    except TransportError as error:
-        record_reason(TRANSPORT_ERROR, logging.WARNING, code="close_failed", reason=str(error), doing="close")
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic of a Rust library is not an `Exception`
+        unexpected = None if isinstance(error, TransportError) else error
+        record_reason(
+            TRANSPORT_ERROR, logging.WARNING, unexpected, code="close_failed", reason=_text(error), doing="close"
+        )
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Protocol
 
 from zbus.errors import RequestError, TransportError, ZbusError
@@ -43,6 +43,8 @@ TAIL_S = 0.25  # how long the last events that a beacon names may still be in fl
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
+KEYS_MAX = 100_000  # whose last offsets are kept between two beacons
+EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
 
 class PeerContext(GapReporter, Protocol):
@@ -95,6 +97,8 @@ class Peer:
         self._gap_ledger = GapLedger(id, context, runtime)
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
+        self._deadline = 0.0  # of the repair, unless events arrive
+        self._repaired_after: int | None = None  # what the repair began with; None for a new peer
 
     @property
     def covered(self) -> int:
@@ -108,6 +112,7 @@ class Peer:
             self._seen_again.set()
             if self._has_open_gaps:
                 envelopes = self._take_unbroken(envelopes, link)
+                self._bound_keys()
                 self._taken_events += len(envelopes)
                 return envelopes
             self._buffer(envelopes, link)
@@ -131,6 +136,7 @@ class Peer:
             last[key] = seen = envelope.offset
             new.append(envelope)
         self._taken_events += len(new)
+        self._bound_keys()
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
         if self._trimmed is not None:
@@ -232,6 +238,16 @@ class Peer:
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         self._context.covered(self.id, self._covered)
 
+    def _bound_keys(self) -> None:
+        """Forget the older half of the keys if there are too many, as of a peer that sends no beacons.
+
+        The next event of such a key looks like one after a gap, and is compared with the peer's log.
+        """
+        if len(self._last) > KEYS_MAX:
+            evicted = len(self._last) // 2
+            self._last = dict(islice(self._last.items(), evicted, None))
+            self._context.count("peer_keys_evicted", evicted)
+
     # Repair.
 
     def _buffer(self, envelopes: Sequence[Envelope], link: str) -> None:
@@ -243,6 +259,7 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
+            self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
             self._repairing = asyncio.get_running_loop().create_task(run())
 
@@ -250,7 +267,8 @@ class Peer:
         """Request pages until nothing is missing. If this node stores no events of others, stop after `GIVE_UP_S`."""
         found, known = 0, self._covered is not None or bool(self._last)
         pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
-        deadline, failed = self._monotonic() + GIVE_UP_S, False
+        failed = False
+        self._deadline = self._monotonic() + GIVE_UP_S
         fields: dict[str, Any] = {"origin": f"{self.id:x}", "correlation_id": self._runtime.token_hex(8)}
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **fields)
         while True:
@@ -260,14 +278,16 @@ class Peer:
                     self._past_expressions.pop(0)
                 if self._rewind_to is not None:
                     self._covered, self._rewind_to = min(self._covered or 0, self._rewind_to), None
+                    self._repaired_after = min(self._covered, self._repaired_after or 0)
                     self._last.clear()
                 page = await self._page()
-                self._has_open_gaps = False
                 found += len(page)
-                pauses.reset()
-                deadline = self._monotonic() + GIVE_UP_S
+                if page or self._complete:
+                    self._has_open_gaps = False
                 if self._is_done():
                     break
+                await self._progress(len(page))
+                pauses.reset()
             except Exception as error:
                 pause = pauses.next()
                 if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
@@ -281,7 +301,7 @@ class Peer:
                         origin=self.id,
                         again_in_s=round(pause, 3),
                     )
-                if self._monotonic() > deadline:
+                if self._monotonic() > self._deadline:
                     if not failed:
                         record_reason(
                             EVENT_REPLAY_FAILED,
@@ -295,7 +315,7 @@ class Peer:
                     self._give_up()
                     if self._repairing is None:
                         return
-                    deadline = self._monotonic() + GIVE_UP_S
+                    self._deadline = self._monotonic() + GIVE_UP_S
                 self._seen_again.clear()
                 if not isinstance(error, RequestError):  # the peer replied: its events do not mean that it is back
                     await asyncio.sleep(pause)
@@ -309,6 +329,18 @@ class Peer:
         self._context.count("events_repaired", found)
         record(EVENT_REPLAY_DELIVERED, logging.DEBUG, events=found, **fields)
         self._resume()
+
+    async def _progress(self, events: int) -> None:
+        """Note that a page had new events. Raises `TransportError` if pages had none for too long.
+
+        A log that claims to reach ever further, and never sends an event, would otherwise hold back the buffered ones.
+        """
+        if events or not self._buffered:
+            self._deadline = self._monotonic() + GIVE_UP_S
+        elif self._monotonic() > self._deadline:
+            raise TransportError(f"the pages of log {self.id:x} had no new events for {GIVE_UP_S:g} s")
+        if not events:
+            await asyncio.sleep(EMPTY_PAGE_S)
 
     def _is_done(self) -> bool:
         nothing_else = not self._past_expressions and self._rewind_to is None
@@ -382,6 +414,7 @@ class Peer:
             if page.covered >= page.head:
                 return
             after = page.covered
+            await self._progress(len(wanted))
 
     async def _await_and_give_up(self) -> None:
         await asyncio.sleep(TAIL_S)  # the events may still be in flight over another link
@@ -443,8 +476,12 @@ class Peer:
         return new
 
     def _reached(self, key: str) -> int:
-        """Return the offset up to which all events of a key arrived or were given up."""
-        return max(self._covered or 0, self._last.get(key, 0))
+        """Return the offset up to which all events of a key arrived or were given up, during a repair.
+
+        Pages that cover a range without the events of it that are buffered here prove nothing.
+        """
+        covered = self._covered if self._repaired_after is None else self._repaired_after
+        return max(covered or 0, self._last.get(key, 0))
 
     def _resume(self) -> None:
         """Deliver the events that were buffered during the repair."""

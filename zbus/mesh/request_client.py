@@ -10,10 +10,19 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from zbus.errors import EventInvalid, HandlerFailed, NoResponders, RequestTimeout, TransportError, TransportUnsupported
+from zbus.errors import (
+    EventInvalid,
+    HandlerFailed,
+    NoResponders,
+    RequestTimeout,
+    TransportError,
+    TransportUnsupported,
+    ZbusError,
+)
 from zbus.ports.fabric import Fabric
 from zbus.util.mailbox import Mailbox
 from zbus.util.malformed import MALFORMED
@@ -146,7 +155,8 @@ class RequestClient:
     ) -> AsyncIterator[bytes]:
         """Send a request and return the replies. Tries each fabric, `first` before the others, until one has a server.
 
-        `timeout_s` applies to all replies together, or to each reply of a `stream`. Raises `NoResponders`,
+        `timeout_s` applies to all replies together, or to each reply of a `stream`, all of which must arrive within
+        `STREAM_S`. Raises `NoResponders`,
         `RequestTimeout`, `HandlerFailed`, or `TransportError` if replies are missing. If the caller stops early or is
         cancelled, the server stops as well.
         """
@@ -176,6 +186,7 @@ class RequestClient:
         handle = None
         try:
             total_s = STREAM_S if stream else timeout_s
+            latest = asyncio.get_running_loop().time() + total_s
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
                     handle = await self._run(
@@ -183,21 +194,24 @@ class RequestClient:
                     )
                 except TransportError as error:
                     raise _NotSent(str(error)) from error
+                except (ZbusError, TimeoutError):
+                    raise
+                except Exception as error:  # the transport is faulty: another one may not be
+                    raise _NotSent(f"{type(error).__name__}: {error}") from error
                 async for reply in pending.bodies():
                     yield reply
                     if stream:
-                        deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
+                        deadline.reschedule(min(asyncio.get_running_loop().time() + timeout_s, latest))
         except TimeoutError:
             raise RequestTimeout(key, timeout_s) from None
         finally:
             if not pending.ended and handle is not None:
                 self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
             if handle is not None:
-                handle.close()  # type: ignore[attr-defined]
+                with suppress(Exception):  # a faulty transport: the replies are ignored anyway
+                    handle.close()  # type: ignore[attr-defined]
 
 
 def _try_send(fabric: Fabric, key: str, frame: bytes) -> None:
-    try:
+    with suppress(Exception):  # the server ends by its own timeout
         fabric.send([(key, frame)])
-    except TransportError:
-        pass  # the server ends by its own timeout

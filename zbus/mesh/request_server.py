@@ -133,7 +133,7 @@ class RequestServer:
             record("REPLY_FAILED", logging.ERROR, error, key=request.key)
             self._fail(request, error)
         finally:
-            request.close()
+            _close(request)
 
     def _invalid(self, key: str, link: str, error: EventInvalid) -> None:
         """Count a malformed request, and log it at most once per minute and link."""
@@ -146,7 +146,7 @@ class RequestServer:
     def _fail(self, request: IncomingRequest, error: BaseException) -> None:
         try:
             request.reply(encode_reply(FAILED, 0, encode_failure(error)))
-        except TransportError as failed:
+        except Exception as failed:
             _report_unsent(request, failed)
 
     def _begin(self, request: IncomingRequest, link: str) -> None:
@@ -177,10 +177,13 @@ class RequestServer:
         await self._send(request, [encode_reply(ACCEPTED, 0)], last=False)
         try:
             replies = [encode_reply(DATA, 0, await handler(body)), encode_reply(END, 1)]
-        except asyncio.CancelledError:
+        except (SystemExit, KeyboardInterrupt):
             self._end(request)
             raise
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelling():
+                self._end(request)
+                raise
             self._count("handler_errors", 1)
             record("HANDLER_FAILED", logging.ERROR, error, key=request.key)
             replies = [encode_reply(FAILED, 0, encode_failure(error))]
@@ -194,7 +197,7 @@ class RequestServer:
                 if error is not None:
                     self._fail(request, error)
             finally:
-                request.close()
+                _close(request)
 
         with suppress(RuntimeError):
             self._threads.submit(end)
@@ -204,14 +207,29 @@ class RequestServer:
             try:
                 for reply in replies:
                     request.reply(reply)
-            except TransportError as error:
+            except Exception as error:
                 _report_unsent(request, error)
             finally:
                 if last:
-                    request.close()
+                    _close(request)
 
         await self._loop.run_in_executor(self._threads, send)
 
 
-def _report_unsent(request: IncomingRequest, error: TransportError) -> None:
-    record_reason("REPLY_FAILED", logging.WARNING, code="reply_failed", reason=str(error), key=request.key)
+def is_cancelling() -> bool:
+    """Return whether the current task was cancelled. If not, a `CancelledError` is the failure of what it called."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _close(request: IncomingRequest) -> None:
+    try:
+        request.close()
+    except Exception as error:
+        _report_unsent(request, error)
+
+
+def _report_unsent(request: IncomingRequest, error: Exception) -> None:
+    unexpected = None if isinstance(error, TransportError) else error
+    reason = str(error) or type(error).__name__
+    record_reason("REPLY_FAILED", logging.WARNING, unexpected, code="reply_failed", reason=reason, key=request.key)

@@ -19,6 +19,7 @@ from zbus.util.runtime import Runtime
 from zbus.wire.envelope import decode, encode
 
 from .network import Network
+from .request_server import is_cancelling
 
 Handler = Callable[[Event], Awaitable[Any]]
 
@@ -79,10 +80,10 @@ async def _request_locally(
         async with asyncio.timeout(timeout_s) as deadline:
             try:
                 return await handler(request)
-            except (asyncio.CancelledError, BusClosed):
+            except (SystemExit, KeyboardInterrupt, BusClosed):
                 raise
-            except Exception as error:
-                if deadline.expired():
+            except BaseException as error:
+                if deadline.expired() or (isinstance(error, asyncio.CancelledError) and is_cancelling()):
                     raise
                 raise HandlerFailed(key, type(error).__name__, str(error)) from error
     except TimeoutError:

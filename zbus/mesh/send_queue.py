@@ -90,7 +90,7 @@ class SendQueue:
         self._grace_until = math.inf  # set by the first event
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S, uniform=runtime.uniform)
         self._retry_at = self._read_at = NOW
-        self._driver = runtime.driver(self.step, "zbus-send-queue")
+        self._driver = runtime.driver(self.step, "zbus-send-queue", _record_retry)
 
     def offer(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
         """Queue events that were committed (without a log: published), with their offsets."""
@@ -185,7 +185,9 @@ class SendQueue:
             if due is None or due > now:
                 return due
             self._send_due()
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a panic of a Rust library is not an `Exception`
             return self._retry_later(error)
         self._retry_at = NOW
         self._backoff.reset()
@@ -215,16 +217,12 @@ class SendQueue:
         if self._monotonic() >= self._beacon_due():
             self._send_beacon()
 
-    def _retry_later(self, error: Exception) -> float | None:
+    def _retry_later(self, error: BaseException) -> float | None:
         pause_s = self._backoff.next()
         self._retry_at = self._monotonic() + pause_s
         self._read_at = NOW
         self._notify_capacity(failing=True)
-        unexpected = None if isinstance(error, ZbusError) else error
-        again_in_s = round(pause_s, 3)
-        record_reason(
-            EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=str(error), again_in_s=again_in_s
-        )
+        _record_retry(error, pause_s)
         return None if self._ended else self._retry_at
 
     def _notify_capacity(self, failing: bool) -> None:
@@ -378,6 +376,13 @@ class SendQueue:
             self._grace_until = min(self._grace_until, now + GRACE_S)
             self._awaits_subscriber = now < self._grace_until and not self._fabric.ready(key)
         return not self._awaits_subscriber
+
+
+def _record_retry(error: BaseException, pause_s: float | None) -> None:
+    unexpected = None if isinstance(error, ZbusError) else error
+    again_in_s = None if pause_s is None else round(pause_s, 3)
+    reason = str(error) or type(error).__name__
+    record_reason(EVENT_RETRY, logging.WARNING, unexpected, code="send_failed", reason=reason, again_in_s=again_in_s)
 
 
 _ALL_KEYS = KeySet.all()

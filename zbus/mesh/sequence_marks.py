@@ -6,6 +6,7 @@ disconnects before they can be requested, only these marks reveal the loss.
 
 from __future__ import annotations
 
+from zbus.event import NUMBER_MAX
 from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
@@ -19,7 +20,8 @@ BEACON_NS = 2_000_000_000  # a beacon names events that were sent less than this
 class SequenceMarks:
     """The marks of all publishers. Lives on the loop.
 
-    A mark is the sequence plus one, so that 0 means that no event was sent.
+    A mark is the sequence plus one, so that 0 means that no event was sent. For the highest possible sequence it is
+    that sequence, because a log cannot store a higher number.
 
     >>> marks = SequenceMarks(Runtime())
     >>> marks.remember(7, 3), marks.remember(7, 2), marks.take(), marks.take()
@@ -44,7 +46,7 @@ class SequenceMarks:
         for key, (_, publisher_id, sequence) in beacon.newest.items():
             wanted = interest.of(key)
             if wanted.stored and wanted.since <= before:
-                self.remember(publisher_id, sequence + 1)
+                self.remember(publisher_id, min(sequence + 1, NUMBER_MAX))
 
     def remember(self, publisher_id: int, number: int) -> None:
         """Raise the mark of a publisher to `number`, unless it is higher."""

@@ -25,6 +25,9 @@ RECORDS: dict[str, RecordInfo] = {
     "BUS_STOPPED": RecordInfo(
         "INFO", "A bus was closed.", "the fields of `bus.diagnostics()`, counts, unfinished (tasks that did not end)"
     ),
+    "BUS_CLOSE_FAILED": RecordInfo(
+        "ERROR", "A part of a bus raised an exception while it was closed; the others are closed.", "part, code, reason"
+    ),
     "NODE_JOINED": RecordInfo(
         "INFO", "A node announced itself for the first time.", "node, node_name, bus, host, pid, link"
     ),
@@ -60,7 +63,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "EVENT_GAP": RecordInfo(
         "WARNING",
-        "Events of another node are missing.",
+        "Events of another node are missing; at most one record per minute, publisher and code.",
         "code, reason, origin, publisher_id, first, last, key, after, until, events",
     ),
     "EVENT_INVALID": RecordInfo(
@@ -98,8 +101,12 @@ RECORDS: dict[str, RecordInfo] = {
         "WARNING, ERROR", "A reply could not be made or sent.", f"code, reason, key; in zmq: {_SOURCE}, detail"
     ),
     "REQUEST_FAILED": RecordInfo("WARNING", "A request could not be sent to a node.", f"{_SOURCE}, detail"),
-    "RECEIVE_FAILED": RecordInfo("WARNING", "A received frame caused an unexpected error.", "link"),
-    "POSITIONS_NOT_STORED": RecordInfo("WARNING", "The log did not store the positions of links.", "code, reason"),
+    "RECEIVE_FAILED": RecordInfo(
+        "WARNING", "A received frame, or its acknowledgement, caused an unexpected error.", "link, code, reason"
+    ),
+    "POSITIONS_NOT_STORED": RecordInfo(
+        "WARNING", "The log did not store positions.", f"code, reason; or {_SOURCE}, detail"
+    ),
     "TRANSPORT_OPEN": RecordInfo("DEBUG", "A ZMQ transport was opened.", "transport, node, publish, bound"),
     "TRANSPORT_CONNECTING": RecordInfo("DEBUG", "A ZMQ socket connects to a peer.", "endpoint"),
     "TRANSPORT_DISCONNECTING": RecordInfo("DEBUG", "libzmq had already disconnected from a peer.", "endpoint, error"),
@@ -117,7 +124,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "TRANSPORT_ERROR": RecordInfo(
         "WARNING, ERROR",
-        "Subscribing, closing or a step of the I/O thread failed.",
+        "Subscribing, closing, reading its state or a step of the I/O thread failed or took too long.",
         f"transport, doing, code, reason; of the I/O thread: {_SOURCE}, detail",
     ),
     "CURVE_FAILED": RecordInfo("WARNING", "The folder of CURVE keys cannot be read.", f"{_SOURCE}, detail"),
@@ -181,7 +188,9 @@ CODES: dict[str, str] = {
     "subscription_not_read": "A publisher has waited 5 s for a full subscription with overflow='block'.",
     "spilled": "A subscription's queue is full; it continues from the log.",
     # Between nodes.
-    "close_failed": "A transport raised an error while it was closed.",
+    "acknowledge_failed": "A transport raised an error when a received frame was acknowledged.",
+    "close_failed": "A transport, or another part of the bus, raised an error while it was closed.",
+    "declare_failed": "A transport did not accept the key expressions or the served keys.",
     "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
@@ -195,11 +204,13 @@ CODES: dict[str, str] = {
     "invalid_request": "A request is malformed.",
     "invalid_too_large": "A received payload is larger than `payload_bytes_max`.",
     "invalid_version": "A frame has an unknown version or kind.",
+    "late": "Events arrived so late that they cannot be distinguished from duplicates.",
     "link_failed": "A side of a bridge cannot be connected.",
     "node_closed": "The node was closed.",
     "node_restarted": "The node was restarted.",
     "node_seen_again": "The node announces itself again.",
     "node_silent": "The node did not announce itself within its time to live.",
+    "position_out_of_range": "A position is too large to be stored; the others are stored.",
     "positions_not_stored": "The log did not store the positions of links; they are stored with the next attempt.",
     "repair_failed": "A repair raised an error and is tried again.",
     "repair_timeout": "A repair took too long.",
@@ -207,6 +218,7 @@ CODES: dict[str, str] = {
     "retention": "Retention removed events before they were sent.",
     "send_failed": "A transport did not accept events; they are sent again.",
     "send_queue_full": "A transport is too slow or disconnected, and no log has the events.",
+    "state_unreadable": "A transport raised an error when its diagnostics, endpoints or trust were read.",
     "store_failed": "The log did not store events of other nodes.",
     # The log.
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
@@ -249,6 +261,7 @@ CODES: dict[str, str] = {
     "invalid_stamp": "The stamp of a message is malformed.",
     "invalid_subject": "The subject is not that of a Dynamo topic.",
     "invalid_topic": "The topic of a message is malformed.",
+    "io_busy": "The I/O thread was busy for more than a second and did nothing else meanwhile.",
     "io_failed": "A step of the I/O thread raised an error.",
     "key_rejected": "The key cannot be expressed on this wire.",
     "key_without_topic": "The key has no topic on this wire.",
@@ -268,7 +281,7 @@ CODES: dict[str, str] = {
     "record_written_again": "Another process removed a discovery record; it was written again.",
     "records_over_limit": "The registry has too many discovery records; only the first ones are read.",
     "registry_failed": "The folder of the registry cannot be read or written.",
-    "registry_record_invalid": "A lease in the registry is malformed.",
+    "registry_record_invalid": "A lease in the registry is malformed, or cannot be read or removed.",
     "replies_missing": "Fewer replies arrived than the responder sent.",
     "reply_invalid": "A reply is malformed.",
     "reply_out_of_order": "A reply is out of order.",
@@ -298,11 +311,13 @@ COUNTERS: dict[str, str] = {
     "subscriptions": "Open subscriptions.",
     "subscriptions_catching_up": "Open subscriptions that read from the log, not live.",
     "nodes": "Nodes that are alive, including this one.",
+    "acknowledge_errors": "Received frames whose acknowledgement raised an error.",
     "backlogged": "Events that waited in a backlog beside a full queue.",
     "corrupt_skipped": "Corrupt events that were skipped.",
     "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",
     "dropped_backlog_full": "Events dropped because the backlog beside a queue was full.",
     "dropped_by_retention": "Events that retention removed before they were sent.",
+    "dropped_late": "Received events that were so late that they could not be distinguished from duplicates.",
     "dropped_inbox_full": "Received events dropped because the inbox was full.",
     "dropped_queue_full": "Events dropped because a subscription's queue was full.",
     "dropped_records": "Log records that were not published on the bus because too many waited.",
@@ -329,6 +344,9 @@ COUNTERS: dict[str, str] = {
     "loops_prevented": "Events of a bridge that came back to it.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
     "outcome_unknown": "Events of which the log did not say whether they were stored.",
+    "peer_keys_evicted": "Keys whose last offset was forgotten because a node sent too many of them without a beacon.",
+    "peers_evicted": "Nodes whose state was forgotten because too many are known.",
+    "publishers_evicted": "Publishers whose received sequences were forgotten because too many are known.",
     "receive_errors": "Received frames that caused an unexpected error.",
     "redelivered": "Events handed to a handler again after it failed.",
     "retry_limit_exceeded": "Events given up after `retries` attempts.",

@@ -7,7 +7,8 @@ To add a transport, implement `Fabric` in a package of your own and register its
 
 `zbus.open(transport="carrier://host")` then calls the factory, off the event loop. The factory connects, or raises
 `TransportError` within bounded time. `session` is for fabrics that can use a session of the application: reject it
-otherwise. Install the package again after adding the entry point. To check the implementation, add it to the contract
+otherwise. The entry point is the only way to register a fabric: the package must be installed (`pip install -e .` is
+enough), and installed again after the entry point was added. To check the implementation, add it to the contract
 suite: to `MESHES` in `tests/support/contract_transports.py` or, if it is `events_only`, to `EVENTS_ONLY` in
 `tests/contract/test_fabric_unsupported.py`. `zbus_nats.fabric` is a complete example, `zbus_nats.raw` one for events
 only, which inherits from `EventsOnly`.
@@ -17,12 +18,23 @@ events from the publisher's log, and removes duplicates. A fabric therefore stor
 nothing of logs and events: keys are routes, and payloads are opaque bytes. The exception is `events_only`: without
 requests there is no repair, so events that such a fabric loses are final, and only reported.
 
-Threads: the core calls `check`, `diagnostics` and `RequestHandle.close` on the event loop, so they must return at
-once. It calls everything else on other threads, concurrently, and these calls may block for a bounded time. A fabric
-may call back on any thread. Callbacks queue their argument and return at once.
+Threads: the core calls `check`, `diagnostics` and `RequestHandle.close`, and reads `endpoints` and `trust`, on the
+event loop, so they must return at once: the whole node waits for them. It calls everything else on other threads,
+concurrently, and these calls may block for a bounded time. The core cannot interrupt a call that blocks for longer: a
+`send` holds back the other events of this fabric, a `listen` or `serve` the subscriptions of the whole node, and
+`close` the end of `bus.aclose()`.
+
+Callbacks: a fabric may call back on any thread, even before `listen`, `serve` or `request` has returned. Callbacks
+queue their argument and return at once. After `close`, calls are permitted and have no effect. Frames that are still
+passed to a callback that a later `listen` has replaced are received as well. `on_reply` must not be called after None;
+the core ignores such calls.
 
 Errors: a fabric raises `TransportError` and lets no exception of its library through. Malformed input from the network
-is counted and logged, and never stops the fabric.
+is counted and logged, and never stops the fabric. If a fabric raises something else, that is a defect, which the core
+records with its traceback. It then sends again after a pause, as after a `TransportError`; it continues without the
+result of `listen`, `serve`, `diagnostics`, `endpoints`, `trust`, an acknowledgement, a reply or `close`; and it tries
+the next fabric for a request. Exceptions of the factory, of the first `listen` and `serve`, and of `check` reach the
+caller of the bus.
 """
 
 from __future__ import annotations
@@ -92,7 +104,8 @@ class Fabric(Protocol):
     def listen(self, expressions: Sequence[str], receive: Receive) -> None:
         """Receive the frames that other nodes send to the keys that match, in place of the earlier expressions.
 
-        The expressions are canonical key expressions. The fabric filters exactly: if its network cannot express a
+        Without expressions, nothing is received, and the connection stays open. The expressions are canonical key
+        expressions. The fabric filters exactly: if its network cannot express a
         wildcard, it subscribes more widely and filters here. A frame arrives once, even if several expressions match
         it; while expressions change, a frame that both sets match may arrive twice, and is not lost. A node does not
         receive its own frames. Returns when the subscriptions are active, as far as this end can know. While

@@ -187,6 +187,9 @@ class Positions(Protocol):
     def store(self, changed: Mapping[str, int]) -> None:
         """Store the given positions; others stay as they are."""
 
+    def remove(self, names: Collection[str]) -> None:
+        """Remove positions. Names that do not exist have no effect."""
+
 
 class Schema(NamedTuple):
     """One version of the schema for the payloads of some keys."""

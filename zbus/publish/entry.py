@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly, ZbusError
-from zbus.event import Event, Offset, offset_of
+from zbus.event import NUMBER_MAX, Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
 from zbus.ports.log import Row, Stored
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from zbus.observe.tracing import Sending, Tracing
 
 KEYS_ANNOUNCED_MAX = 1000
-NUMBER_MAX = (1 << 63) - 1
 UNYIELDED_MAX = 512  # events delivered without a log before subscribers run
 PUT_EVENTS = 1000  # of one `put` in one commit, which other publishers have to wait for
 

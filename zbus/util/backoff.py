@@ -5,9 +5,8 @@ After an outage, clients without jitter try again in step and overload what has 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-
-from .runtime import REAL
 
 
 class Backoff:
@@ -27,7 +26,7 @@ class Backoff:
         first_s: float,
         max_s: float,
         jitter: float = 0.5,
-        uniform: Callable[[float, float], float] = REAL.uniform,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._first_s, self._max_s, self._jitter, self._uniform = first_s, max_s, jitter, uniform
         self._pause_s = first_s

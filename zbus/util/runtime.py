@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, Protocol, Self
 
-from .driver import Driver, Step, ThreadDriver
+from .driver import Driver, OnError, Step, ThreadDriver
 from .run_id import inherit, run_id
 
 
@@ -75,10 +75,10 @@ class Runtime:
         started.start()
         return started
 
-    def driver(self, step: Step, name: str) -> Driver:
+    def driver(self, step: Step, name: str, on_error: OnError) -> Driver:
         """Call `step` until it returns None, on a thread of its own."""
         with self.running():
-            return ThreadDriver(step, name, self.monotonic)
+            return ThreadDriver(step, name, self.monotonic, on_error)
 
 
 REAL = Runtime()

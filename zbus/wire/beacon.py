@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from zbus.errors import EventInvalid
+from zbus.event import NUMBER_MAX
 from zbus.util.malformed import MALFORMED
 
 from .envelope import BEACON, check_received
@@ -62,6 +63,6 @@ def decode_beacon(frame: bytes) -> Beacon:
     for key, newest in beacon.newest.items():
         check_received(key)
         numbers += newest
-    if min(numbers) < 0 or max(numbers) >= 1 << 63 or len(beacon.newest) > ENTRIES_MAX:
+    if min(numbers) < 0 or max(numbers) > NUMBER_MAX or len(beacon.newest) > ENTRIES_MAX:
         raise EventInvalid("malformed beacon: a number is out of range")
     return beacon

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from zbus.errors import EventInvalid, KeyInvalid
-from zbus.event import Event, Provenance
+from zbus.event import NUMBER_MAX, Event, Provenance
 from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
@@ -27,7 +27,7 @@ from zbus.util.memo import Memo
 ONE, MANY, BEACON, CANCEL, NODE = 1, 2, 3, 4, 5  # the first byte of a frame
 VIA_MAX = 16  # the largest number of bridges in a row
 KEYS_KEPT_MAX = 10_000
-_Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 
 # An envelope before it is encoded: the fields of `Envelope`, in order.
 Fields = tuple[int, int, int, str, bytes, str, msgspec.Raw, int, int, int, tuple[int, ...]]

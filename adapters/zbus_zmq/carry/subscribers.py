@@ -18,6 +18,7 @@ from zbus_zmq.io.receive import received
 from zbus_zmq.io.source import source_of
 
 KEPT_MAX = 100_000
+KEPT_BYTES_MAX = 16 * 1024 * 1024  # of all prefixes
 
 
 class Subscribers:
@@ -26,6 +27,7 @@ class Subscribers:
     def __init__(self, socket: zmq.Socket[bytes], node: str, counts: Counters) -> None:
         self._socket, self._node, self._counts = socket, node, counts
         self._prefixes: set[bytes] = set()
+        self._prefix_bytes = 0
         self._turns: dict[str, set[int]] = {}  # the marks of each node
         self.wanted: frozenset[bytes] = frozenset()
         self.seen: Callable[[str], None] = lambda node: None  # a node has a new mark, or is gone
@@ -49,18 +51,28 @@ class Subscribers:
         arrived: list[bytes] = []
         for frame, *more in received(self._socket):
             message = frame.bytes
-            if more or message[:1] not in (b"\0", b"\1") or len(self._prefixes) >= KEPT_MAX:
+            if more or message[:1] not in (b"\0", b"\1"):
                 self._refuse(frame)
             elif self._node and message[1:2] == bytes([MARK]):
                 if self._take_mark(frame):
                     arrived.append(message[1:])
-            elif message[0] == 1:
-                self._prefixes.add(message[1:])
-            else:
-                self._prefixes.discard(message[1:])
+            elif not self._take_prefix(message[1:], message[0] == 1):
+                self._refuse(frame)
         self.wanted = frozenset(self._prefixes)
         for mark in arrived:  # from now on the subscriber can rely on `wants`
             self._acknowledge(mark)
+
+    def _take_prefix(self, prefix: bytes, subscribed: bool) -> bool:
+        """Add or remove a prefix; return whether there is room for it."""
+        if (prefix in self._prefixes) is subscribed:
+            return True
+        size = len(prefix) if subscribed else -len(prefix)
+        full = len(self._prefixes) >= KEPT_MAX or self._prefix_bytes + size > KEPT_BYTES_MAX
+        if subscribed and full:
+            return False
+        self._prefix_bytes += size
+        (self._prefixes.add if subscribed else self._prefixes.remove)(prefix)
+        return True
 
     def _take_mark(self, frame: zmq.Frame) -> bool:
         """Add or remove a mark; return whether it needs an acknowledgement."""

@@ -147,11 +147,25 @@ class FileRegistry(WatchingDiscovery):
                     self._counts.report(TRANSPORT_DISCOVERY_FAILED, "registry_record_invalid", entry.name)
         except FileNotFoundError:
             return None  # it was just removed
+        except OSError as error:  # the other files are read nevertheless
+            self._report_file(entry.name, error)
+            return None
         return known[1]
 
     def _reap(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
-        self._counts.add("leases_expired")
+        try:
+            (self.folder / name).unlink(missing_ok=True)
+            self._counts.add("leases_expired")
+        except OSError as error:  # such as a folder of that name
+            self._report_file(name, error)
+
+    def _report_file(self, name: str, error: OSError) -> None:
+        self._counts.report(
+            TRANSPORT_DISCOVERY_FAILED,
+            "registry_record_invalid",
+            name,
+            detail=f"{type(error).__name__}: {error.strerror}",
+        )
 
     def _write(self, lease: RegistryLease) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ Step = Callable[[], None]
 
 CALL_S = 10.0  # how long another thread waits for a step
 WOKEN_BYTES = 4096
+BUSY_S = 1.0  # a turn that computes for longer is reported: nothing else is sent or received meanwhile
 
 
 class IoThread:
@@ -141,7 +142,10 @@ class IoThread:
     def _run(self) -> None:
         try:
             while not self._ending:
+                begun = time.thread_time()  # without the time that it waits
                 self._turn()
+                if (busy_s := time.thread_time() - begun) > BUSY_S:
+                    self._counts.report(TRANSPORT_ERROR, "io_busy", self._thread.name, detail=f"{busy_s:.1f} s")
             self._steps()
             for step in self._last:
                 self._guarded(step)

@@ -16,6 +16,7 @@ import zmq
 
 from zbus.errors import TransportError
 from zbus_zmq.address.options import ZmqOptions
+from zbus_zmq.address.topics import TOPIC_BYTES_MAX
 
 if TYPE_CHECKING:
     from .curve import Keys
@@ -26,6 +27,7 @@ RECONNECT_MS = (50, 2_000)
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 6_000
 HANDSHAKE_MS = 5_000
+SUBSCRIPTION_BYTES_MAX = TOPIC_BYTES_MAX + 64  # with what libzmq and CURVE add to a topic
 
 Socket = zmq.Socket[bytes]
 
@@ -38,7 +40,8 @@ def make_socket(
     # Subscribers send only subscriptions, and libzmq would silently drop those over the limit.
     socket.set(zmq.SNDHWM, 0 if kind in (zmq.SUB, zmq.XSUB) else options.hwm)
     socket.set(zmq.RCVHWM, options.hwm)
-    socket.set(zmq.MAXMSGSIZE, options.max_message_bytes)
+    # A publisher receives only subscriptions. libzmq keeps each in a tree that takes about 50 times its size.
+    socket.set(zmq.MAXMSGSIZE, SUBSCRIPTION_BYTES_MAX if kind == zmq.XPUB else options.max_message_bytes)
     # A subscriber or a client has nothing to send that matters after it closes.
     socket.set(zmq.LINGER, int(options.linger_s * 1000) if server or kind == zmq.XPUB else 0)
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Table, select
+from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Table, bindparam, delete, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
@@ -24,7 +24,7 @@ _positions = Table(
 
 
 class SqlitePositions:
-    """The `Positions` of one log. Both methods may block."""
+    """The `Positions` of one log. All methods may block."""
 
     def __init__(self, path: str, engine: Engine, writes: SharedWrites) -> None:
         self._path, self._engine, self._writes = path, engine, writes
@@ -44,6 +44,14 @@ class SqlitePositions:
             _prepare(connection)
             with self._writes.transaction(connection):
                 connection.execute(statement, values)
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove positions. Names that do not exist have no effect."""
+        statement = delete(_positions).where(_positions.c.name == bindparam("gone"))
+        with log_errors(self._path), self._engine.connect() as connection:
+            _prepare(connection)
+            with self._writes.transaction(connection):
+                connection.execute(statement, [{"gone": name} for name in names])
 
 
 def _prepare(connection: Connection) -> None:
