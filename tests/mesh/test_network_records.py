@@ -42,7 +42,7 @@ async def test_positions_that_the_log_does_not_store_are_recorded(
 async def test_a_position_that_cannot_be_stored_keeps_no_other_from_being_stored(
     log_path: Path,
 ) -> None:
-    async with zbus.open(log_path, keep=["**"]) as bus:
+    async with zbus.open(config=zbus.BusConfig(log=str(log_path), keep=["**"])) as bus:
         network: Any = node_of(bus).network
         with recorded() as records:
             network._store({7: 1 << 63, 8: 5})
