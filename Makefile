@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 help:
 	@echo "make demo    run an embedded bus for about ten seconds; installs only the packages that it needs"
 	@echo "make demo-pipeline    run the Spark jobs on a log of 200,000 events; writes a report to zbus-pipeline-demo/"
-	@echo "make test    run the whole test suite, in about ten minutes"
+	@echo "make test    run the whole test suite, in about six minutes"
 	@echo "make check   check formatting, lint rules, types and import directions"
 	@echo "make bench   run the benchmarks against their peers; writes benchmarks/results/"
 	@echo "make faults  run the long fault tests: 200 x kill -9 and more"

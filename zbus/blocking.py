@@ -269,7 +269,7 @@ class _Stream(Iterator[Event]):
 
 
 class _Done:
-    """The result of a call that has ended, for code that awaits it all the same."""
+    """The result of a call that has ended. Awaiting it returns the result."""
 
     def __await__(self) -> Generator[None]:
         yield from ()

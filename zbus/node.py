@@ -128,7 +128,7 @@ class Node:
     async def start(self) -> None:
         """Open the log and the transports. If cancelled or failed, nothing stays open.
 
-        Raises `BusClosed` if `aclose` is called meanwhile.
+        Raises `BusClosed` if `aclose` is called before it returns.
         """
         with self.runtime.running():
             await self._start()
@@ -181,7 +181,7 @@ class Node:
         await self._connect()
 
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
-        """Run `make` on a thread. If cancelled, what it makes is closed again, which is awaited for up to `UNDO_S`."""
+        """Run `make` on a thread. If cancelled, close its result again, and wait up to `UNDO_S` for that."""
         assert self._executor is not None
         try:
             making = self._executor.submit(make)

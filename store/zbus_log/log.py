@@ -276,7 +276,7 @@ class SqliteLog:
         self._cursors.close(max(0.1, deadline - time.monotonic()))
         self._cold.close()
         if hasattr(self, "_read_engine"):
-            self._read_engine.dispose()  # again, for reads that began meanwhile
+            self._read_engine.dispose()  # again, for reads that began after the first call
         if self._folder is not None:
             self._folder.cleanup()
 

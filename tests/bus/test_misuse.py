@@ -66,11 +66,15 @@ def test_a_setting_that_would_have_no_effect_is_rejected(settings: dict[str, Any
     ids=str,
 )
 def test_a_setting_that_has_an_effect_is_accepted(settings: dict[str, Any]) -> None:
-    zbus.open(**settings)
+    config = zbus.open(**settings).config
+
+    assert {name: getattr(config, name) for name in settings} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
 
 
 def test_a_session_of_the_application_connects_an_embedded_bus() -> None:
-    zbus.open("memory", keep=["**"], session=object())
+    assert zbus.open("memory", keep=["**"], session=object()).config.keep == ("**",)
 
 
 def test_a_variable_that_several_programs_share_may_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ _LATER = float("inf")
 
 
 class Arrival(Enum):
-    """What is known about an identity when it arrives."""
+    """The verdict on an identity that arrives."""
 
     NEW = 1
     DUPLICATE = 2  # it was received before

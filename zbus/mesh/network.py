@@ -469,7 +469,7 @@ class Network:
         if self._log is None:
             return
         now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
-        positions = list(self.inbox.positions.items())  # at once: the loop may change them meanwhile
+        positions = list(self.inbox.positions.items())  # a copy: the loop may change them at any time
         now |= {f"from/{origin:x}": offset for origin, offset in positions}
         forgotten = [name for name in self._stored if name.startswith("from/") and name not in now]
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}

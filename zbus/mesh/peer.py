@@ -331,9 +331,9 @@ class Peer:
         self._resume()
 
     async def _progress(self, events: int) -> None:
-        """Note that a page had new events. Raises `TransportError` if pages had none for too long.
+        """Note that a page had new events. Raises `TransportError` after `GIVE_UP_S` without new events.
 
-        A log that claims to reach ever further, and never sends an event, would otherwise hold back the buffered ones.
+        A log that claims to reach ever further without sending an event would otherwise delay the buffered ones forever.
         """
         if events or not self._buffered:
             self._deadline = self._monotonic() + GIVE_UP_S

@@ -261,7 +261,7 @@ CODES: dict[str, str] = {
     "invalid_stamp": "The stamp of a message is malformed.",
     "invalid_subject": "The subject is not that of a Dynamo topic.",
     "invalid_topic": "The topic of a message is malformed.",
-    "io_busy": "The I/O thread was busy for more than a second and did nothing else meanwhile.",
+    "io_busy": "The I/O thread was busy with one step for more than a second.",
     "io_failed": "A step of the I/O thread raised an error.",
     "key_rejected": "The key cannot be expressed on this wire.",
     "key_without_topic": "The key has no topic on this wire.",

@@ -21,7 +21,7 @@ requests there is no repair, so events that such a fabric loses are final, and o
 Threads: the core calls `check`, `diagnostics` and `RequestHandle.close`, and reads `endpoints` and `trust`, on the
 event loop, so they must return at once: the whole node waits for them. It calls everything else on other threads,
 concurrently, and these calls may block for a bounded time. The core cannot interrupt a call that blocks for longer: a
-`send` holds back the other events of this fabric, a `listen` or `serve` the subscriptions of the whole node, and
+`send` delays the other events of this fabric, a `listen` or `serve` the subscriptions of the whole node, and
 `close` the end of `bus.aclose()`.
 
 Callbacks: a fabric may call back on any thread, even before `listen`, `serve` or `request` has returned. Callbacks

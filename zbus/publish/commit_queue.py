@@ -138,7 +138,7 @@ class CommitQueue:
             assert type(item) is AppendResult
             burst: Burst = item.about
             if self._in_flight.pop(id(burst), None) is None:
-                continue  # closed meanwhile: its publishers have failed with an unknown outcome
+                continue  # the queue was closed: its publishers have failed with an unknown outcome
             self.pending_bytes -= burst.size
             try:
                 self._resolve(burst, item.outcome)

@@ -1,8 +1,8 @@
 """A driver: calls a `step` whenever it is due or woken, until it is finished.
 
 A loop that sleeps cannot be simulated. A step does what is due now and returns the time of the next call. The driver
-owns the thread and does the waiting. A step that raises is called again after a pause: a thread that ends without a
-word would silence whatever depends on it.
+owns the thread and does the waiting. A step that raises is reported and called again after a pause: if the
+thread ended, everything that depends on it would stop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_S = (0.05, 2.0)
 # Does what is due. Returns the monotonic time of the next step (`inf`: only when woken), or None when finished.
 Step = Callable[[], float | None]
 
-# Called with an exception of a step, and the pause before the next step; None if there will be none.
+# Called with an exception of a step, and the pause before the next step (None: the driver ends).
 OnError = Callable[[BaseException, float | None], None]
 
 

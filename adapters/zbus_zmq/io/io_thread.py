@@ -29,7 +29,7 @@ Step = Callable[[], None]
 
 CALL_S = 10.0  # how long another thread waits for a step
 WOKEN_BYTES = 4096
-BUSY_S = 1.0  # a turn that computes for longer is reported: nothing else is sent or received meanwhile
+BUSY_S = 1.0  # a longer turn is reported, because it delays all sending and receiving
 
 
 class IoThread:

@@ -68,7 +68,7 @@ class NameLocks:
                     if _lock(lock._fd, fcntl.LOCK_EX):
                         if lock.is_in_place:
                             return lock
-                        lock.close()  # it was removed in the meantime, and another file may be there
+                        lock.close()  # it was removed, and the path may name another file now
                     else:
                         lock.abandon()
                         sleep(RETRY_S)

@@ -43,7 +43,7 @@ from .write_files import (
 )
 
 RETRY_S = (0.05, 5.0)  # the shortest and the longest pause before a result is written again
-CHECK_S = 3.0  # how often to check that the folder is still there
+CHECK_S = 3.0  # how often to check that the folder still exists
 
 
 class ProxiedWriteServer:

@@ -185,7 +185,7 @@ class SqliteCursors:
         self._change(name, None)
 
     def close(self, timeout_s: float) -> None:
-        """Store the pending positions and stop, within `timeout_s` seconds. What is not stored by then never is."""
+        """Store the pending positions and stop, within `timeout_s` seconds. Later positions are not stored."""
         deadline = time.monotonic() + timeout_s
         self._writes.end(timeout_s)
         with self._wake:
@@ -217,7 +217,7 @@ class SqliteCursors:
                 self._locks.remove(name)
 
     def _take(self, name: str, otherwise: str) -> NameLock:
-        """Lock a name. Not in a transaction: it may wait a little, and others could not store positions meanwhile."""
+        """Lock a name. Call it outside of transactions: it may wait, and a transaction blocks other processes."""
         lock = self._locks.take(name)
         if lock is None:
             row = next((row for row in self._rows() if row.name == name), None)
