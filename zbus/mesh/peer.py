@@ -333,7 +333,7 @@ class Peer:
     async def _progress(self, events: int) -> None:
         """Note that a page had new events. Raises `TransportError` after `GIVE_UP_S` without new events.
 
-        A log that claims to reach ever further without sending an event would otherwise delay the buffered ones forever.
+        A log that claims to reach ever further without sending an event would otherwise delay the buffered ones.
         """
         if events or not self._buffered:
             self._deadline = self._monotonic() + GIVE_UP_S
