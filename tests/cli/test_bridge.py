@@ -14,6 +14,7 @@ import nats
 import pytest
 from bridge_support import command, receiving, router, until
 from free_ports import free_port
+from inside import node_of
 from nats_support import NatsServer, nats_server
 
 import zbus
@@ -281,6 +282,10 @@ def test_routers_join_each_other() -> None:
                 zbus.open(mode="client", connect=[two]) as right,
             ):
                 async with receiving(right, "a/**") as received:
+                    # No log has the event: it must be published after the routers have connected.
+                    network = node_of(left).network
+                    assert network is not None
+                    await until(lambda: network.links[0].fabric.ready("a/b"))
                     await (await left.publisher("a/b")).publish(b"x")
                     await received.only(1)
 
