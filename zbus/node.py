@@ -71,8 +71,8 @@ class Ports(Protocol):
 class Node:
     """Belongs to the event loop that starts it.
 
-    `forward` and `open_link` are for bridges: `forward` decides what is sent on over each link, and `open_link` opens
-    a transport now or later.
+    `make_subscriber` makes the object that users read from. `forward` and `open_link` are for bridges: `forward`
+    decides what is sent on over each link, and `open_link` opens a transport now or later.
     """
 
     def __init__(
@@ -82,10 +82,11 @@ class Node:
         *,
         runtime: Runtime = REAL,
         ports: Ports = plugins,
+        make_subscriber: Callable[..., EventSubscriber] = EventSubscriber,
         forward: Callable[[str], Forward] | None = None,
         open_link: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self.config, self._ports = config, ports
+        self.config, self._ports, self._make_subscriber = config, ports, make_subscriber
         self.runtime = runtime = runtime.for_node()
         self._session, self._forward, self._open_link = session, forward, open_link or self.link
         self.log: Log | None = None
@@ -423,7 +424,7 @@ class Node:
         policy = check_options(reader, start, after, durable, queue_events, overflow)
         check_schema(schema)
         with self.runtime.running():
-            return EventSubscriber(
+            return self._make_subscriber(
                 self,
                 keys,
                 start=start,

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from zbus import plugins
 from zbus.errors import TransportError
 from zbus.event import Provenance
 from zbus.introspection import snapshot
 from zbus.keys import KeySet
 from zbus.mesh.link import Link
 from zbus.mesh.send_queue import SendQueue
-from zbus.node import Node
+from zbus.node import Node, Ports
 from zbus.observe.records import record, record_reason
 from zbus.ports.log import Log, Span
 from zbus.util.backoff import Backoff
@@ -67,18 +68,20 @@ class Bridge:
     ) -> None:
         path = os.fspath(log) if log is not None else None
         given: dict[str, Any] = {"direction": direction, "raw": raw, "log": path, "name": name, **more}
-        self._set_up(BridgeConfig(between=between, keys=keys, **given), REAL)
+        self._set_up(BridgeConfig(between=between, keys=keys, **given), REAL, plugins)
 
     @classmethod
-    def of(cls, config: BridgeConfig, runtime: Runtime = REAL) -> Bridge:
+    def of(cls, config: BridgeConfig, runtime: Runtime = REAL, ports: Ports = plugins) -> Bridge:
         """Return the bridge for a validated configuration."""
         bridge = cls.__new__(cls)
-        bridge._set_up(config, runtime)
+        bridge._set_up(config, runtime, ports)
         return bridge
 
-    def _set_up(self, config: BridgeConfig, runtime: Runtime) -> None:
+    def _set_up(self, config: BridgeConfig, runtime: Runtime, ports: Ports) -> None:
         self.config, self.name, self._time_ns = config, config.title, runtime.time_ns
-        self._node = Node(config.bus_config(), runtime=runtime, forward=self._forward, open_link=self._open_link)
+        self._node = Node(
+            config.bus_config(), runtime=runtime, ports=ports, forward=self._forward, open_link=self._open_link
+        )
         self._sides = _Sides(self._node, dict(zip(config.urls, config.labels, strict=True)))
         self._keys = KeySet(config.keys)
 

@@ -1,0 +1,95 @@
+"""The boundary of a simulated world: what code in it may ask of the machine.
+
+Clocks and random numbers that a handler reads from the standard library are those of the world, so that a seed gives
+the same run. Threads, sockets, processes and blocking sleeps cannot be simulated: they raise `WorldBoundary`. Names that
+a module bound before (`from time import time`), and `datetime.now()`, cannot be replaced; read the time with
+`time.time()` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from .errors import WorldBoundary
+from .loop import SimLoop
+
+REFUSED = (
+    (time, "sleep", "time.sleep()", "use `await asyncio.sleep(…)`"),
+    (threading.Thread, "start", "a thread", "use `await asyncio.to_thread(…)`, which is simulated"),
+    (socket.socket, "__init__", "a socket", "use the bus; the network of a world has nothing else"),
+    (subprocess.Popen, "__init__", "a process", "start another node with `world.node(…)`"),
+)
+
+
+@contextmanager
+def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Iterator[None]:
+    """Replace clocks and chance, and refuse what cannot be simulated, for code that runs on `loop`.
+
+    Other threads of this process keep the real ones.
+    """
+    saved: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, made: Callable[..., Any]) -> None:
+        real = getattr(owner, name)
+        saved.append((owner, name, real))
+
+        def choose(*args: Any, **options: Any) -> Any:
+            use = made if asyncio._get_running_loop() is loop and not _outside else real
+            return use(*args, **options)
+
+        setattr(owner, name, choose)
+
+    replace(time, "time", lambda: time_ns() / 1e9)
+    replace(time, "time_ns", time_ns)
+    for name in ("monotonic", "perf_counter"):
+        replace(time, name, loop.time)
+        replace(time, f"{name}_ns", lambda: int(loop.time() * 1e9))
+    replace(os, "urandom", chance.randbytes)
+    replace(random, "_urandom", chance.randbytes)  # what `secrets` reads
+    for owner, name, what, instead in REFUSED:
+        replace(owner, name, _refusing(what, instead))
+    state = random.getstate()
+    random.seed(chance.getrandbits(64))
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        for owner, name, real in reversed(saved):
+            setattr(owner, name, real)
+
+
+_outside: list[None] = []  # not empty while a part of the simulator itself uses the machine
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Let the simulator itself use the machine, such as a real log with its thread."""
+    _outside.append(None)
+    try:
+        yield
+    finally:
+        _outside.pop()
+
+
+def _refusing(what: str, instead: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **options: Any) -> Any:
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _STANDARD:
+            frame = frame.f_back
+        raise WorldBoundary(what, instead, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+    return refuse
+
+
+_STANDARD = sys.stdlib_module_names

@@ -1,0 +1,154 @@
+"""The bus of a simulated node: the production bus, whose publishers and subscriptions report to the ledger.
+
+Only the API is observed. Everything below it is the code that runs in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from zbus.bus import Bus
+from zbus.deliver.subscriber import EventSubscriber
+from zbus.event import Event, Offset
+from zbus.node import Node, Ports
+from zbus.publish.entry import Entry
+from zbus.publish.publisher import EventPublisher
+
+from .ledger import Ledger, Subscription
+from .loop import Process
+from .runtime import SimRuntime
+
+if TYPE_CHECKING:
+    from zbus.config import BusConfig
+
+T = TypeVar("T")
+
+
+class Home(Protocol):
+    """The node of a bus."""
+
+    name: str
+
+    async def call(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine in the process of the node."""
+
+
+class SimBus(Bus):
+    """A bus on a simulated log and network. Use it as any other.
+
+    Calls from outside of its process, such as from a scenario, run in its process. They raise `ProcessKilled` if it is
+    killed.
+    """
+
+    def __init__(self, config: BusConfig, runtime: SimRuntime, ports: Ports, ledger: Ledger, home: Home) -> None:
+        self._ledger, self._home, self._process = ledger, home, runtime.process
+        self._node = Node(config, runtime=runtime, ports=ports, make_subscriber=self._observed)
+
+    async def publisher(self, key: str) -> EventPublisher:
+        """Return a publisher for one concrete key."""
+        self._node.check_open("make a publisher")
+        return ObservedPublisher(self._node.entry, key, self._ledger, self._home)
+
+    async def put(self, *events: Event) -> Sequence[Offset]:
+        """Publish events that already have an identity."""
+        begun = self._ledger.now()
+        offsets = await self._home.call(lambda: super(SimBus, self).put(*events))
+        for event in events:
+            self._ledger.acknowledged(self._home.name, event.identity, event.key, begun)
+        return offsets
+
+    async def request(self, key: str, payload: Any = b"", **options: Any) -> Event:
+        """Send a request, and return the reply."""
+        return await self._home.call(lambda: super(SimBus, self).request(key, payload, **options))
+
+    async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
+        """Move to another transport."""
+        await self._home.call(lambda: super(SimBus, self).switch_transport(url, overlap_s=overlap_s))
+
+    async def receive_on(self, *transports: str) -> None:
+        """Receive only on these transports."""
+        await self._home.call(lambda: super(SimBus, self).receive_on(*transports))
+
+    async def head(self) -> int:
+        """Return the offset of the last stored event."""
+        return await self._home.call(super().head)
+
+    def _observed(self, *args: Any, **options: Any) -> EventSubscriber:
+        return ObservedSubscriber(self._ledger, self._home, self._process, *args, **options)
+
+
+class ObservedPublisher(EventPublisher):
+    """Reports each publish that returns."""
+
+    __slots__ = ("_home", "_ledger")
+
+    def __init__(self, entry: Entry, key: str, ledger: Ledger, home: Home) -> None:
+        super().__init__(entry, key)
+        self._ledger, self._home = ledger, home
+
+    async def publish(
+        self, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
+    ) -> Offset:
+        """Publish one event."""
+        begun = self._ledger.now()
+        publish = super().publish
+        offset = await self._home.call(lambda: publish(payload, headers=headers, correlation_id=correlation_id))
+        self._ledger.acknowledged(self._home.name, offset.identity, self.key, begun)
+        return offset
+
+    async def publish_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+    ) -> Sequence[int]:
+        """Publish many events. One call at a time: the ledger takes the sequences in order."""
+        begun, first = self._ledger.now(), self.sequence
+        publish = super().publish_many
+        offsets = await self._home.call(lambda: publish(payloads, headers=headers, correlation_id=correlation_id))
+        for sequence in range(first, first + len(offsets)):
+            self._ledger.acknowledged(self._home.name, (self.publisher_id, sequence), self.key, begun)
+        return offsets
+
+
+class ObservedSubscriber(EventSubscriber):
+    """Reports each event that it hands over."""
+
+    def __init__(self, ledger: Ledger, home: Home, process: Process, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._home, self._observed = home, Subscription(ledger, home.name, process, self)
+
+    async def ready(self) -> EventSubscriber:
+        """Wait until the transports know this subscription."""
+        await self._home.call(super().ready)
+        if self.durable is None:
+            self._observed.ready()
+        return self
+
+    async def __aenter__(self) -> EventSubscriber:
+        await self._home.call(super().__aenter__)
+        self._observed.ready()
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            event = await self._home.call(super().__anext__)
+        except Exception as error:
+            self._observed.failed(error)
+            raise
+        self._observed.delivered(event)
+        return event
+
+    async def next_batch(self, limit: int = 1000) -> list[Event] | None:
+        """Return the events that wait now."""
+        events = await self._home.call(lambda: super(ObservedSubscriber, self).next_batch(limit))
+        for event in (events or [])[1:]:  # `__anext__` has reported the first one
+            self._observed.delivered(event)
+        return events
+
+    async def aclose(self) -> None:
+        """Stop receiving."""
+        self._observed.closed()
+        await self._home.call(super().aclose)

@@ -1,0 +1,161 @@
+"""A simulated disk: what a log has stored, which outlives the processes that write it, and how it fails.
+
+A commit becomes durable in one step, some time after its rows were written. A process that is killed in between leaves
+the rows behind or not, as the kernel may or may not have written them; a power cut removes them, and also the positions
+that were not synced. A torn commit is recognized by its checksum and discarded as a whole, as SQLite does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from threading import RLock
+from typing import NamedTuple
+
+from zbus.ports.log import Row, Schema
+
+FSYNC_S = (0.0005, 0.003)
+NOTIFY_S = (0.00005, 0.0005)  # from the commit to the callback
+
+
+class Held(NamedTuple):
+    """The lease of a durable name. It ends with its process."""
+
+    token: str
+    owner: str
+
+
+class CursorState(NamedTuple):
+    """A stored cursor."""
+
+    offset: int
+    keys: tuple[str, ...]
+    updated_at_ns: int
+
+
+class Disk:
+    """The files of one log. `point` is called at named steps, at which a fault may be aimed."""
+
+    def __init__(self, name: str, chance: Random) -> None:
+        self.name, self.chance = name, chance
+        self.lock = RLock()  # the contract suite uses real threads
+        self.log_id = chance.getrandbits(60) << 1 | 1
+        self.low_water = 0
+        self.rows: list[Row] = []  # the first one has the offset after `low_water`
+        self.identities: dict[tuple[int, int], int] = {}
+        self.cursors: dict[str, CursorState] = {}
+        self.positions: dict[str, int] = {}
+        self.schemas: list[Schema] = []
+        self.leases: dict[str, Held] = {}
+        self.corrupt: set[int] = set()  # offsets of events that fail their checksum
+        self.writing: Sequence[Row] = ()  # a commit that is not durable yet
+        self._synced_positions: dict[str, int] = {}
+        # Faults.
+        self.fsync_s = FSYNC_S
+        self.notify_s = NOTIFY_S
+        self.full = False
+        self.refuse_p = 0.0  # the probability that a commit fails with an I/O error and stores nothing
+        self.unknown_p = 0.0  # the probability that a commit fails and may or may not be stored
+        self.point: Callable[[str], None] = _no_fault
+        self.on_stored: Callable[[Sequence[Row], Sequence[int]], None] = _nothing
+        self.on_removed: Callable[[Sequence[Row]], None] = _nothing
+
+    @property
+    def head(self) -> int:
+        """The offset of the last stored event."""
+        return self.low_water + len(self.rows)
+
+    def offset_of(self, at: int) -> int:
+        """Return the offset of a row, by its place among those that are left."""
+        return self.low_water + 1 + at
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the stored events."""
+        return sum([len(row.payload) + len(row.key) + 64 for row in self.rows])
+
+    def store(self, rows: Sequence[Row]) -> tuple[list[int], set[int], list[Row], list[int]]:
+        """Store the rows that are new. Returns all offsets, the indexes of repeated rows, and the new rows with theirs.
+
+        Everything is stored or nothing.
+        """
+        offsets: list[int] = []
+        repeated: set[int] = set()
+        new: list[Row] = []
+        new_offsets: list[int] = []
+        identities, head = self.identities, self.head
+        for index, row in enumerate(rows):
+            identity = (row.publisher_id, row.sequence)
+            known = identities.get(identity)
+            if known is not None:
+                offsets.append(known)
+                repeated.add(index)
+                continue
+            head += 1
+            identities[identity] = head
+            offsets.append(head)
+            new.append(row)
+            new_offsets.append(head)
+        self.rows += new
+        if new:
+            self.on_stored(new, new_offsets)
+        return offsets, repeated, new, new_offsets
+
+    def trim(self, until: int) -> int:
+        """Remove every event up to an offset. Returns how many."""
+        number = min(max(0, until - self.low_water), len(self.rows))
+        if number:
+            self.on_removed(self.rows[:number])
+        for row in self.rows[:number]:
+            self.identities.pop((row.publisher_id, row.sequence), None)
+        del self.rows[:number]
+        self.low_water += number
+        self.corrupt = {offset for offset in self.corrupt if offset > self.low_water}
+        return number
+
+    def store_positions(self, changed: Mapping[str, int], sync: bool = False) -> None:
+        """Store positions. They are synced now and then, as they cost only repeated work if they are lost."""
+        self.positions.update(changed)
+        if sync or self.chance.random() < 0.5:
+            self._synced_positions = dict(self.positions)
+
+    def process_ended(self, *, power_cut: bool) -> None:
+        """The process was killed, or the power was cut."""
+        if self.writing and not power_cut and self.chance.random() < 0.5:
+            self.store(self.writing)
+        self.writing = ()
+        self.leases.clear()
+        if power_cut:
+            self.positions = dict(self._synced_positions)
+
+    def mend(self) -> None:
+        """End all faults of this disk. What is corrupt stays so."""
+        self.fsync_s, self.notify_s = FSYNC_S, NOTIFY_S
+        self.full, self.refuse_p, self.unknown_p = False, 0.0, 0.0
+
+    # Copies.
+
+    def copy(self) -> Disk:
+        """Return a copy of all files, as a backup tool would make it: with the same log id."""
+        other = Disk.__new__(Disk)
+        other.__dict__.update(self.__dict__)
+        other.lock, other.writing, other.leases = RLock(), (), {}
+        for name in ("rows", "schemas"):
+            setattr(other, name, list(getattr(self, name)))
+        for name in ("identities", "cursors", "positions", "_synced_positions"):
+            setattr(other, name, dict(getattr(self, name)))
+        other.corrupt = set(self.corrupt)
+        return other
+
+    def restore(self, copy: Disk) -> None:
+        """Replace all files by those of a copy. Close the log first."""
+        kept = {name: getattr(self, name) for name in ("name", "chance", "lock", "point", "leases", "on_stored", "on_removed")}
+        self.__dict__.update(copy.copy().__dict__ | kept)
+
+
+def _no_fault(step: str) -> None:
+    """Nothing is aimed at this step."""
+
+
+def _nothing(*args: object) -> None:
+    """No ledger is interested."""

@@ -1,0 +1,342 @@
+"""The ledger of a world: who published, stored and received what, outside of all nodes. The invariants read it.
+
+An event is owed to a subscription from the moment it was published until it is handed over. What was published before
+the subscription was ready is not owed, nor what retention or damage removed where it was stored; a node that misses
+such events must report that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+from zbus.errors import SubscriberLagged
+from zbus.event import Event
+from zbus.keys import KeySet
+from zbus.ports.log import Row
+
+from .disk import Disk
+from .errors import Violation
+from .loop import Process
+
+Identity = tuple[int, int]
+GAPS = "@zbus/gap"
+SETTLE_S = 1.0  # a live subscription may miss what a node without a log publishes before it knows the subscription
+
+DELIVERED = "acknowledged events are delivered"
+ORDER = "order per publisher and key is kept"
+AGAIN = "no event is delivered again after its acknowledgement"
+UNIQUE = "no offset or identity is used for two events"
+GAP_REPORTED = "every gap is reported"
+GAP_REAL = "every reported gap is real"
+CONVERGES = "everything converges after the faults"
+MEMORY = "memory bounds hold"
+NO_EXCEPTION = "no callback raises"
+CLOSES = "closing takes bounded time"
+INVARIANTS = (DELIVERED, ORDER, AGAIN, UNIQUE, GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES)
+
+
+class Published(NamedTuple):
+    """An event that exists."""
+
+    node: str
+    key: str
+    at_s: float
+    content: int | None  # a hash of what subscribers must receive; None until the event was stored or delivered
+    has_log: bool
+
+
+class Gap(NamedTuple):
+    """A gap that a node reported."""
+
+    publisher_id: int
+    first: int
+    last: int
+    key: str
+    is_open: bool
+
+
+class Reader(Protocol):
+    """A subscription of the production code."""
+
+    durable: str | None
+    key_exprs: tuple[str, ...]
+
+    @property
+    def queued(self) -> int:
+        """The events in memory."""
+
+
+class Subscription:
+    """A subscription as the ledger sees it: what it received, and what it is owed."""
+
+    def __init__(self, ledger: Ledger, node: str, process: Process, reader: Reader) -> None:
+        self._ledger, self.node, self.process, self.reader = ledger, node, process, reader
+        self.durable, self.keys = reader.durable, KeySet(reader.key_exprs)
+        self.is_internal = all(each.startswith("@") for each in reader.key_exprs)
+        self.ready_at: float | None = None
+        self.is_open = True
+        self.missed = 0  # as `SubscriberLagged` says
+        self._last: dict[tuple[int, str], int] = {}
+        self.account = ledger.account(self)
+
+    def ready(self) -> None:
+        """It is open: from now on events are owed to it."""
+        if self.ready_at is None:
+            self.ready_at = self._ledger.now()
+            self.account.ready(self.ready_at, self)
+            self._ledger.note("subscribed", self.node, self.durable or "-", *self.reader.key_exprs)
+
+    def delivered(self, event: Event) -> None:
+        """An event was handed over."""
+        if event.key[0] == "@":
+            if event.key == GAPS:
+                self._ledger.gap_reported(self, json.loads(event.payload))
+            return
+        ledger, identity = self._ledger, event.identity
+        ledger.note("delivered", self.node, self.durable or "-", event.key, *identity, event.offset)
+        stream = (event.publisher_id, event.key)
+        last = self._last.get(stream, -1)
+        if event.sequence <= last:
+            ledger.broken(ORDER, self.node, f"{_name(identity)} on {event.key} follows sequence {last}")
+        self._last[stream] = event.sequence
+        if self.durable is not None and event.offset <= ledger.acknowledged_up_to(self.node, self.durable):
+            ledger.broken(AGAIN, self.node, f"{_name(identity)} at offset {event.offset} for {self.durable!r}")
+        self.account.delivered(identity)
+        ledger.delivered(self, event)
+
+    def failed(self, error: Exception) -> None:
+        """A read raised."""
+        if isinstance(error, SubscriberLagged):
+            self.missed += error.missed
+            self._ledger.note("lagged", self.node, self.durable or "-", error.missed)
+
+    def closed(self) -> None:
+        """It was closed: nothing more is owed to it, unless it is durable."""
+        self.is_open = False
+        self.account.closed(self)
+
+
+class Account:
+    """What is owed to one durable name, or to one subscription without a name."""
+
+    def __init__(self, ledger: Ledger, node: str, durable: str | None, keys: KeySet) -> None:
+        self._ledger, self.node, self.durable, self.keys = ledger, node, durable, keys
+        self.ready_at: float | None = None
+        self.got: set[Identity] = set()
+        self.owed: dict[Identity, Published] = {}
+        self.readers: list[Subscription] = []  # the open ones
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a live process reads it now."""
+        return any(reader.process.alive for reader in self.readers)
+
+    def ready(self, at_s: float, reader: Subscription) -> None:
+        self.readers = [each for each in self.readers if each.process.alive] + [reader]
+        if self.ready_at is None:
+            self.ready_at = at_s
+
+    def owes(self, identity: Identity, published: Published) -> None:
+        """An event exists: is it owed?"""
+        if self.ready_at is None or identity in self.got or published.key not in self.keys:
+            return
+        settle = 0.0 if published.has_log or published.node == self.node else SETTLE_S
+        if published.at_s < self.ready_at + settle or not self._ledger.reaches(published.node, self.node, published.key):
+            return
+        self.owed[identity] = published
+
+    def delivered(self, identity: Identity) -> None:
+        self.got.add(identity)
+        self.owed.pop(identity, None)
+
+    def closed(self, reader: Subscription) -> None:
+        self.readers = [each for each in self.readers if each is not reader]
+        if self.durable is None:
+            self.owed.clear()
+
+
+class Ledger:
+    """Everything that happened in a world. `broken` notes a violation."""
+
+    def __init__(self, now: Callable[[], float], note: Callable[..., None]) -> None:
+        self.now, self.note = now, note
+        self.published: dict[Identity, Published] = {}
+        self.accounts: dict[tuple[str, str], Account] = {}  # by node, and durable name or number
+        self.gaps: dict[str, list[Gap]] = {}  # by node
+        self.violations: list[Violation] = []
+        self.excused: set[Identity] = set()  # removed by retention, damage or a restore
+        self.forged: set[Identity] = set()  # made by a hostile peer
+        self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
+        self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
+        self.gaps_unrepaired: Callable[[str], int] = lambda node: 0
+        self.watched: list[Callable[[str, Event], None]] = []  # of users
+        self._offsets: dict[tuple[str, int], Identity] = {}  # by log
+        self._subscriptions = 0
+
+    # What happens.
+
+    def broken(self, invariant: str, node: str, what: str) -> None:
+        """Note a violation."""
+        violation = Violation(invariant, self.now(), node, what)
+        self.note("broken", node, invariant, what)
+        self.violations.append(violation)
+
+    def account(self, subscription: Subscription) -> Account:
+        """Return the account of a subscription: a durable name keeps its account over restarts."""
+        self._subscriptions += 1
+        name = subscription.durable or f"#{self._subscriptions}"
+        found = self.accounts.get((subscription.node, name))
+        if found is None:
+            found = Account(self, subscription.node, subscription.durable, subscription.keys)
+            self.accounts[subscription.node, name] = found
+            if subscription.is_internal:
+                del self.accounts[subscription.node, name]
+        return found
+
+    def acknowledged(self, node: str, identity: Identity, key: str, begun: float) -> None:
+        """A publish has returned to its caller."""
+        self.note("published", node, key, *identity)
+        self._exists(identity, Published(node, key, begun, None, node in self.disks))
+
+    def stored(self, node: str, disk: Disk, rows: Sequence[Row], offsets: Sequence[int], zero_ns: int) -> None:
+        """Rows became durable. Those without a provenance were published on this node.
+
+        `zero_ns` is what the clock of the node shows at virtual time 0.
+        """
+        for row, offset in zip(rows, offsets, strict=True):
+            identity = (row.publisher_id, row.sequence)
+            known = self._offsets.setdefault((disk.name, offset), identity)
+            if known != identity:
+                what = f"offset {offset} of {disk.name} was {_name(known)} and is now {_name(identity)}"
+                self.broken(UNIQUE, node, what)
+            if row.provenance is None:
+                at_s = (row.published_at - zero_ns) / 1e9
+                self._exists(identity, Published(node, row.key, at_s, _content(row), True))
+
+    def delivered(self, subscription: Subscription, event: Event) -> None:
+        """An event was handed over to a subscription."""
+        identity = event.identity
+        published = self.published.get(identity)
+        if published is None:
+            if identity not in self.forged:
+                self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} was never published")
+            return
+        disk = self.disks.get(subscription.node)
+        if event.offset and disk is not None and self._offsets.get((disk.name, event.offset)) != identity:
+            what = f"{_name(identity)} was delivered at offset {event.offset}, where {disk.name} has another event"
+            self.broken(UNIQUE, subscription.node, what)
+        content = _content(event)
+        if published.content is None:
+            self.published[identity] = published._replace(content=content)
+        elif published.content != content:
+            self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} differs from what was published")
+        for watch in self.watched:
+            watch(subscription.node, event)
+
+    def gap_reported(self, subscription: Subscription, fields: dict[str, Any]) -> None:
+        """A node reported a gap."""
+        node = subscription.node
+        gap = Gap(fields["publisher_id"], fields["first"], fields["last"], fields["key"], fields["open"])
+        self.note("gap", node, *gap)
+        self.gaps.setdefault(node, []).append(gap)
+        missing = [
+            (gap.publisher_id, sequence)
+            for sequence in range(gap.first, gap.last + 1)
+            if (gap.publisher_id, sequence) in self.published
+        ]
+        if not missing:
+            self.broken(GAP_REAL, node, f"{_range(gap)} was never published")
+            return
+        accounts = [each for each in self._accounts_of(node) if gap.key in each.keys and each.ready_at is not None]
+        if accounts and all(each.got.issuperset(missing) for each in accounts):
+            self.broken(GAP_REAL, node, f"{_range(gap)} was reported missing, but every subscription had received it")
+
+    def acknowledged_up_to(self, node: str, durable: str) -> int:
+        """Return the stored position of a durable subscription."""
+        disk = self.disks.get(node)
+        cursor = disk.cursors.get(durable) if disk is not None else None
+        return cursor.offset if cursor is not None else 0
+
+    def excuse(self, rows: Iterable[Row]) -> None:
+        """These events no longer exist where they were stored."""
+        self.excused.update((row.publisher_id, row.sequence) for row in rows)
+
+    def log_replaced(self, disk: Disk, everywhere: Iterable[Disk]) -> None:
+        """A log was replaced by an older copy: what no log has any more cannot be delivered."""
+        kept = {identity for each in everywhere for identity in each.identities}
+        for account in self.accounts.values():
+            for identity in [each for each in account.owed if each not in kept]:
+                del account.owed[identity]
+        self._offsets = {key: value for key, value in self._offsets.items() if key[0] != disk.name}
+        for offset, row in enumerate(disk.rows, disk.low_water + 1):
+            self._offsets[disk.name, offset] = (row.publisher_id, row.sequence)
+
+    # What is owed.
+
+    def owed(self) -> list[tuple[Account, Identity, Published]]:
+        """Return the events that open subscriptions are owed, without those that were reported as missing."""
+        found = []
+        for account in self.accounts.values():
+            if not account.owed or not account.is_read:
+                continue
+            lagged = sum(reader.missed for reader in account.readers)
+            missing = [each for each in account.owed.items() if not self._is_excused(account, *each)]
+            if len(missing) > lagged:
+                found += [(account, *each) for each in missing]
+        return found
+
+    def report_owed(self) -> None:
+        """Note a violation for each subscription that is still owed events."""
+        accounts: dict[int, list[tuple[Account, Identity, Published]]] = {}
+        for each in self.owed():
+            accounts.setdefault(id(each[0]), []).append(each)
+        for group in accounts.values():
+            account, identity, published = group[0]
+            who = f"durable subscription {account.durable!r}" if account.durable else "a subscription"
+            logged = [each for each in group if each[2].has_log]
+            what = (
+                f"{who} to {', '.join(account.keys.expressions)} never received {len(group)} events; the first is "
+                f"{_name(identity)} on {published.key}, published on {published.node} at {published.at_s:.3f} s"
+            )
+            self.broken(DELIVERED if logged and account.durable else GAP_REPORTED, account.node, what)
+
+    def _is_excused(self, account: Account, identity: Identity, published: Published) -> bool:
+        if any(
+            gap.publisher_id == identity[0] and gap.first <= identity[1] <= gap.last and not gap.is_open
+            for gap in self.gaps.get(account.node, ())
+        ):
+            # A durable subscription must receive what its publisher's log still has.
+            return account.durable is None or not published.has_log or identity in self.excused
+        return identity in self.excused and self.gaps_unrepaired(account.node) > 0
+
+    def _exists(self, identity: Identity, published: Published) -> None:
+        known = self.published.get(identity)
+        if known is not None:
+            if known.key != published.key:
+                self.broken(UNIQUE, published.node, f"{_name(identity)} was used on {known.key} and {published.key}")
+            if known.content is None and published.content is not None:
+                self.published[identity] = known._replace(content=published.content)
+            elif published.content is not None and published.content != known.content:
+                self.broken(UNIQUE, published.node, f"{_name(identity)} was used for two different events")
+            return
+        self.published[identity] = published
+        for account in self.accounts.values():
+            account.owes(identity, published)
+
+    def _accounts_of(self, node: str) -> list[Account]:
+        return [account for (name, _), account in self.accounts.items() if name == node]
+
+
+def _content(event: Event | Row) -> int:
+    return crc32(event.payload, crc32(event.key.encode(), event.published_at & 0xFFFFFFFF))
+
+
+def _name(identity: Identity) -> str:
+    return f"event {identity[0]:x}-{identity[1]}"
+
+
+def _range(gap: Gap) -> str:
+    return f"the gap {gap.publisher_id:x}-{gap.first}…{gap.last} on {gap.key}"
