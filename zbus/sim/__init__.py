@@ -23,6 +23,7 @@ from .fabric import Conditions
 from .faults import ORDINARY, Fault, Faults, Plan
 from .loop import SimLoop
 from .node import SimNode
+from .scenario import Scenario, scenario
 from .world import Overrides, World
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Overrides",
     "Plan",
     "ProcessKilled",
+    "Scenario",
     "SimLoop",
     "SimNode",
     "Violation",
@@ -41,6 +43,7 @@ __all__ = [
     "WorldBoundary",
     "WorldStuck",
     "run",
+    "scenario",
     "world",
 ]
 

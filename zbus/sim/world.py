@@ -16,6 +16,7 @@ if a promise was broken at any time.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -53,7 +54,11 @@ Check = Callable[["World"], str | None]
 
 
 class Overrides:
-    """How a run differs from its seed: which faults of the plan it keeps, and the choices that were made smaller."""
+    """How a run differs from its seed: which faults of the plan it keeps, and the choices that were made smaller.
+
+    >>> Overrides.parse(str(Overrides(faults=[0, 2], choices={"nodes": 2}))).faults
+    (0, 2)
+    """
 
     def __init__(
         self,
@@ -67,6 +72,10 @@ class Overrides:
         self.calm = calm  # no drops, duplicates and long delays
         self.shorter = dict(shorter or {})  # by number of the fault: how long it lasts
 
+    def changed(self, **changed: Any) -> Overrides:
+        """Return a copy with other values."""
+        return Overrides(**self.__dict__ | changed)
+
     def apply(self, plan: Plan) -> Plan:
         """Return the plan with the changes."""
         kept = range(len(plan.faults)) if self.faults is None else self.faults
@@ -76,6 +85,20 @@ class Overrides:
             if number < len(plan.faults)
         ]
         return Plan(Conditions() if self.calm else plan.conditions, tuple(faults))
+
+    def __str__(self) -> str:
+        found = {name: value for name, value in self.__dict__.items() if value or (name == "faults" and value == ())}
+        return json.dumps(found, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Overrides:
+        """Return the overrides of a text that `str` made. Raises `ConfigInvalid`."""
+        try:
+            given = json.loads(text)
+            given["shorter"] = {int(number): float(for_s) for number, for_s in given.get("shorter", {}).items()}
+            return cls(**given)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigInvalid("shrunk", f"{text!r} is not what a failure has printed: {error}") from error
 
 
 class World:

@@ -1,0 +1,1 @@
+"""`zbus sim`: runs scenarios in the simulator."""

@@ -1,0 +1,168 @@
+"""Runs scenarios with many seeds, on several processes, and shrinks what fails.
+
+A process imports everything once and then runs one seed after the other. Between two seeds it collects garbage, so its
+memory does not grow.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+from . import run as run_world
+from .errors import InvariantBroken, Violation
+from .scenario import Scenario, load_scenarios
+from .trace import Trace
+from .world import Overrides, World
+
+COLLECT_EVERY = 20  # seeds
+CHUNK_SEEDS = 10
+ENDED = "the scenario ends"
+
+
+class Result(NamedTuple):
+    """The outcome of one seed."""
+
+    scenario: str
+    seed: int
+    hash: str
+    violations: tuple[Violation, ...]
+    virtual_s: float
+    node_s: float  # virtual seconds, summed over the nodes
+    real_s: float
+    steps: int  # of the event loop
+    events: int  # delivered
+    faults: dict[str, int]
+    frames: dict[str, int]  # what happened to them
+    choices: dict[str, int]
+    planned: int  # faults in the plan
+
+    @property
+    def failed(self) -> bool:
+        """Whether an invariant was broken."""
+        return bool(self.violations)
+
+    @property
+    def symptom(self) -> str:
+        """The first broken invariant: shrinking keeps it."""
+        return self.violations[0].invariant if self.violations else ""
+
+
+def run_seed(
+    scenario: Scenario, seed: int, overrides: Overrides | None = None, keep_trace: bool = False
+) -> tuple[Result, Trace]:
+    """Run a scenario with one seed."""
+    world = World(
+        seed,
+        overrides=overrides,
+        keep_trace=keep_trace,
+        converge_s=scenario.converge_s,
+        limit_s=scenario.limit_s,
+    )
+    violations: tuple[Violation, ...] = ()
+
+    async def main() -> None:
+        async with world:
+            await scenario.play(world)
+
+    began = perf_counter()
+    try:
+        run_world(main())
+    except InvariantBroken as error:
+        violations = error.violations
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        violations = (*world.ledger.violations, Violation(ENDED, world.loop.time(), "", what))
+    took = perf_counter() - began
+    loop, trace = world.loop, world.trace
+    frames: dict[str, int] = {}
+    for net in world.nets.values():
+        for outcome, number in net.counts.items():
+            frames[outcome] = frames.get(outcome, 0) + number
+    result = Result(
+        scenario.name,
+        seed,
+        trace.hash,
+        violations,
+        loop.time(),
+        loop.time() * len(world.nodes),
+        took,
+        loop.steps,
+        trace.counts.get("delivered", 0),
+        world.faults_injected,
+        frames,
+        world.choices,
+        len(world.plan.faults) if world.plan is not None else 0,
+    )
+    return result, trace
+
+
+def run_seeds(scenario: Scenario, seeds: Iterable[int]) -> Iterator[Result]:
+    """Run a scenario with some seeds, one after the other, in this process."""
+    gc.collect()
+    gc.freeze()  # what is imported need not be looked at again
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for number, seed in enumerate(seeds, 1):
+            yield run_seed(scenario, seed)[0]
+            if number % COLLECT_EVERY == 0:
+                gc.collect()
+    finally:
+        gc.unfreeze()
+        if collects:
+            gc.enable()
+        gc.collect()
+
+
+def run_file(
+    path: str | Path,
+    work: Sequence[tuple[str, Sequence[int]]],
+    jobs: int,
+    finished: Callable[[list[Result]], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run scenarios of a file, by name, each with its seeds, on `jobs` processes.
+
+    `finished` is called with some results at a time. Once `stop` returns True, no more seeds are begun.
+    """
+    chunks = [
+        (str(path), name, tuple(seeds[at : at + CHUNK_SEEDS]))
+        for name, seeds in work
+        for at in range(0, len(seeds), CHUNK_SEEDS)
+    ]
+    if jobs == 1:
+        for chunk in chunks:
+            if stop():
+                return
+            finished(_run_chunk(*chunk))
+        return
+    # Forked, so that nothing is imported again.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        waiting = set()
+        queued = iter(chunks)
+        while True:
+            with suppress(StopIteration):
+                while len(waiting) < jobs * 2 and not stop():
+                    waiting.add(pool.submit(_run_chunk, *next(queued)))
+            if not waiting:
+                return
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for each in done:
+                finished(each.result())
+
+
+_loaded: dict[str, list[Scenario]] = {}
+
+
+def _run_chunk(path: str, name: str, seeds: Sequence[int]) -> list[Result]:
+    if path not in _loaded:
+        _loaded[path] = load_scenarios(path)
+    (scenario,) = [each for each in _loaded[path] if each.name == name]
+    return list(run_seeds(scenario, seeds))

@@ -1,0 +1,61 @@
+"""Scenarios: coroutine functions that get a world. `zbus sim run FILE` runs those of a file with many seeds."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from zbus.errors import ConfigInvalid
+
+from .world import CONVERGE_S, LIMIT_S, World
+
+
+class Scenario(NamedTuple):
+    """What happens in a world. `name` is unique in its file."""
+
+    name: str
+    play: Callable[[World], Awaitable[object]]
+    known_failure: str = ""  # why it fails today; such a scenario must fail with some seeds
+    share: float = 1.0  # of the seeds, when several scenarios of a file are run
+    converge_s: float = CONVERGE_S
+    limit_s: float = LIMIT_S
+
+
+def scenario(
+    *, known_failure: str = "", share: float = 1.0, converge_s: float = CONVERGE_S, limit_s: float = LIMIT_S
+) -> Callable[[Callable[[World], Awaitable[object]]], Scenario]:
+    """Make a scenario of a coroutine function.
+
+        @zbus.sim.scenario()
+        async def orders_survive(world):
+            shop = await world.node("shop", log=True, program=publish_orders)
+            await world.node("billing", log=True, program=bill)
+            await world.play(zbus.sim.ORDINARY, seconds=30)
+
+    `known_failure`: why it fails today. `converge_s`: how long everything may take to converge after the faults.
+    `limit_s`: how many virtual seconds it may take in all.
+    """
+
+    def make(play: Callable[[World], Awaitable[object]]) -> Scenario:
+        return Scenario(play.__name__, play, known_failure, share, converge_s, limit_s)
+
+    return make
+
+
+def load_scenarios(path: str | Path) -> list[Scenario]:
+    """Return the scenarios of a Python or TOML file, in the order of their definition. Raises `ConfigInvalid`."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigInvalid("scenario", f"there is no file {str(file)!r}")
+    if file.suffix == ".toml":
+        from .declared import load_declared
+
+        return [load_declared(file).scenario()]
+    if file.suffix != ".py":
+        raise ConfigInvalid("scenario", f"{str(file)!r} must be a .py or .toml file")
+    found = [each for each in runpy.run_path(str(file)).values() if isinstance(each, Scenario)]
+    if not found:
+        raise ConfigInvalid("scenario", f"{file} has no function that is decorated with @zbus.sim.scenario()")
+    return found

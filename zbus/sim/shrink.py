@@ -1,0 +1,66 @@
+"""Shrinking: find the smallest run that still fails, with fewer faults, nodes and events.
+
+Faults are data, and each random source has its own name, so a run without one fault is otherwise the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from .runner import Result, run_seed
+from .scenario import Scenario
+from .world import Overrides
+
+RUNS_MAX = 200
+
+
+class Shrunk(NamedTuple):
+    """The smallest failing run that was found."""
+
+    result: Result
+    overrides: Overrides
+    runs: int  # how many were tried
+
+
+def shrink(
+    scenario: Scenario, result: Result, runs_max: int = RUNS_MAX, progress: Callable[[int], None] = lambda runs: None
+) -> Shrunk:
+    """Return the smallest run with the same broken invariant, after at most `runs_max` runs."""
+    best = Shrunk(result, Overrides(range(result.planned), result.choices), 0)
+    runs = 0
+    improved = True
+    while improved and runs < runs_max:
+        improved = False
+        for smaller in _smaller(best.overrides, best.result):
+            runs += 1
+            progress(runs)
+            tried, _ = run_seed(scenario, result.seed, smaller)
+            if tried.failed and tried.symptom == result.symptom:
+                best = Shrunk(tried, smaller, runs)
+                improved = True
+                break
+            if runs >= runs_max:
+                break
+    return best._replace(runs=runs)
+
+
+def _smaller(now: Overrides, result: Result) -> Iterator[Overrides]:
+    """Return runs that are a little smaller, those that save most first."""
+    faults = now.faults or ()
+    if len(faults) > 1:
+        half = len(faults) // 2
+        yield now.changed(faults=faults[:half])
+        yield now.changed(faults=faults[half:])
+    for number in faults:
+        yield now.changed(faults=[each for each in faults if each != number])
+    if not now.calm:
+        yield now.changed(calm=True)
+    for name, value in now.choices.items():
+        for less in dict.fromkeys((0, value // 2, value - 1)):
+            if less < value and result.choices.get(name, 0) > less:
+                yield now.changed(choices=now.choices | {name: less})
+    for number in faults:
+        for_s = now.shorter.get(number)
+        if for_s is None or for_s > 0.1:
+            yield now.changed(shorter=now.shorter | {number: 0.1 if for_s is None else for_s / 2})
