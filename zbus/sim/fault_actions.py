@@ -253,6 +253,6 @@ class FaultActions:
             return
         self._world.injected("clone", node.name, node.disk.head)
         self._world.disks[f"{name}.db"] = copy = node.disk.copy()
-        copy.name = f"{name}.db"
+        copy.name, copy.chance = f"{name}.db", self._world.source(f"disk/{name}.db")
         self._world.ledger.log_replaced(copy, self._world.disks.values())
         await self._world.node(name, log=True, program=node.program)
