@@ -3,10 +3,7 @@ the simulated one."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import shutil
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +12,7 @@ from random import Random
 from typing import Any, Protocol
 
 from fake_log import FakeLane, History
+from real_timers import Timers
 
 from zbus import BusConfig
 from zbus.event import Event
@@ -131,42 +129,6 @@ class FakeLogs:
     def _keep(self, log: FakeLane) -> FakeLane:
         self._opened.append(log)
         return log
-
-
-class Timers:
-    """A real thread that calls functions when they are due, those due at the same time in the order of their creation.
-
-    It is the `later` of a simulated log outside of a world.
-    """
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="zbus-contract-timers", daemon=True)
-        self._thread.start()
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), call))
-            self._changed.notify()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-        self._thread.join(WAIT_S)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._ended and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                if self._ended:
-                    return
-                call = heapq.heappop(self._due)[2]
-            call()
 
 
 class SimLogs:
