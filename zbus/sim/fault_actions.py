@@ -255,4 +255,6 @@ class FaultActions:
         self._world.disks[f"{name}.db"] = copy = node.disk.copy()
         copy.name = f"{name}.db"
         self._world.ledger.log_replaced(copy, self._world.disks.values())
-        await self._world.node(name, log=True, program=node.program)
+        clone = await self._world.node(name, log=True)
+        for program in node.programs:
+            clone.also(program)
