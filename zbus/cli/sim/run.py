@@ -91,6 +91,8 @@ def run(
     for result in report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
         report.explain(one, result, overrides, shrink and overrides is None)
+    for result in report.failed[SHRUNK_FAILURES:]:
+        note(f"FAILED {result.scenario}, seed {result.seed}: {result.violations[0]}")
     if report.failed or report.not_failed:
         raise typer.Exit(1)
 
