@@ -141,6 +141,10 @@ class Disk:
         self.fsync_s, self.notify_s = FSYNC_S, NOTIFY_S
         self.full, self.refuse_p, self.unknown_p, self.broken_p = False, 0.0, 0.0, 0.0
 
+    def detach(self) -> None:
+        """Forget the world: it has ended."""
+        self.point, self.on_stored, self.on_removed = _no_fault, _nothing, _nothing
+
     # Copies.
 
     def copy(self) -> Disk:
@@ -148,7 +152,7 @@ class Disk:
         other = Disk.__new__(Disk)
         other.__dict__.update(self.__dict__)
         other.lock, other.writing, other.leases, other.writer_pid = RLock(), (), {}, None
-        other.point, other.on_stored, other.on_removed = _no_fault, _nothing, _nothing
+        other.detach()
         other.mend()
         other.restore(self)
         return other

@@ -69,6 +69,37 @@ class Retention(NamedTuple):
     ignore_cursors: bool = False
 
 
+class Access:
+    """How one process has a disk open. The parts of a log share it, and it leads to none of them.
+
+    An event leads to the cursors with which it is acknowledged, and the garbage collector does not see events.
+    """
+
+    __slots__ = ("_ended_before", "disk", "is_closed", "later", "read_only", "stopped", "time_ns")
+
+    def __init__(self, disk: Disk, later: Later, time_ns: Callable[[], int], read_only: bool) -> None:
+        self.disk, self.later, self.time_ns, self.read_only = disk, later, time_ns, read_only
+        self.is_closed = False
+        self.stopped: LogWriterFailed | None = None
+        self._ended_before = disk.processes_ended
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process was killed. What it still does in its last step has no effect."""
+        return self._ended_before != self.disk.processes_ended
+
+    def is_writable(self) -> bool:
+        """Return whether writes have an effect. Raises `LogFull` if the disk takes none now."""
+        if self.disk.full and not self.is_dead:
+            raise LogFull(self.disk.name)
+        return not self.is_dead
+
+    def check_running(self) -> None:
+        """Raise the error that stopped the writer, if one did."""
+        if self.stopped is not None:
+            raise renewed(self.stopped)
+
+
 class SimLog:
     """A log on a simulated disk. `later` calls on the log's thread, and never if the process was killed meanwhile."""
 
@@ -91,13 +122,11 @@ class SimLog:
         self._tail: Callable[[Committed], None] | None = None
         self._watched: Callable[[int], None] | None = None
         self._shown = -1
-        self._closed = False
-        self._stopped: LogWriterFailed | None = None
         self._notices: deque[Callable[[], None]] = deque()  # of commits whose callers do not know yet
-        self._ended_before = disk.processes_ended
-        self._cursors = SimCursors(self, disk, time_ns, chance, owner)
-        self._positions = SimPositions(self, disk)
-        self._schemas = SimSchemas(self, disk)
+        self._access = access = Access(disk, later, time_ns, read_only)
+        self._cursors = SimCursors(access, chance, owner)
+        self._positions = SimPositions(access)
+        self._schemas = SimSchemas(access)
         if not read_only:
             with disk.lock:
                 if disk.writer_pid is not None:
@@ -106,11 +135,6 @@ class SimLog:
             self._pruned_at = disk.head
             if retention is not None:
                 later(PRUNE_S, self._prune_periodically)
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the process that opened it was killed. What it still does in its last step has no effect."""
-        return self._ended_before != self.disk.processes_ended
 
     @property
     def promise(self) -> Promise:
@@ -147,12 +171,12 @@ class SimLog:
         if self.read_only:
             return done(AppendResult(about, Refused(LogReadOnly(self.path))))
         with self.disk.lock:
-            if self._closed:
+            if self._access.is_closed:
                 return done(AppendResult(about, Refused(LogError(f"{self.path} is closed"))))
             self._appends.append((rows, done, about))
             if any(row.provenance is not None for row in rows):
                 self.disk.point("received")
-            if not self._batch and not self.is_dead:
+            if not self._batch and not self._access.is_dead:
                 self._begin()
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
@@ -238,9 +262,9 @@ class SimLog:
     def close(self, timeout_s: float) -> None:
         """Store what was appended and release the log."""
         with self.disk.lock:
-            if self._closed or self.is_dead:
+            if self._access.is_closed or self._access.is_dead:
                 return
-            self._closed = True
+            self._access.is_closed = True
             self._cursors.close()
             if not self.read_only:
                 for batch in (self._batch, self._appends):
@@ -251,17 +275,6 @@ class SimLog:
                     self._notify_next()
                 self.disk.writer_pid = None
                 self.disk.store_positions({}, sync=True)
-
-    def is_writable(self) -> bool:
-        """Return whether writes have an effect. Raises `LogFull` if the disk takes none now."""
-        if self.disk.full and not self.is_dead:
-            raise LogFull(self.path)
-        return not self.is_dead
-
-    def check_running(self) -> None:
-        """Raise the error that stopped the writer, if one did."""
-        if self._stopped is not None:
-            raise renewed(self._stopped)
 
     # On the log's thread.
 
@@ -274,12 +287,12 @@ class SimLog:
 
     def _synced(self) -> None:
         with self.disk.lock:
-            if self._closed or self.is_dead:
+            if self._access.is_closed or self._access.is_dead:
                 return
             batch, self._batch = self._batch, []
             self._commit(batch)
             self.disk.point("committed")
-            if self.is_dead:
+            if self._access.is_dead:
                 return
             low, high = self.disk.notify_s
             self._later(low + self._chance.random() * (high - low), self._notify_next)
@@ -312,8 +325,8 @@ class SimLog:
         disk = self.disk
         chance, stores = self._chance, True
         failed: Refused | Unknown | None = None
-        if self._stopped is not None:
-            failed, stores = Refused(renewed(self._stopped)), False
+        if self._access.stopped is not None:
+            failed, stores = Refused(renewed(self._access.stopped)), False
         elif disk.full:
             failed, stores = Refused(LogFull(self.path)), False
         elif disk.refuse_p and chance.random() < disk.refuse_p:
@@ -321,8 +334,8 @@ class SimLog:
         elif disk.unknown_p and chance.random() < disk.unknown_p:
             failed, stores = Unknown(LogError(f"{self.path}: the disk did not reply")), chance.random() < 0.5
         elif disk.broken_p and chance.random() < disk.broken_p:
-            self._stopped = LogWriterFailed(self.path, "a write or fsync failed: SQLITE_IOERR_FSYNC")
-            failed, stores = Unknown(renewed(self._stopped)), chance.random() < 0.5
+            self._access.stopped = stopped = LogWriterFailed(self.path, "a write or fsync failed: SQLITE_IOERR_FSYNC")
+            failed, stores = Unknown(renewed(stopped)), chance.random() < 0.5
         outcomes: list[Outcome] = []
         rows_stored: list[Row] = []
         offsets_stored: list[int] = []
@@ -339,7 +352,7 @@ class SimLog:
 
     def _prune_periodically(self) -> None:
         with self.disk.lock:
-            if not self._closed and not self.is_dead:
+            if not self._access.is_closed and not self._access.is_dead:
                 self._prune()
                 self._later(PRUNE_S, self._prune_periodically)
 
@@ -368,7 +381,7 @@ class SimLog:
         return target
 
     def _look(self) -> None:
-        if self._closed or self.is_dead or self._watched is None:
+        if self._access.is_closed or self._access.is_dead or self._watched is None:
             return
         head = self.disk.head
         if head != self._shown:
@@ -408,8 +421,9 @@ Advanced = tuple[str, str, int, Callable[[ZbusError | None], None] | None]  # na
 class SimCursors:
     """The cursors of one disk, as one process uses them."""
 
-    def __init__(self, log: SimLog, disk: Disk, time_ns: Callable[[], int], chance: Random, owner: str) -> None:
-        self._log, self._disk, self._time_ns, self._chance, self._owner = log, disk, time_ns, chance, owner
+    def __init__(self, access: Access, chance: Random, owner: str) -> None:
+        self._access, self._disk, self._time_ns = access, access.disk, access.time_ns
+        self._chance, self._owner = chance, owner
         self._held: dict[str, str] = {}  # by name: the token of the lease of this process
         self._pending: list[Advanced] = []
 
@@ -423,7 +437,7 @@ class SimCursors:
                 reason = "holds its lease; a durable subscription has one subscriber at a time"
                 raise CursorError(name, f"{disk.leases[name].owner} {reason}")
             before = disk.cursors.get(name)
-            if not self._log.is_writable():
+            if not self._access.is_writable():
                 return Lease("", start if before is None else before.offset, ())
             self._held[name] = token = self._chance.randbytes(16).hex()
             disk.leases[name] = Held(token, self._owner)
@@ -436,27 +450,27 @@ class SimCursors:
     ) -> None:
         """Queue a position."""
         with self._disk.lock:
-            if self._log._closed:
+            if self._access.is_closed:
                 if done is not None:
-                    done(LogError(f"{self._log.path} is closed; the position of {name!r} was not stored"))
+                    done(LogError(f"{self._disk.name} is closed; the position of {name!r} was not stored"))
                 return
             self._pending.append((name, token, offset, done))
             if len(self._pending) == 1:
                 low, high = self._disk.fsync_s
-                self._log._later(low + self._chance.random() * (high - low), self.flush)
+                self._access.later(low + self._chance.random() * (high - low), self.flush)
 
     def flush(self) -> LogError | None:
         """Store the positions that wait. Returns the error if they are not stored."""
         with self._disk.lock:
             pending, self._pending = self._pending, []
             try:
-                if not pending or not self._log.is_writable():
+                if not pending or not self._access.is_writable():
                     return None
             except LogError as failed:
                 # The positions are stored later, although those who wait for them learn that they are not.
                 self._pending = [(name, token, offset, None) for name, token, offset, _ in pending]
-                if not self._log._closed:
-                    self._log._later(RETRY_S, self.flush)
+                if not self._access.is_closed:
+                    self._access.later(RETRY_S, self.flush)
                 for _, _, _, done in pending:
                     if done is not None:
                         done(renewed(failed))
@@ -496,7 +510,7 @@ class SimCursors:
         if self._held.get(name) == token:
             del self._held[name]
         held = self._disk.leases.get(name)
-        if held is not None and held.token == token and not self._log.is_dead:
+        if held is not None and held.token == token and not self._access.is_dead:
             del self._disk.leases[name]
 
     def list(self) -> Sequence[Cursor]:
@@ -512,14 +526,14 @@ class SimCursors:
         """Move a cursor."""
         with self._disk.lock:
             cursor = self._unused(name)
-            if self._log.is_writable():
+            if self._access.is_writable():
                 self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
 
     def delete(self, name: str) -> None:
         """Delete a cursor."""
         with self._disk.lock:
             self._unused(name)
-            if self._log.is_writable():
+            if self._access.is_writable():
                 del self._disk.cursors[name]
 
     def _unused(self, name: str) -> CursorState:
@@ -534,8 +548,8 @@ class SimCursors:
 class SimPositions:
     """Named positions on one disk."""
 
-    def __init__(self, log: SimLog, disk: Disk) -> None:
-        self._log, self._disk = log, disk
+    def __init__(self, access: Access) -> None:
+        self._access, self._disk = access, access.disk
 
     def load(self) -> dict[str, int]:
         """Return all positions by name."""
@@ -545,14 +559,14 @@ class SimPositions:
     def store(self, changed: Mapping[str, int]) -> None:
         """Store positions."""
         with self._disk.lock:
-            if self._log.is_writable():
+            if self._access.is_writable():
                 self._disk.store_positions(changed)
                 self._disk.point("position stored")
 
     def remove(self, names: Collection[str]) -> None:
         """Remove positions."""
         with self._disk.lock:
-            if self._log.is_writable():
+            if self._access.is_writable():
                 for name in names:
                     self._disk.positions.pop(name, None)
 
@@ -560,8 +574,8 @@ class SimPositions:
 class SimSchemas:
     """The schemas on one disk."""
 
-    def __init__(self, log: SimLog, disk: Disk) -> None:
-        self._log, self._disk = log, disk
+    def __init__(self, access: Access) -> None:
+        self._access, self._disk = access, access.disk
 
     def load(self) -> Sequence[Schema]:
         """Return all versions, by expression and version."""
@@ -571,13 +585,13 @@ class SimSchemas:
     def store(self, schema: Schema) -> None:
         """Store one more version. Raises `LogError` if this version exists."""
         disk = self._disk
-        if self._log.read_only:
+        if self._access.read_only:
             raise LogReadOnly(disk.name)
         with disk.lock:
-            self._log.check_running()
+            self._access.check_running()
             if any((each.expression, each.version) == (schema.expression, schema.version) for each in disk.schemas):
                 raise LogError(f"{disk.name}: version {schema.version} of the schema of {schema.expression!r} exists")
-            if self._log.is_writable():
+            if self._access.is_writable():
                 disk.schemas.append(schema)
 
 
