@@ -189,7 +189,7 @@ class Ledger:
         self.forged: set[Identity] = set()  # made by a hostile peer
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
-        self.gaps_unrepaired: Callable[[str], int] = lambda node: 0
+        self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
         self.watched: list[Callable[[str, Event], None]] = []  # of users
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
         self._subscriptions = 0
@@ -309,6 +309,8 @@ class Ledger:
             if not account.owed or not account.is_read:
                 continue
             lagged = sum(reader.missed for reader in account.readers)
+            if account.durable is None:
+                lagged += self.counted(account.node, "dropped_late")  # they were reported, without their identities
             missing = [each for each in account.owed.items() if not self._is_excused(account, *each)]
             if len(missing) > lagged:
                 found += [(account, *each) for each in missing]
@@ -336,7 +338,7 @@ class Ledger:
         ):
             # A durable subscription must receive what its publisher's log still has.
             return account.durable is None or not published.has_log or identity in self.excused
-        return identity in self.excused and self.gaps_unrepaired(account.node) > 0
+        return identity in self.excused and self.counted(account.node, "gaps_unrepaired") > 0
 
     def _exists(self, identity: Identity, published: Published) -> None:
         known = self.published.get(identity)

@@ -375,7 +375,7 @@ class World:
         self.ledger.reaches = self.reaches
         self.actions = FaultActions(self)
         self._invariants = Invariants(self)
-        self.ledger.gaps_unrepaired = self._invariants.gaps_unrepaired
+        self.ledger.counted = self._invariants.counted
         loop.set_exception_handler(self._exception)
         loop.limit_s = self._limit_s
         silent = records.logger.disabled
