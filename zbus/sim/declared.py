@@ -126,6 +126,13 @@ class DeclaredSubscription(Table):
     queue_events: int = Field(1000, ge=1)
     schema_: Literal["bytes", "str", "int", "float", "bool", "list", "dict"] | None = Field(None, alias="schema")
 
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"must be a list of key expressions, such as [{value!r}]")
+        return value
+
     @field_validator("keys")
     @classmethod
     def _expressions(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ rules belong there too, as a step of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from zbus.bridge.config import BridgeConfig
@@ -86,17 +86,17 @@ class Topology:
             for name, bridge, other in self._bridges_at(url)
             if other not in reached
             and (reason := _refuses(bridge, url, sample)) is not None
-            and not self._connected(other).isdisjoint(self._receives_on(node))
+            and not self._connected(other, reached).isdisjoint(self._receives_on(node))
         ]
         if stopped:
             return "; ".join(stopped)
         return f"no bridge leads from {_listed(reached)} to {_listed(self._receives_on(node))}"
 
-    def _connected(self, url: str) -> set[str]:
-        """Return the transports that bridges connect with one, whatever they forward."""
+    def _connected(self, url: str, without: Collection[str]) -> set[str]:
+        """Return the transports that bridges connect with one, whatever they forward, without passing some others."""
         found = [url]
         for each in found:
-            found += [other for _, _, other in self._bridges_at(each) if other not in found]
+            found += [other for _, _, other in self._bridges_at(each) if other not in found and other not in without]
         return set(found)
 
     def _bridges_at(self, url: str) -> list[tuple[str, BridgeConfig, str]]:
