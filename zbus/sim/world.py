@@ -271,6 +271,18 @@ class World:
             if both_ways:
                 net.way(other.name, one.name).cut = cut
 
+    def disconnect(self, node: SimNode) -> None:
+        """Take the transports of a node down: sending raises, and nothing arrives."""
+        self.injected("disconnect", node.name)
+        for fabric in node.fabrics:
+            fabric.disconnected = True
+
+    def reconnect(self, node: SimNode) -> None:
+        """End `disconnect`."""
+        for fabric in node.fabrics:
+            fabric.disconnected = False
+        self.note("connected", node.name)
+
     def conditions(self, **changed: Any) -> None:
         """Set the conditions of all links: `drop`, `duplicate`, `delay_s`, `bytes_per_s`."""
         for net in self.nets.values():

@@ -38,6 +38,7 @@ def run(
         str | None, typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed.")
     ] = None,
     shrink: Annotated[bool, typer.Option(help="Search the smallest run that fails in the same way.")] = True,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Begin no more seeds once one has failed.")] = False,
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what was run to this file, and continue from it.")
     ] = None,
@@ -86,11 +87,14 @@ def run(
             for each, chosen in work:
                 finished([run_seed(each, one, overrides)[0] for one in chosen])
         else:
-            run_file(scenario, [(each.name, chosen) for each, chosen in work], jobs, finished)
+            names = [(each.name, chosen) for each, chosen in work]
+            run_file(scenario, names, jobs, finished, lambda: fail_fast and bool(report.failed))
     report.write_summary()
     for result in report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
         report.explain(one, result, overrides, shrink and overrides is None)
+    for result in report.failed[SHRUNK_FAILURES:]:
+        note(f"FAILED {result.scenario}, seed {result.seed}: {result.violations[0]}")
     if report.failed or report.not_failed:
         raise typer.Exit(1)
 
