@@ -21,6 +21,7 @@ class Verdict(NamedTuple):
 
     reaches: bool
     why: str
+    matching: str = ""  # the key expression that matches
 
 
 class Sample(NamedTuple):
@@ -45,8 +46,8 @@ class Topology:
             return Verdict(False, _mismatches(expressions, sample.key))
         path = self.path(sample, node)
         if path is None:
-            return Verdict(False, f"{matching[0]!r} matches, but {self._obstacle(sample, node)}")
-        return Verdict(True, f"{matching[0]!r} matches; {path}")
+            return Verdict(False, f"{matching[0]!r} matches, but {self._obstacle(sample, node)}", matching[0])
+        return Verdict(True, f"{matching[0]!r} matches; {path}", matching[0])
 
     def path(self, sample: Sample, node: str) -> str | None:
         """Return how an event gets to a node: transports and bridges, in words. None if it does not get there."""

@@ -48,12 +48,17 @@ class Route(NamedTuple):
         """Whether it is not as expected, or cannot be explained."""
         return self.disagrees or (self.expected is not None and self.expected != self.delivered)
 
-    def __str__(self) -> str:
+    @property
+    def difference(self) -> str:
+        """What is wrong, in a sentence. Empty if nothing is."""
+        if not self.wrong:
+            return ""
         what = f"event {self.event} ({self.key} from {self.source}): subscription {self.subscription}"
         if self.disagrees:
             return f"{what}: {self.why}"
-        happened = "received it" if self.delivered else "did not receive it"
-        return f"{what} {happened}, which is {'expected' if not self.wrong else 'not expected'}: {self.why}"
+        if self.delivered:
+            return f"{what} received it, but is not in `expect`: {self.why}"
+        return f"{what} did not receive it, but is in `expect`: {self.why}"
 
 
 class Report(NamedTuple):
@@ -65,7 +70,7 @@ class Report(NamedTuple):
     @property
     def differences(self) -> list[str]:
         """What is wrong, in sentences. Empty if everything is as expected."""
-        return [str(each) for each in self.routes if each.wrong] + self.broken
+        return [each.difference for each in self.routes if each.wrong] + self.broken
 
 
 def find_routes(declared: Declared) -> Report:
@@ -147,7 +152,7 @@ class _Observed:
         elif not verdict.reaches:
             defect = "delivered against the rules"
         if isinstance(received, PayloadInvalid):
-            why = f"{why}; {self._rejection(received, named)}"
+            why = f"{verdict.matching!r} matches, but {self._rejection(received, named)}"
             if not self._has_schema(event, named):
                 defect = "rejected without a schema"
         if defect:

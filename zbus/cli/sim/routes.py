@@ -41,8 +41,10 @@ def routes(
 def _delivered(route: Any) -> str:
     said = "yes" if route.delivered else "no"
     if route.disagrees:
-        return f"{said}, defect"
-    return f"{said}, not expected" if route.wrong else said
+        return f"{said} (defect)"
+    if route.wrong:
+        return f"{said} (not expected)" if route.delivered else f"{said} (expected)"
+    return said
 
 
 def _fields(route: Any) -> dict[str, Any]:
