@@ -7,7 +7,7 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 | python           | run in a fresh process; it must exit with 0. With Spark: here, in the one session of the tests |
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
 | bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
-| toml             | loaded as a `BusConfig` and its table [web], as a pipeline (if it has a source) or a scenario (nodes);
+| toml             | loaded as a `BusConfig` and its table [web], as a pipeline with a source or a scenario with nodes;
 |                  | `# name.toml` as its first line: later commands find it under that name |
 | mermaid          | starts with a diagram that mermaid knows |
 """
