@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,7 +79,13 @@ class ProcessKilled(ZbusError):
 
 
 def _waiting(loop: _HasTasks) -> str:
-    found = io.StringIO()
+    """Return where each task of the scenario waits: the innermost lines first."""
+    lines = []
     for task in loop.open_tasks():
-        task.print_stack(limit=3, file=found)
-    return found.getvalue().rstrip()
+        places: list[str] = []
+        at: Any = task.get_coro()
+        while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
+            places.append(f"{frame.f_code.co_qualname}, {frame.f_code.co_filename}:{frame.f_lineno}")
+            at = at.cr_await
+        lines += [f"waits in {places[-1]}", *[f"  called by {each}" for each in reversed(places[:-1])]] if places else []
+    return "\n".join(lines)

@@ -98,11 +98,9 @@ class FaultActions:
             self._world.mend(node, other)
 
     async def _isolate(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
-        others = [each for each in self._world.nodes.values() if each is not node]
-        for each in others:
-            self._world.partition(node, each)
+        self._world.isolate(node)
         await asyncio.sleep(fault.for_s)
-        for each in others:
+        for each in list(self._world.nodes.values()):
             self._world.mend(node, each)
 
     async def _disconnect(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:

@@ -319,7 +319,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         """Forget everything that is scheduled."""
-        self._closed = True
+        self._closed, self._handler, self._default = True, None, None  # events lead to the loop, invisible to the collector
         self._ready.clear()
         self._timers.clear()
         self._tasks.clear()
