@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
-from zbus.errors import SubscriberLagged
+from zbus.errors import PayloadInvalid, SubscriberLagged
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import Row
@@ -112,6 +112,10 @@ class Subscription:
         if isinstance(error, SubscriberLagged):
             self.missed += error.missed
             self._ledger.note("lagged", self.node, self.durable or "-", error.missed)
+        elif isinstance(error, PayloadInvalid) and isinstance(error.event, Event):
+            # A schema rejects it: the subscriber gets the error in place of the event, and reading continues after it.
+            self._ledger.note("rejected", self.node, self.durable or "-", error.event.key, *error.event.identity)
+            self.account.delivered(error.event.identity)
 
     def closed(self) -> None:
         """It was closed: nothing more is owed to it, unless it is durable."""
