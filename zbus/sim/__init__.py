@@ -57,11 +57,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     zbus.sim.run(scenario())
     """
-    loop = SimLoop()
+    loop = SimLoop()  # type: ignore[abstract]  # what it does not have is added by name
     collects = gc.isenabled()
     gc.disable()  # a collection would run finalizers at times that differ from run to run
     try:
-        return loop.run_until_complete(main)
+        result: T = loop.run_until_complete(main)
+        return result
     finally:
         loop.close()
         if collects:

@@ -149,7 +149,10 @@ class Disk:
 
     def restore(self, copy: Disk) -> None:
         """Replace all files by those of a copy. Close the log first."""
-        kept = {name: getattr(self, name) for name in ("name", "chance", "lock", "point", "leases", "on_stored", "on_removed")}
+        kept = {
+            name: getattr(self, name)
+            for name in ("name", "chance", "lock", "point", "leases", "on_stored", "on_removed")
+        }
         self.__dict__.update(copy.copy().__dict__ | kept)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.errors import ZbusError
@@ -15,7 +14,10 @@ if TYPE_CHECKING:
     class _HasTasks(Protocol):
         def open_tasks(self) -> list[asyncio.Task[Any]]: ...
 
+
 SHOWN_VIOLATIONS = 10
+SHOWN_PLACES = 4
+_OWN = ("asyncio.", "zbus.sim.", "zbus.testing.")
 
 
 class Violation(NamedTuple):
@@ -42,7 +44,8 @@ class InvariantBroken(ZbusError):
         shown = [f"  {each}" for each in self.violations[:SHOWN_VIOLATIONS]]
         if len(self.violations) > SHOWN_VIOLATIONS:
             shown.append(f"  and {len(self.violations) - SHOWN_VIOLATIONS} more")
-        return "\n".join([f"seed {self.seed} breaks {len(self.violations)} invariants:", *shown])
+        count = len(self.violations)
+        return "\n".join([f"seed {self.seed} breaks {count} invariant{'s' if count > 1 else ''}:", *shown])
 
 
 class WorldStuck(ZbusError):
@@ -80,7 +83,23 @@ class ProcessKilled(ZbusError):
 
 
 def _waiting(loop: _HasTasks) -> str:
-    found = io.StringIO()
+    """Return where the tasks of the scenario wait, without those of the simulator itself."""
+    found: list[str] = []
     for task in loop.open_tasks():
-        task.print_stack(limit=3, file=found)
-    return found.getvalue().rstrip()
+        places = [each for each in _places(task.get_coro()) if not each.startswith(_OWN)]
+        if places:
+            found += [f"{task.get_name()} waits in", *(f"  {each}" for each in places[-SHOWN_PLACES:])]
+    return "\n".join(found)
+
+
+def _places(waiting: Any) -> Iterator[str]:
+    """Return the places of a chain of coroutines that wait for each other, the innermost last."""
+    while waiting is not None:
+        for prefix, following in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
+            frame = getattr(waiting, f"{prefix}_frame", None)
+            if frame is not None:
+                yield f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                waiting = getattr(waiting, f"{prefix}_{following}")
+                break
+        else:
+            return

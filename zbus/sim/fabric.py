@@ -202,7 +202,9 @@ class SimFabric:
             way = net.way(self.node, other.node)
             for key, frame in sent:
                 if other.wants(key):
-                    outcome = "cut" if self.disconnected else way.carry(key, len(frame), other.arrived, (key, frame), other)
+                    outcome = (
+                        "cut" if self.disconnected else way.carry(key, len(frame), other.arrived, (key, frame), other)
+                    )
                     net.count(outcome)
                     note(outcome, self.node, other.node, key, frame)
             blocked_until = max(blocked_until, way.blocked_until)

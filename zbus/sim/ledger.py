@@ -61,8 +61,13 @@ class Gap(NamedTuple):
 class Reader(Protocol):
     """A subscription of the production code."""
 
-    durable: str | None
-    key_exprs: tuple[str, ...]
+    @property
+    def durable(self) -> str | None:
+        """Its durable name."""
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """Its key expressions."""
 
     @property
     def queued(self) -> int:
@@ -135,6 +140,7 @@ class Account:
         return any(reader.process.alive for reader in self.readers)
 
     def ready(self, at_s: float, reader: Subscription) -> None:
+        """A subscription is open."""
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
@@ -144,15 +150,19 @@ class Account:
         if self.ready_at is None or identity in self.got or published.key not in self.keys:
             return
         settle = 0.0 if published.has_log or published.node == self.node else SETTLE_S
-        if published.at_s < self.ready_at + settle or not self._ledger.reaches(published.node, self.node, published.key):
+        if published.at_s < self.ready_at + settle or not self._ledger.reaches(
+            published.node, self.node, published.key
+        ):
             return
         self.owed[identity] = published
 
     def delivered(self, identity: Identity) -> None:
+        """An event was handed over."""
         self.got.add(identity)
         self.owed.pop(identity, None)
 
     def closed(self, reader: Subscription) -> None:
+        """A subscription was closed."""
         self.readers = [each for each in self.readers if each is not reader]
         if self.durable is None:
             self.owed.clear()

@@ -364,7 +364,9 @@ class SimCursors:
         with disk.lock:
             if name in disk.leases:
                 holder = disk.leases[name].owner
-                raise CursorError(name, f"{holder} holds its lease; a durable subscription has one subscriber at a time")
+                raise CursorError(
+                    name, f"{holder} holds its lease; a durable subscription has one subscriber at a time"
+                )
             before = disk.cursors.get(name)
             token = self._chance.randbytes(16).hex()
             disk.leases[name] = Held(token, self._owner)

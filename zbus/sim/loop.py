@@ -303,7 +303,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def open_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the tasks of the scenario that have not ended."""
-        return [task for task in self._tasks if not task.done()]
+        return [task for task in dict.fromkeys(self._tasks) if not task.done()]
 
     def is_running(self) -> bool:
         """Return whether the loop runs."""
@@ -364,7 +364,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: the world ends all of its tasks."""
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: simulated threads need no end."""
 
     def _finalize(self, generator: Any) -> None:

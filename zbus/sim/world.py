@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from random import Random
 from types import TracebackType
@@ -109,7 +109,7 @@ class World:
         seed: int = 0,
         *,
         overrides: Overrides | None = None,
-        keep_trace: bool = False,
+        keep_trace: bool | int = False,
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
     ) -> None:
@@ -182,7 +182,13 @@ class World:
         return await self._add(SimNode(self, name, config, program, clock_ahead_s))
 
     async def bridge(
-        self, name: str, between: tuple[str, str], keys: Iterable[str], *, log: bool | str | None = None, **settings: Any
+        self,
+        name: str,
+        between: tuple[str, str],
+        keys: Iterable[str],
+        *,
+        log: bool | str | None = None,
+        **settings: Any,
     ) -> SimNode:
         """Start a bridge between two transports. Options as for `zbus.Bridge`."""
         path = f"{name}.db" if log is True else log or None
