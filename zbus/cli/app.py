@@ -27,6 +27,7 @@ from .pub import pub
 from .render.output import note, write
 from .router import router
 from .sub import sub
+from .sim.command import app as sim
 from .top.command import top
 
 COMMANDS = "zbus.commands"  # entry-point group; each entry point is the name of a command and its typer app
@@ -78,6 +79,7 @@ app = new_app(
 )
 for command in (pub, sub, monitor, top, bridge, router, nodes, demo, bench, doctor):
     app.command()(command)
+app.add_typer(sim, name="sim")
 
 
 def _print_version(requested: bool) -> None:

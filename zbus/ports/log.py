@@ -179,7 +179,11 @@ class Cursors(Protocol):
 
 
 class Positions(Protocol):
-    """Named positions that survive the process. If the newest are lost, work is repeated, but no event is lost."""
+    """Named positions that survive the process.
+
+    A new name is on disk when `store` returns, because a durable subscription relies on it. If the newest values of
+    known names are lost, work is repeated, but no event is lost.
+    """
 
     def load(self) -> dict[str, int]:
         """Return all positions by name."""

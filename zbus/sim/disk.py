@@ -114,7 +114,10 @@ class Disk:
         return number
 
     def store_positions(self, changed: Mapping[str, int], sync: bool = False) -> None:
-        """Store positions. They are synced now and then, as they cost only repeated work if they are lost."""
+        """Store positions. New names are synced; the newest values of others may be lost in a power cut."""
+        for name in changed:
+            if name not in self._synced_positions:
+                self._synced_positions[name] = changed[name]
         self.positions.update(changed)
         if sync or self.chance.random() < 0.5:
             self._synced_positions = dict(self.positions)

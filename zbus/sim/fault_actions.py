@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
 from .disk import Disk
 from .fabric import SimNet
 from .faults import STEPS, Fault
+from .hostile import forged_beacons, malformed_frames
 from .ledger import Ledger
 from .node import SimNode
 
 CLOCK_S = (5.0, 30.0)
 SLOW_BYTES_PER_S = (2_000.0, 200_000.0)
 SLOW_SYNC_S = (0.01, 0.5)
-SLOW_AIM_S = (0.02, 0.03)  # a slow disk makes the steps that are aimed at longer
+SLOW_AIM_S = (0.05, 0.3)  # a slow disk makes the steps that are aimed at longer
 HOPELESS_S = 5.0  # after so long without the step, an aimed fault is given up
-FORGED_FRAMES = 40
+FRAMES = 40  # of a stranger
 
 
 class Faulty(Protocol):
@@ -47,6 +48,12 @@ class Faulty(Protocol):
     def mend(self, one: SimNode, other: SimNode) -> None:
         """End a partition."""
 
+    def disconnect(self, node: SimNode) -> None:
+        """Take the transports of a node away."""
+
+    def reconnect(self, node: SimNode) -> None:
+        """End a disconnection."""
+
 
 class FaultActions:
     """Injects faults. Each action ends its fault again after `for_s` seconds."""
@@ -72,6 +79,7 @@ class FaultActions:
             "restore": self._restore,
             "clone": self._clone,
             "corrupt": self._corrupt,
+            "malformed": self._malformed,
             "forge": self._forge,
         }
 
@@ -132,14 +140,9 @@ class FaultActions:
             self._world.mend(node, each)
 
     async def _disconnect(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
-        self._world.injected("disconnect", node.name)
-        fabrics = list(node.fabrics)
-        for fabric in fabrics:
-            fabric.disconnected = True
+        self._world.disconnect(node)
         await asyncio.sleep(fault.for_s)
-        for fabric in fabrics:
-            fabric.disconnected = False
-        self._world.note("connected", node.name)
+        self._world.reconnect(node)
 
     async def _slow_link(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
         if other is None:
@@ -154,15 +157,20 @@ class FaultActions:
         for way in ways:
             way.conditions = way.conditions._replace(bytes_per_s=0.0)
 
-    async def _forge(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
-        from .hostile import forged_frames
+    async def _malformed(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
+        self._world.injected("malformed", node.name)
+        await self._inject(fault, node, malformed_frames(self._world.source(f"malformed/{fault.at_s}"), FRAMES))
 
+    async def _forge(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
         self._world.injected("forge", node.name)
-        chance = self._world.source(f"forge/{fault.at_s}")
-        for net in self._world.nets.values():
-            for key, frame in forged_frames(self._world, node, chance, FORGED_FRAMES):
+        disks = [each.disk for each in self._world.nodes.values() if each.disk is not None and each is not node]
+        await self._inject(fault, node, forged_beacons(disks, self._world.source(f"forge/{fault.at_s}"), FRAMES))
+
+    async def _inject(self, fault: Fault, node: SimNode, frames: Iterator[tuple[str, bytes]]) -> None:
+        for key, frame in frames:
+            for net in self._world.nets.values():
                 net.inject(node.name, key, frame)
-                await asyncio.sleep(fault.for_s / FORGED_FRAMES)
+            await asyncio.sleep(fault.for_s / FRAMES)
 
     # Processes.
 
@@ -204,7 +212,7 @@ class FaultActions:
             killed.set()
 
         if node.disk is not None:
-            node.disk.fsync_s = node.disk.notify_s = SLOW_AIM_S
+            node.disk.fsync_s = SLOW_AIM_S
             self.aim(node, step, number, kill)
             try:
                 async with asyncio.timeout(HOPELESS_S):
@@ -283,4 +291,6 @@ class FaultActions:
         self._world.disks[f"{name}.db"] = copy = node.disk.copy()
         copy.name = f"{name}.db"
         self._world.ledger.log_replaced(copy, self._world.disks.values())
-        await self._world.node(name, log=True, program=node.program)
+        clone = await self._world.node(name, log=True)
+        for program in node.programs:
+            clone.also(program)

@@ -32,7 +32,8 @@ KINDS: Mapping[str, str] = {
     "restore": "the log is replaced by an older copy while the node is down",
     "clone": "a second node starts with a copy of the log",
     "corrupt": "a bit of a stored event flips",
-    "forge": "a stranger sends malformed and forged frames",
+    "malformed": "a stranger sends malformed frames",
+    "forge": "a stranger sends beacons that claim positions which logs have not reached",
 }
 
 # Steps at which a fault may be aimed, and what they mean.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -65,7 +66,8 @@ class SimNode:
     def __init__(
         self, world: Machines, name: str, config: BusConfig | BridgeConfig, program: Program | None, skew_s: float
     ) -> None:
-        self.name, self._world, self.config, self.program = name, world, config, program
+        self.name, self._world, self.config = name, world, config
+        self.programs = [] if program is None else [program]
         self.clock = Clock(world.loop, skew_s)
         self.process: Process | None = None
         self.processes: list[Process] = []  # all of them, until the world ends
@@ -124,9 +126,8 @@ class SimNode:
                 self._bus = bus = process.context.copy().run(make)
                 await self.call(bus.start)
                 self.spawn(self._watch_gaps)
-                if self.program is not None:
-                    program = self.program
-                    self.spawn(lambda: program(bus))
+                for program in self.programs:
+                    self.spawn(partial(program, bus))
         except BaseException:
             if self.process is process:
                 self.is_down = True
@@ -191,6 +192,12 @@ class SimNode:
             self.process.thaw(self._world.loop)
 
     # Code in its process.
+
+    def also(self, program: Program) -> None:
+        """Run another program on this node, from now on and after each restart."""
+        self.programs.append(program)
+        if self.is_alive:
+            self.spawn(partial(program, self.bus))
 
     async def call(self, make: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine in the process of this node and return its result."""

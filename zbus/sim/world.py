@@ -37,7 +37,7 @@ from .fabric import Conditions, SimNet
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
-from .ledger import NO_EXCEPTION, Ledger
+from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
 from .loop import SimLoop
 from .node import Program, SimNode
 from .runtime import EPOCH_NS
@@ -277,6 +277,18 @@ class World:
             if both_ways:
                 net.way(other.name, one.name).cut = cut
 
+    def disconnect(self, node: SimNode) -> None:
+        """Take the transports of a node down: sending raises, and nothing arrives."""
+        self.injected("disconnect", node.name)
+        for fabric in node.fabrics:
+            fabric.disconnected = True
+
+    def reconnect(self, node: SimNode) -> None:
+        """End `disconnect`."""
+        for fabric in node.fabrics:
+            fabric.disconnected = False
+        self.note("connected", node.name)
+
     def conditions(self, **changed: Any) -> None:
         """Set the conditions of all links: `drop`, `duplicate`, `delay_s`, `bytes_per_s`."""
         for net in self.nets.values():
@@ -311,6 +323,13 @@ class World:
         """
         self.checks.append(check)
         return check
+
+    def without(self, *invariants: str) -> None:
+        """Do not check some of the built-in invariants, given by name, because this world does not promise them."""
+        for name in invariants:
+            if name not in INVARIANTS:
+                raise ConfigInvalid("invariant", f"there is no invariant {name!r}; known are: {'; '.join(INVARIANTS)}")
+        self.ledger.unchecked.update(invariants)
 
     async def converge(self, within_s: float | None = None) -> None:
         """Wait until every open subscription has what it is owed and no node has work left."""

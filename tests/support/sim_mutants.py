@@ -1,0 +1,115 @@
+"""Defects that are put into a copy of zbus, to see that the simulator finds them.
+
+Each is a replacement of a few lines. The simulator runs on the copy in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = ROOT / "tests" / "sim" / "scenarios.py"
+
+
+class Mutant(NamedTuple):
+    """A defect: where it is, what it replaces, and the first seed of a scenario that shows it."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    scenario: str
+    seed: int
+
+
+MUTANTS = (
+    Mutant(
+        "acknowledges before the commit",
+        "zbus/publish/publisher.py",
+        "            return await entry.commits.add(row)\n",
+        "            entry.commits.add(row)\n            offset = Offset(0)\n"
+        "            offset.identity = (self.publisher_id, sequence)\n            return offset\n",
+        "aimed_kills",
+        0,
+    ),
+    Mutant(
+        "drops the tail without a beacon",
+        "zbus/mesh/send_queue.py",
+        "self._since, self.sent, dict(self._newest))",
+        "self._since, self.sent, {})",
+        "three_nodes",
+        0,
+    ),
+    Mutant(
+        "advances a position past an open gap",
+        "zbus/mesh/peer.py",
+        "            self._note_newest(beacon)\n            return\n",
+        "            self._note_newest(beacon)\n            self._context.covered(self.id, beacon.head)\n            return\n",
+        "three_nodes",
+        0,
+    ),
+    Mutant(
+        "counts an unknown identity as a duplicate",
+        "zbus/mesh/dedup.py",
+        "        if at < 0 or sequence > skipped[at][1]:\n            return Arrival.DUPLICATE\n",
+        "        if at >= -1:\n            return Arrival.DUPLICATE\n",
+        "two_transports",
+        0,
+    ),
+    Mutant(
+        "reverses the order after a failed send, with a log",
+        "zbus/mesh/send_queue.py",
+        "self._send([(row_of(event), event.offset) for event in events])",
+        "self._send([(row_of(event), event.offset) for event in reversed(events)])",
+        "three_nodes",
+        0,
+    ),
+    Mutant(
+        "reverses the order after a failed send, without a log",
+        "zbus/mesh/send_queue.py",
+        "self._backlog.extendleft(reversed(taken))",
+        "self._backlog.extendleft(taken)",
+        "without_a_log_and_disconnected",
+        0,
+    ),
+    Mutant(
+        "remembers a position before the events are stored",
+        "zbus/mesh/inbox.py",
+        "        storing.add_done_callback(remember) if storing is not None else remember()\n",
+        "        remember()\n",
+        "aimed_kills",
+        0,
+    ),
+)
+
+
+def copy_with(mutant: Mutant, folder: Path) -> Path:
+    """Copy zbus to a folder and put the defect in. Returns the folder to put first on the path."""
+    shutil.copytree(ROOT / "zbus", folder / "zbus", ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / mutant.file
+    text = file.read_text()
+    assert text.count(mutant.before) == 1, f"{mutant.file} has changed: write the defect anew"
+    file.write_text(text.replace(mutant.before, mutant.after))
+    return folder
+
+
+def run_copy(folder: Path, scenario: str, seeds: str) -> tuple[int, dict[str, int], str]:
+    """Run a scenario on a copy. Returns the exit code, the summary and what was printed."""
+    path = os.pathsep.join([str(folder), str(ROOT / "adapters"), str(ROOT / "store")])
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(SCENARIOS), "--only", scenario, "--seeds", seeds]
+    done = subprocess.run(
+        [*command, "--json", "--no-shrink"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[0]), done.stderr
