@@ -1,7 +1,7 @@
 """`SimFabric`: the transport port on a simulated network.
 
 Each ordered pair of nodes has a `Way` with its own random source: it drops, delays and duplicates frames, is cut by a
-partition, and carries so many bytes per second. Frames of one key keep their order, and frames of different keys
+partition, and has a limited rate if a fault says so. Frames of one key keep their order, and frames of different keys
 overtake each other: no transport of zbus promises more. Requests and replies take the same ways.
 """
 

@@ -26,7 +26,7 @@ from .errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 
-STANDSTILL_STEPS = 2_000_000  # so many callbacks without time passing mean that a loop never ends
+STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
 
 # What the network and the operating system offer to an ordinary event loop.
@@ -138,6 +138,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._default: Callable[[], SimulatedExecutor] | None = None
         self._tasks: list[asyncio.Task[Any]] = []  # of the scenario
         self._stuck: WorldStuck | None = None
+        self.at_close: list[Callable[[], object]] = []
         self.steps = 0
         self.limit_s = math.inf  # of virtual time
 
@@ -320,6 +321,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Forget everything that is scheduled."""
         self._closed = True
+        for each in self.at_close:
+            each()
         self._ready.clear()
         self._timers.clear()
         self._tasks.clear()
@@ -368,7 +371,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Do nothing: simulated threads need no end."""
 
     def _finalize(self, generator: Any) -> None:
-        """Close an asynchronous generator that was dropped, in the process of whoever dropped it."""
+        """Close an asynchronous generator that was dropped, in the process that dropped it."""
         if not self._closed:
             self.call_soon(self.create_task, generator.aclose())
 

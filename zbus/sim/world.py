@@ -378,6 +378,7 @@ class World:
         self.ledger.gaps_unrepaired = self._invariants.gaps_unrepaired
         loop.set_exception_handler(self._exception)
         loop.limit_s = self._limit_s
+        loop.at_close.append(self._stack.close)  # if the run is interrupted, `__aexit__` is not called
         silent = records.logger.disabled
         records.logger.disabled = True
         self._stack.callback(setattr, records.logger, "disabled", silent)

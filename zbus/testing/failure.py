@@ -30,11 +30,7 @@ def _explained(world: World, test: str, lines: int) -> Iterator[str]:
     if world.choices:
         yield "choices: " + ", ".join(f"{name} {number}" for name, number in world.choices.items())
     yield from _faults(world)
-    steps = [step for step in world.trace.steps if not step.is_frame]
-    shown = steps[-lines:] if lines else []
-    if shown:
-        yield f"the last {len(shown)} steps, without frames on the network (--zbus-trace shows more):"
-        yield from (_short(f"  {step}") for step in shown)
+    yield from _steps(world, lines)
 
 
 def _faults(world: World) -> Iterator[str]:
@@ -47,6 +43,16 @@ def _faults(world: World) -> Iterator[str]:
     if world.faults_injected:
         counts = ", ".join(f"{kind} {number}" for kind, number in world.faults_injected.items())
         yield f"faults that happened: {counts}"
+
+
+def _steps(world: World, lines: int) -> Iterator[str]:
+    """Return the steps that lead to the first broken invariant, or to the end."""
+    steps = [step for step in world.trace.steps if not step.is_frame]
+    broken = next((number for number, step in enumerate(steps, 1) if step.kind == "broken"), len(steps))
+    shown = steps[:broken][-lines:]
+    if shown:
+        yield f"the last {len(shown)} steps before it, without frames on the network (--zbus-trace N shows more):"
+        yield from (_short(f"  {step}") for step in shown)
 
 
 def _short(line: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 import unittest
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -120,7 +121,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
     Other plugins see a synchronous function and leave it alone, so pytest itself calls it.
     """
-    __tracebackhide__ = True
     test = pyfuncitem.stash.get(_TEST, None)
     if test is None:
         return (yield)
@@ -129,6 +129,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     finally:
         pyfuncitem.obj = before
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Leave out the traceback of a broken invariant, which has only lines of the simulator."""
+    __tracebackhide__ = True
+    try:
+        return (yield)
+    except Exception as error:
+        test = item.stash.get(_TEST, None)
+        if test is not None and _is_blameless(test, error):
+            raise error.with_traceback(None) from None
+        raise
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,34 +160,31 @@ def pytest_runtest_makereport(
 
 
 def _run(test: _Test, /, **arguments: Any) -> None:
-    __tracebackhide__ = True
     import zbus.sim
 
-    raised: BaseException | None = None
-
     async def main() -> None:
-        nonlocal raised
         async with test.world:
-            try:
-                await test.function(**arguments)
-            except BaseException as error:
-                raised = error
-                raise
+            await test.function(**arguments)
 
-    try:
-        zbus.sim.run(main())
-    except (zbus.sim.InvariantBroken, zbus.sim.WorldStuck) as error:
-        if error is raised:
-            raise
-        raise error.with_traceback(None) from None  # no line of the test is to blame, and none of the simulator
+    zbus.sim.run(main())
+
+
+def _is_blameless(test: _Test, error: BaseException) -> bool:
+    """Return whether the world raised an error of its own, not in a call of the test: then no line is to blame."""
+    from zbus.sim import InvariantBroken, WorldStuck
+
+    code = getattr(test.function, "__code__", None)
+    return isinstance(error, InvariantBroken | WorldStuck) and all(
+        frame.f_code is not code for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _unusable(request: pytest.FixtureRequest) -> str | None:
     """Return why a test cannot use the fixture, or None if it can."""
-    if FIXTURE not in request.node.fixturenames or not hasattr(request, "param"):
-        return "name it as an argument of the test or of a fixture, so that pytest knows it before the test runs"
     if request.cls is not None and issubclass(request.cls, unittest.TestCase):
         return "it is a method of a unittest.TestCase"
+    if not hasattr(request, "param"):
+        return "name it as an argument of the test or of a fixture, so that pytest knows it before the test runs"
     if not inspect.iscoroutinefunction(request.function):
         return "a world runs under virtual time, so the test must be an `async def` function"
     return None
