@@ -55,7 +55,9 @@ world = World
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine under virtual time, as `asyncio.run` does under real time.
 
-    zbus.sim.run(scenario())
+    >>> import asyncio
+    >>> run(asyncio.sleep(3600, "an hour later"))
+    'an hour later'
     """
     loop = SimLoop()  # type: ignore[abstract]  # what it does not have is added by name
     collects = gc.isenabled()

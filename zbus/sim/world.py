@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from random import Random
 from types import TracebackType
@@ -32,13 +33,13 @@ from zbus.observe import records
 
 from .boundary import boundary
 from .disk import Disk
-from .errors import InvariantBroken, WorldStuck
+from .errors import InvariantBroken, WorldBoundary, WorldStuck
 from .fabric import Conditions, SimNet
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
 from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
-from .loop import SimLoop
+from .loop import SimLoop, current_process
 from .node import Program, SimNode
 from .runtime import EPOCH_NS
 from .trace import Trace
@@ -378,6 +379,7 @@ class World:
         self.ledger.gaps_unrepaired = self._invariants.gaps_unrepaired
         loop.set_exception_handler(self._exception)
         loop.limit_s = self._limit_s
+        loop.set_default_executor(self._executor)
         loop.at_close.append(self._stack.close)  # if the run is interrupted, `__aexit__` is not called
         silent = records.logger.disabled
         records.logger.disabled = True
@@ -403,6 +405,14 @@ class World:
             error.add_note(f"seed {self.seed}")
         elif self.ledger.violations:
             raise InvariantBroken(self.seed, self.ledger.violations)
+
+    def _executor(self) -> Executor:
+        """Return the threads of the process that runs now, for `asyncio.to_thread`."""
+        process = current_process.get()
+        for node in self.nodes.values():
+            if node.process is process:
+                return node.executor
+        raise WorldBoundary("asyncio.to_thread() outside of a node", "call it in the program of a node")
 
     def _time_ns(self) -> int:
         return EPOCH_NS + int(self.loop.time() * 1e9)

@@ -35,7 +35,8 @@ def run(
     ] = None,
     frames: Annotated[bool, typer.Option(help="With --show: include every frame on the network.")] = False,
     shrunk: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed.")
+        str | None,
+        typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed."),
     ] = None,
     shrink: Annotated[bool, typer.Option(help="Search the smallest run that fails in the same way.")] = True,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Begin no more seeds once one has failed.")] = False,
@@ -173,7 +174,9 @@ class _Report:
             overrides = smallest.overrides
             choices = ", ".join(f"{name}={number}" for name, number in smallest.result.choices.items())
             kept = len(overrides.faults or ())
-            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{f', {choices}' if choices else ''}:")
+            note(
+                f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{f', {choices}' if choices else ''}:"
+            )
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
         for violation in again.violations[:5]:
             note(f"  {violation}")
