@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -38,6 +38,7 @@ from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Validators
 from .session import SESSION_PUBLISHERS_MAX, Sessions
+from .util.call_threads import CallThreads
 from .util.deadline import Deadline, run_within
 from .util.identities import Identities
 from .util.mailbox import Calls
@@ -114,7 +115,7 @@ class Node:
         self.caches: dict[str, Cache] = {}
         self.on_start: list[Callable[[], None]] = []  # what was registered before the node was open
         self._services: dict[asyncio.Task[None], None] = {}
-        self._executor: Executor | None = None
+        self._threads = CallThreads()
         self._record_feed: RecordFeed | None = None
         self._listing: Future[None] | None = None
         self._unyielded = 0
@@ -135,10 +136,10 @@ class Node:
             await self._start()
 
     async def _start(self) -> None:
-        if self._executor is not None:
+        if self._threads.executor is not None:
             raise ZbusError("a bus is opened once: create a new one with zbus.open(…)")
         self.tracing = self.entry.tracing = self._ports.open_tracing(self.config)
-        self._executor = self.runtime.executor(READ_THREADS, "zbus-read")
+        self._threads.executor = self.runtime.executor(READ_THREADS, "zbus-read")
         self._opening = asyncio.ensure_future(self._open())
         try:
             await self._opening
@@ -165,7 +166,7 @@ class Node:
 
         If cancelled, closing continues in the background and still ends in time.
         """
-        if self._executor is None:
+        if self._threads.executor is None:
             return
         if self._closing is None:
             self.entry.is_open = False
@@ -183,9 +184,9 @@ class Node:
 
     async def _opened(self, make: Callable[[], T], unmake: Callable[[T], object]) -> T:
         """Run `make` on a thread. If cancelled, close its result again, and wait up to `UNDO_S` for that."""
-        assert self._executor is not None
+        assert self._threads.executor is not None
         try:
-            making = self._executor.submit(make)
+            making = self._threads.executor.submit(make)
         except RuntimeError:  # the executor was shut down
             raise BusClosed("open a log or a transport") from None
         try:
@@ -330,8 +331,8 @@ class Node:
             unfinished += not await within(deadline.share(), partial(_try, "log", close))
         if self.commits is not None:
             self.commits.close()
-        if self._executor is not None:
-            shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
+        if self._threads.executor is not None:
+            shutdown = partial(self._threads.executor.shutdown, wait=True, cancel_futures=True)
             unfinished += not await within(deadline.share(), partial(_try, "threads", shutdown))
         return unfinished
 
@@ -360,7 +361,7 @@ class Node:
     @property
     def reader(self) -> LogReader:
         """The log and the threads that read it."""
-        return LogReader(self.log, self.run, self.config.skip_corrupt)
+        return LogReader(self.log, self._threads.run, self.config.skip_corrupt)
 
     def check_open(self, doing: str) -> None:
         """Raise `BusClosed` if the bus is not open."""
@@ -383,17 +384,7 @@ class Node:
 
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run a blocking call on a thread of the node. Raises `BusClosed`, now or later, if the node closes first."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
-        try:
-            if self._executor is None:
-                raise BusClosed("read")
-            running = loop.run_in_executor(self._executor, lambda: call(*args))
-        except RuntimeError:  # the executor was shut down
-            raise BusClosed("read") from None
-        running.add_done_callback(partial(_settle, result))
-        result.add_done_callback(lambda _: running.cancel())
-        return result
+        return self._threads.run(call, *args)
 
     def serve(self, task: asyncio.Task[None]) -> None:
         """Keep a task of a handler until it ends; closing waits for it."""
@@ -462,9 +453,13 @@ class Node:
 
     def list_cursors(self) -> None:
         """Read the cursors in the background, for the next call of `stats()`. Any thread."""
-        if self.log is not None and self._executor is not None and (self._listing is None or self._listing.done()):
+        if (
+            self.log is not None
+            and self._threads.executor is not None
+            and (self._listing is None or self._listing.done())
+        ):
             with suppress(RuntimeError):  # the executor was shut down
-                self._listing = self._executor.submit(self._list_cursors)
+                self._listing = self._threads.executor.submit(self._list_cursors)
 
     # Called by the packages and the caches.
 
@@ -563,14 +558,6 @@ def _report_unstored(durable: str, error: BaseException) -> None:
         f"({cause}): events after its last stored position may be delivered again"
     )
     record_reason("DURABLE_NOT_STORED", logging.WARNING, code="durable_not_stored", reason=reason, durable=durable)
-
-
-def _settle(result: asyncio.Future[T], running: asyncio.Future[T]) -> None:
-    """Pass on the outcome of a call. One that was cancelled before it began was so because the executor ended."""
-    error = BusClosed("read") if running.cancelled() else running.exception()
-    if result.done():
-        return
-    result.set_result(running.result()) if error is None else result.set_exception(error)
 
 
 def _try(part: str, close: Callable[[], object]) -> None:

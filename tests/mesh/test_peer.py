@@ -1042,6 +1042,24 @@ async def test_events_that_a_recent_beacon_names_are_not_given_up_with_the_other
     assert context.coverages == [4]
 
 
+async def test_an_event_that_a_later_one_on_another_key_overtook_is_not_given_up_with_the_others(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    context.beacon(0, 3)
+    await asyncio.sleep(GIVE_UP_S - 1)
+    (four,) = context.publish(4)
+    (five,) = context.publish(5, key="b/other")
+    context.receive(five)  # and not the fourth, which is in flight
+    while not context.gaps:
+        await asyncio.sleep(TAIL_S / 2)
+    context.receive(four)
+    await asyncio.sleep(5)
+
+    assert context.timeline == [1, "gap before 3", 3, 5, 4]
+
+
 # New peers, and peers that were known before a restart.
 
 

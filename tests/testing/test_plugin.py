@@ -465,7 +465,7 @@ def test_a_test_that_waits_forever_is_reported_with_the_line_at_which_it_waits(p
     ran = project.run("--zbus-seeds", "1")
 
     assert ran.found(r"^E +zbus\.sim\.errors\.WorldStuck: the scenario did not end within 3600 virtual seconds$")
-    assert ran.found(r"^ +test_it\.test_it, line 10\n +test_it\.wait, line 7\n")
+    assert ran.found(r"^ +waits in wait, \S+/test_it\.py:7\n +called by test_it, \S+/test_it\.py:10\n")
     assert "_watch" not in ran.text
 
 

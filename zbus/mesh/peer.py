@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, Protocol
 
 from zbus.errors import RequestError, TransportError, ZbusError
+from zbus.event import NUMBER_MAX
 from zbus.observe.records import (
     EVENT_GAP,
     EVENT_REPLAY_DELIVERED,
@@ -31,7 +32,7 @@ from zbus.observe.records import (
 )
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
-from zbus.wire.beacon import Beacon
+from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
 
 from .gap_ledger import GapLedger, GapReporter, TrimmedRanges
@@ -44,6 +45,7 @@ TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep a
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 KEYS_MAX = 100_000  # whose last offsets are kept between two beacons
+HEADS_KEPT = 100
 EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
 
@@ -95,6 +97,7 @@ class Peer:
         self._past_expressions: list[tuple[str, ...]] = []
         self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
+        self._heads = deque[tuple[float, int]](maxlen=HEADS_KEPT)  # of the beacons during a repair, and when they came
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
         self._deadline = 0.0  # of the repair, unless events arrive
@@ -155,6 +158,7 @@ class Peer:
             return
         if self._repairing is not None:
             self._note_newest(beacon)
+            self._heads.append((self._monotonic(), beacon.head))
             return
         pending = self._pending
         if pending is not None and beacon.since <= pending.head:
@@ -259,6 +263,7 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
+            self._heads.clear()
             self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
             self._repairing = asyncio.get_running_loop().create_task(run())
@@ -427,6 +432,7 @@ class Peer:
         """
         buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
         interest, waits = self._context.interest, self.has_log and self._context.interest.stores_any
+        given_up = self._covered or 0  # up to here, what did not arrive is reported
         run: list[Envelope] = []
         run_link = ""
         for envelope, link in buffered:
@@ -442,12 +448,14 @@ class Peer:
                 run, run_link = [], link
             if envelope.previous > seen:
                 self._context.report_gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+                given_up = max(given_up, envelope.previous)
             self._last[envelope.key] = envelope.offset
             run.append(envelope)
         self._context.accept(run, run_link)
         fresh, tails = self._gap_ledger.missing_tails(self._reached, TAIL_S)
         for key in [each for each in tails if not (waits and interest.of(each).stored)]:
             self._last[key], publisher_id, sequence = tails.pop(key)
+            given_up = max(given_up, self._last[key])
             self._context.report_gap(self.id, key, publisher_id, sequence + 1)
         if waits:
             self._gap_ledger.report([envelope for envelope, _ in self._buffered], tails, self._reached)
@@ -456,10 +464,21 @@ class Peer:
         self._gap_ledger.close()
         self._evicted_up_to, self._repairing = 0, None
         if self.has_log:  # otherwise every beacon would request the lost events again
-            self._covered = max([self._covered or 0, *self._last.values()])
+            self._covered = self._settled_up_to(given_up, fresh)
             if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())
                 self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
+
+    def _settled_up_to(self, given_up: int, fresh: Mapping[str, Newest]) -> int:
+        """Return the offset up to which every event arrived or was reported, after a repair was given up.
+
+        Beacons named the events up to it. Later ones may still be in flight, whatever has overtaken them, and so may
+        those in `fresh`.
+        """
+        before = self._monotonic() - TAIL_S
+        first = min([offset for offset, _, _ in fresh.values()], default=NUMBER_MAX)
+        heads = [head for at, head in self._heads if at <= before and head < first]
+        return max([given_up, *(heads or self._last.values())])
 
     def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
         """Return the events whose predecessors arrived, and buffer the others, while the peer has open gaps."""

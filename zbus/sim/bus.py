@@ -6,6 +6,8 @@ Only the API is observed. Everything below it is the code that runs in productio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zbus.bus import Bus
@@ -15,6 +17,7 @@ from zbus.node import Node, Ports
 from zbus.publish.entry import Entry
 from zbus.publish.publisher import EventPublisher
 
+from .errors import ProcessKilled
 from .ledger import Ledger, Subscription
 from .loop import Process
 from .runtime import SimRuntime
@@ -30,8 +33,8 @@ class Home(Protocol):
 
     name: str
 
-    async def call(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine in the process of the node."""
+    async def call(self, make: Callable[[], Awaitable[T]], process: Process | None = None) -> T:
+        """Run a coroutine in a process of the node."""
 
 
 class SimBus(Bus):
@@ -43,36 +46,37 @@ class SimBus(Bus):
 
     def __init__(self, config: BusConfig, runtime: SimRuntime, ports: Ports, ledger: Ledger, home: Home) -> None:
         self._ledger, self._home, self._process = ledger, home, runtime.process
+        self._call = partial(home.call, process=runtime.process)
         self._node = Node(config, runtime=runtime, ports=ports, make_subscriber=self._observed)
 
     async def publisher(self, key: str) -> EventPublisher:
         """Return a publisher for one concrete key."""
         self._node.check_open("make a publisher")
-        return ObservedPublisher(self._node.entry, key, self._ledger, self._home)
+        return ObservedPublisher(self._node.entry, key, self._ledger, self._home.name, self._call)
 
     async def put(self, *events: Event) -> Sequence[Offset]:
         """Publish events that already have an identity."""
         begun = self._ledger.now()
-        offsets = await self._home.call(lambda: super(SimBus, self).put(*events))
+        offsets = await self._call(lambda: super(SimBus, self).put(*events))
         for event in events:
             self._ledger.acknowledged(self._home.name, event.identity, event.key, begun)
         return offsets
 
     async def request(self, key: str, payload: Any = b"", **options: Any) -> Event:
         """Send a request, and return the reply."""
-        return await self._home.call(lambda: super(SimBus, self).request(key, payload, **options))
+        return await self._call(lambda: super(SimBus, self).request(key, payload, **options))
 
     async def switch_transport(self, url: str, *, overlap_s: float = 2.0) -> None:
         """Move to another transport."""
-        await self._home.call(lambda: super(SimBus, self).switch_transport(url, overlap_s=overlap_s))
+        await self._call(lambda: super(SimBus, self).switch_transport(url, overlap_s=overlap_s))
 
     async def receive_on(self, *transports: str) -> None:
         """Receive only on these transports."""
-        await self._home.call(lambda: super(SimBus, self).receive_on(*transports))
+        await self._call(lambda: super(SimBus, self).receive_on(*transports))
 
     async def head(self) -> int:
         """Return the offset of the last stored event."""
-        return await self._home.call(super().head)
+        return await self._call(super().head)
 
     def _observed(self, *args: Any, **options: Any) -> EventSubscriber:
         return ObservedSubscriber(self._ledger, self._home, self._process, *args, **options)
@@ -81,11 +85,11 @@ class SimBus(Bus):
 class ObservedPublisher(EventPublisher):
     """Reports each publish that returns."""
 
-    __slots__ = ("_home", "_ledger")
+    __slots__ = ("_call", "_ledger", "_name")
 
-    def __init__(self, entry: Entry, key: str, ledger: Ledger, home: Home) -> None:
+    def __init__(self, entry: Entry, key: str, ledger: Ledger, name: str, call: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(entry, key)
-        self._ledger, self._home = ledger, home
+        self._ledger, self._name, self._call = ledger, name, call
 
     async def publish(
         self, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
@@ -93,8 +97,8 @@ class ObservedPublisher(EventPublisher):
         """Publish one event."""
         begun = self._ledger.now()
         publish = super().publish
-        offset = await self._home.call(lambda: publish(payload, headers=headers, correlation_id=correlation_id))
-        self._ledger.acknowledged(self._home.name, offset.identity, self.key, begun)
+        offset: Offset = await self._call(lambda: publish(payload, headers=headers, correlation_id=correlation_id))
+        self._ledger.acknowledged(self._name, offset.identity, self.key, begun)
         return offset
 
     async def publish_many(
@@ -107,9 +111,11 @@ class ObservedPublisher(EventPublisher):
         """Publish many events. One call at a time: the ledger takes the sequences in order."""
         begun, first = self._ledger.now(), self.sequence
         publish = super().publish_many
-        offsets = await self._home.call(lambda: publish(payloads, headers=headers, correlation_id=correlation_id))
+        offsets: Sequence[int] = await self._call(
+            lambda: publish(payloads, headers=headers, correlation_id=correlation_id)
+        )
         for sequence in range(first, first + len(offsets)):
-            self._ledger.acknowledged(self._home.name, (self.publisher_id, sequence), self.key, begun)
+            self._ledger.acknowledged(self._name, (self.publisher_id, sequence), self.key, begun)
         return offsets
 
 
@@ -118,23 +124,24 @@ class ObservedSubscriber(EventSubscriber):
 
     def __init__(self, ledger: Ledger, home: Home, process: Process, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._home, self._observed = home, Subscription(ledger, home.name, process, self)
+        self._call = partial(home.call, process=process)
+        self._observed = Subscription(ledger, home.name, process, self)
 
     async def ready(self) -> EventSubscriber:
         """Wait until the transports know this subscription."""
-        await self._home.call(super().ready)
+        await self._call(super().ready)
         if self.durable is None:
             self._observed.ready()
         return self
 
     async def __aenter__(self) -> EventSubscriber:
-        await self._home.call(super().__aenter__)
+        await self._call(super().__aenter__)
         self._observed.ready()
         return self
 
     async def __anext__(self) -> Event:
         try:
-            event = await self._home.call(super().__anext__)
+            event = await self._call(super().__anext__)
         except Exception as error:
             self._observed.failed(error)
             raise
@@ -143,7 +150,7 @@ class ObservedSubscriber(EventSubscriber):
 
     async def next_batch(self, limit: int = 1000) -> list[Event] | None:
         """Return the events that wait now."""
-        events = await self._home.call(lambda: super(ObservedSubscriber, self).next_batch(limit))
+        events = await self._call(lambda: super(ObservedSubscriber, self).next_batch(limit))
         for event in (events or [])[1:]:  # `__anext__` has reported the first one
             self._observed.delivered(event)
         return events
@@ -151,4 +158,5 @@ class ObservedSubscriber(EventSubscriber):
     async def aclose(self) -> None:
         """Stop receiving."""
         self._observed.closed()
-        await self._home.call(super().aclose)
+        with suppress(ProcessKilled):  # then it is closed
+            await self._call(super().aclose)

@@ -136,6 +136,10 @@ class Disk:
         self.fsync_s, self.notify_s = FSYNC_S, NOTIFY_S
         self.full, self.refuse_p, self.unknown_p = False, 0.0, 0.0
 
+    def detach(self) -> None:
+        """Forget the world: it has ended."""
+        self.point, self.on_stored, self.on_removed = _no_fault, _nothing, _nothing
+
     # Copies.
 
     def copy(self) -> Disk:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 SHOWN_VIOLATIONS = 10
-SHOWN_PLACES = 4
 _OWN = ("asyncio.", "zbus.sim.", "zbus.testing.")
 
 
@@ -83,23 +82,18 @@ class ProcessKilled(ZbusError):
 
 
 def _waiting(loop: _HasTasks) -> str:
-    """Return where the tasks of the scenario wait, without those of the simulator itself."""
-    found: list[str] = []
+    """Return where each task of the scenario waits, the innermost line first, without lines of the simulator."""
+    lines: list[str] = []
     for task in loop.open_tasks():
-        places = [each for each in _places(task.get_coro()) if not each.startswith(_OWN)]
+        places = [place for module, place in _places(task.get_coro()) if not module.startswith(_OWN)]
         if places:
-            found += [f"{task.get_name()} waits in", *(f"  {each}" for each in places[-SHOWN_PLACES:])]
-    return "\n".join(found)
+            lines += [f"waits in {places[-1]}", *[f"  called by {each}" for each in reversed(places[:-1])]]
+    return "\n".join(lines)
 
 
-def _places(waiting: Any) -> Iterator[str]:
-    """Return the places of a chain of coroutines that wait for each other, the innermost last."""
-    while waiting is not None:
-        for prefix, following in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
-            frame = getattr(waiting, f"{prefix}_frame", None)
-            if frame is not None:
-                yield f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}, line {frame.f_lineno}"
-                waiting = getattr(waiting, f"{prefix}_{following}")
-                break
-        else:
-            return
+def _places(waiting: Any) -> Iterator[tuple[str, str]]:
+    """Return the modules and lines of coroutines that wait for each other, the outermost first."""
+    while waiting is not None and (frame := getattr(waiting, "cr_frame", None)) is not None:
+        module = frame.f_globals.get("__name__", "")
+        yield module, f"{frame.f_code.co_qualname}, {frame.f_code.co_filename}:{frame.f_lineno}"
+        waiting = waiting.cr_await

@@ -45,6 +45,9 @@ class Faulty(Protocol):
     def partition(self, one: SimNode, other: SimNode, *, both_ways: bool = True) -> None:
         """Cut the way between two nodes."""
 
+    def isolate(self, node: SimNode) -> None:
+        """Cut a node off from all others."""
+
     def mend(self, one: SimNode, other: SimNode) -> None:
         """End a partition."""
 
@@ -132,11 +135,9 @@ class FaultActions:
             self._world.mend(node, other)
 
     async def _isolate(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:
-        others = [each for each in self._world.nodes.values() if each is not node]
-        for each in others:
-            self._world.partition(node, each)
+        self._world.isolate(node)
         await asyncio.sleep(fault.for_s)
-        for each in others:
+        for each in list(self._world.nodes.values()):
             self._world.mend(node, each)
 
     async def _disconnect(self, fault: Fault, node: SimNode, other: SimNode | None) -> None:

@@ -130,6 +130,7 @@ class Account:
     def __init__(self, ledger: Ledger, node: str, durable: str | None, keys: KeySet) -> None:
         self._ledger, self.node, self.durable, self.keys = ledger, node, durable, keys
         self.ready_at: float | None = None
+        self.unlogged_since = 0.0
         self.got: set[Identity] = set()
         self.owed: dict[Identity, Published] = {}
         self.readers: list[Subscription] = []  # the open ones
@@ -144,17 +145,24 @@ class Account:
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
+        # What a node without a log published before this process was ready is gone, and nobody can know it.
+        self.unlogged_since = at_s + SETTLE_S
+        self.drop_owed(lambda published: not published.has_log)
 
     def owes(self, identity: Identity, published: Published) -> None:
         """An event exists: is it owed?"""
         if self.ready_at is None or identity in self.got or published.key not in self.keys:
             return
-        settle = 0.0 if published.has_log or published.node == self.node else SETTLE_S
-        if published.at_s < self.ready_at + settle or not self._ledger.reaches(
-            published.node, self.node, published.key
-        ):
+        since = self.ready_at if published.has_log or published.node == self.node else self.unlogged_since
+        if published.at_s < since or not self._ledger.reaches(published.node, self.node, published.key):
             return
-        self.owed[identity] = published
+        if published.has_log or self.is_read:
+            self.owed[identity] = published
+
+    def drop_owed(self, which: Callable[[Published], bool]) -> None:
+        """Forget some of the events that are owed, because they cannot be delivered."""
+        for identity in [identity for identity, published in self.owed.items() if which(published)]:
+            del self.owed[identity]
 
     def owes_past(self) -> None:
         """A subscription from the beginning is also owed what was published before it existed."""
@@ -279,6 +287,12 @@ class Ledger:
         disk = self.disks.get(node)
         cursor = disk.cursors.get(durable) if disk is not None else None
         return cursor.offset if cursor is not None else 0
+
+    def killed(self, node: str) -> None:
+        """A process was killed. What it had published without a log, and not sent yet, is gone."""
+        if node not in self.disks:
+            for account in self.accounts.values():
+                account.drop_owed(lambda published: published.node == node)
 
     def excuse(self, rows: Iterable[Row]) -> None:
         """These events no longer exist where they were stored."""

@@ -80,7 +80,7 @@ class SimLog:
         self._shown = -1
         self._closed = False
         self._notices: deque[Callable[[], None]] = deque()  # of commits whose callers do not know yet
-        self._cursors = SimCursors(self, disk, time_ns, chance, owner)
+        self._cursors = SimCursors(disk, later, time_ns, chance, owner)
         self._positions = SimPositions(disk)
         self._schemas = SimSchemas(disk, read_only)
         if not read_only:
@@ -216,7 +216,7 @@ class SimLog:
         if self._closed:
             return
         self._closed = True
-        self._cursors.flush()
+        self._cursors.close()
         if not self.read_only:
             while self._batch or self._appends:
                 batch, self._batch = self._batch or self._appends, []
@@ -352,8 +352,9 @@ class SimPage:
 class SimCursors:
     """The cursors of one disk, as one process uses them."""
 
-    def __init__(self, log: SimLog, disk: Disk, time_ns: Callable[[], int], chance: Random, owner: str) -> None:
-        self._log, self._disk, self._time_ns, self._chance, self._owner = log, disk, time_ns, chance, owner
+    def __init__(self, disk: Disk, later: Later, time_ns: Callable[[], int], chance: Random, owner: str) -> None:
+        self._disk, self._later, self._time_ns, self._chance, self._owner = disk, later, time_ns, chance, owner
+        self._closed = False
         self._pending: list[tuple[str, str, int, Callable[[ZbusError | None], None] | None]] = []
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
@@ -378,14 +379,14 @@ class SimCursors:
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None
     ) -> None:
         """Queue a position."""
-        if self._log._closed:
+        if self._closed:
             if done is not None:
-                done(LogError(f"{self._log.path} is closed; the position was not stored"))
+                done(LogError(f"{self._disk.name} is closed; the position was not stored"))
             return
         self._pending.append((name, token, offset, done))
         if len(self._pending) == 1:
             low, high = self._disk.fsync_s
-            self._log._later(low + self._chance.random() * (high - low), self.flush)
+            self._later(low + self._chance.random() * (high - low), self.flush)
 
     def flush(self) -> None:
         """Store the positions that wait."""
@@ -404,6 +405,11 @@ class SimCursors:
                 done(None if is_held else CursorError(name, "its lease was lost; the position was not stored"))
         if pending:
             self._disk.point("acknowledged")
+
+    def close(self) -> None:
+        """Store the positions that wait. Later ones are refused."""
+        self._closed = True
+        self.flush()
 
     def release(self, name: str, token: str) -> None:
         """Store the pending positions and release the lease."""

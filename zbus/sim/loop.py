@@ -320,9 +320,11 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         """Forget everything that is scheduled."""
-        self._closed = True
+        # Events lead to the loop, and they are invisible to the collector.
+        self._closed, self._handler, self._default = True, None, None
         for each in self.at_close:
             each()
+        self.at_close.clear()
         self._ready.clear()
         self._timers.clear()
         self._tasks.clear()

@@ -166,6 +166,7 @@ class SimNode:
         process = self.process
         if process is not None and process.alive and not self.is_down:
             self._world.note("killed", self.name, process.name, "power cut" if power_cut else "")
+            self._world.ledger.killed(self.name)
             self._end(process, power_cut)
 
     def _end(self, process: Process, power_cut: bool) -> None:
@@ -201,11 +202,11 @@ class SimNode:
         if self.is_alive:
             self.spawn(partial(program, self.bus))
 
-    async def call(self, make: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine in the process of this node and return its result."""
-        process = self.process
+    async def call(self, make: Callable[[], Awaitable[T]], process: Process | None = None) -> T:
+        """Run a coroutine in a process of this node, by default the current one, and return its result."""
+        process = process or self.process
         if process is None or not process.alive:
-            raise ProcessKilled(self.name)
+            raise ProcessKilled(process.name if process is not None else self.name)
         if current_process.get() is process:
             return await make()
         loop = self._world.loop

@@ -132,6 +132,7 @@ def run_file(
 
     `finished` is called with some results at a time. Once `stop` returns True, no more seeds are begun.
     """
+    _loaded[str(path)] = load_scenarios(path)  # forked processes have it too
     chunks = [
         (str(path), name, tuple(seeds[at : at + CHUNK_SEEDS]))
         for name, seeds in work
@@ -162,7 +163,5 @@ _loaded: dict[str, list[Scenario]] = {}
 
 
 def _run_chunk(path: str, name: str, seeds: Sequence[int]) -> list[Result]:
-    if path not in _loaded:
-        _loaded[path] = load_scenarios(path)
     (scenario,) = [each for each in _loaded[path] if each.name == name]
     return list(run_seeds(scenario, seeds))

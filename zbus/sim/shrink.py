@@ -13,6 +13,7 @@ from .scenario import Scenario
 from .world import Overrides
 
 RUNS_MAX = 200
+SHORTEST_S = 0.1
 
 
 class Shrunk(NamedTuple):
@@ -28,24 +29,30 @@ def shrink(
 ) -> Shrunk:
     """Return the smallest run with the same broken invariant, after at most `runs_max` runs."""
     best = Shrunk(result, Overrides(range(result.planned), result.choices), 0)
+    tried = {str(best.overrides)}
     runs = 0
     improved = True
-    while improved and runs < runs_max:
+    while improved:
         improved = False
-        for smaller in _smaller(best.overrides, best.result):
+        for smaller in _smaller(best.overrides):
+            if str(smaller) in tried:
+                continue
+            if runs >= runs_max:
+                return best._replace(runs=runs)
             runs += 1
             progress(runs)
-            tried, _ = run_seed(scenario, result.seed, smaller)
-            if tried.failed and tried.symptom == result.symptom:
-                best = Shrunk(tried, smaller, runs)
+            tried.add(str(smaller))
+            found, _ = run_seed(scenario, result.seed, smaller)
+            made = smaller.changed(choices=found.choices)  # a choice is never smaller than its least value
+            if found.failed and found.symptom == result.symptom and str(made) != str(best.overrides):
+                best = Shrunk(found, made, runs)
+                tried.add(str(made))
                 improved = True
-                break
-            if runs >= runs_max:
                 break
     return best._replace(runs=runs)
 
 
-def _smaller(now: Overrides, result: Result) -> Iterator[Overrides]:
+def _smaller(now: Overrides) -> Iterator[Overrides]:
     """Return runs that are a little smaller, those that save most first."""
     faults = now.faults or ()
     if len(faults) > 1:
@@ -57,10 +64,10 @@ def _smaller(now: Overrides, result: Result) -> Iterator[Overrides]:
     if not now.calm:
         yield now.changed(calm=True)
     for name, value in now.choices.items():
-        for less in dict.fromkeys((0, value // 2, value - 1)):
-            if less < value and result.choices.get(name, 0) > less:
+        for less in dict.fromkeys((0, value // 2, value * 3 // 4, value - 1)):
+            if 0 <= less < value:
                 yield now.changed(choices=now.choices | {name: less})
     for number in faults:
         for_s = now.shorter.get(number)
-        if for_s is None or for_s > 0.1:
-            yield now.changed(shorter=now.shorter | {number: 0.1 if for_s is None else for_s / 2})
+        if for_s is None or for_s > SHORTEST_S:
+            yield now.changed(shorter=now.shorter | {number: SHORTEST_S if for_s is None else for_s / 2})

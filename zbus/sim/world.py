@@ -267,6 +267,12 @@ class World:
         self._cut(one, other, both_ways, True)
         self.injected("partition" if both_ways else "one_way", one.name, other.name)
 
+    def isolate(self, node: SimNode) -> None:
+        """Cut a node off from all others. `mend` ends it, for each of them."""
+        for other in self.nodes.values():
+            self._cut(node, other, True, True)
+        self.injected("isolate", node.name)
+
     def mend(self, one: SimNode, other: SimNode) -> None:
         """End a partition."""
         self._cut(one, other, True, False)
@@ -455,3 +461,10 @@ class World:
         for task in tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+        # Events are invisible to the garbage collector, and lead to disks and contexts.
+        for disk in self.disks.values():
+            disk.detach()
+        for node in self.nodes.values():
+            for process in node.processes:
+                process.tasks.clear()
+                process.kept.clear()

@@ -145,15 +145,13 @@ class _Report:
         if self._json:
             write(encode_json(summary))
             return
-        faults = ", ".join(f"{kind} {number:,}" for kind, number in summary["faults"].items()) or "none"
-        lost = ", ".join(f"{kind} {number:,}" for kind, number in summary["frames"].items())
         lines = [
             f"{self._seeds:,} seeds, {len(self.failed):,} failed, {len(self.known):,} known failures",
             f"simulated: {summary['virtual_hours']} hours, {summary['node_hours']} node-hours, "
             f"{per_s:,.0f} node-seconds per second and process",
             f"events delivered: {self._events:,}",
-            f"faults: {faults}",
-            f"frames: {lost}",
+            f"faults: {_counts(self._faults) or 'none'}",
+            f"frames: {_counts(self._frames)}",
         ]
         write("".join(f"{line}\n" for line in lines).encode())
         for each in self.not_failed:
@@ -172,11 +170,9 @@ class _Report:
                 task = bar.add_task("shrinking", total=None)
                 smallest = shrink(scenario, result, progress=lambda runs: bar.update(task, completed=runs))
             overrides = smallest.overrides
-            choices = ", ".join(f"{name}={number}" for name, number in smallest.result.choices.items())
+            choices = "".join(f", {name}={number}" for name, number in smallest.result.choices.items())
             kept = len(overrides.faults or ())
-            note(
-                f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{f', {choices}' if choices else ''}:"
-            )
+            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{choices}:")
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
         for violation in again.violations[:5]:
             note(f"  {violation}")
@@ -227,3 +223,7 @@ def _note_resumed(path: Path | None, done: dict[str, set[int]]) -> None:
     if path is not None:
         data = json_module.dumps({name: sorted(seeds) for name, seeds in done.items()}).encode()
         write_atomically(path, data, path.with_name(f".{path.name}.new"))
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} {number:,}" for kind, number in sorted(counts.items()))

@@ -1,0 +1,57 @@
+"""The scenarios of zbus itself, with a few hundred seeds. `make sim` runs 2,000, `make faults` 20,000."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sim_mutants import SCENARIOS
+
+from zbus.sim.faults import KINDS
+from zbus.sim.runner import run_seed, run_seeds
+from zbus.sim.scenario import Scenario, load_scenarios
+
+SEEDS = 300
+NIGHTLY_SEEDS = 20_000
+ALL = load_scenarios(SCENARIOS)
+SOUND = [each for each in ALL if not each.known_failure]
+KNOWN = [(each, seed) for each in ALL if each.known_failure for seed in each.known_seeds]
+
+
+@pytest.mark.parametrize("scenario", SOUND, ids=[each.name for each in SOUND])
+def test_every_invariant_holds(scenario: Scenario) -> None:
+    failed = [result for result in run_seeds(scenario, scenario.seeds(0, SEEDS)) if result.failed]
+
+    assert [(result.seed, str(result.violations[0])) for result in failed] == []
+
+
+@pytest.mark.parametrize(("scenario", "seed"), KNOWN, ids=[f"{each.name}-{seed}" for each, seed in KNOWN])
+def test_a_known_failure_still_fails(scenario: Scenario, seed: int) -> None:
+    """If this test fails, the defect is fixed: remove the mark."""
+    assert run_seed(scenario, seed)[0].failed, f"{scenario.known_failure}: no longer true"
+
+
+def test_every_known_failure_says_why_and_has_a_seed() -> None:
+    assert [each.name for each in ALL if each.known_failure and not each.known_seeds] == []
+    assert len(KNOWN) >= 7
+
+
+def test_the_shares_of_the_scenarios_add_up_to_all_seeds() -> None:
+    assert sum(each.share for each in SOUND) == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_scenarios_use_every_kind_of_fault() -> None:
+    source = SCENARIOS.read_text() + (Path(SCENARIOS).parents[2] / "zbus/sim/faults.py").read_text()
+    assert [kind for kind in KINDS if f"{kind}=(" not in source] == []
+
+
+@pytest.mark.nightly
+def test_every_invariant_holds_with_many_seeds(tmp_path: Path) -> None:
+    """Resumable: the file says which seeds were run."""
+    state = os.environ.get("ZBUS_SIM_STATE", str(tmp_path / "sim.json"))
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(SCENARIOS), "--seeds", str(NIGHTLY_SEEDS)]
+    done = subprocess.run([*command, "--jobs", "2", "--resume", state], check=False)
+    assert done.returncode == 0
