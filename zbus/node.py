@@ -453,7 +453,11 @@ class Node:
 
     def list_cursors(self) -> None:
         """Read the cursors in the background, for the next call of `stats()`. Any thread."""
-        if self.log is not None and self._threads.executor is not None and (self._listing is None or self._listing.done()):
+        if (
+            self.log is not None
+            and self._threads.executor is not None
+            and (self._listing is None or self._listing.done())
+        ):
             with suppress(RuntimeError):  # the executor was shut down
                 self._listing = self._threads.executor.submit(self._list_cursors)
 

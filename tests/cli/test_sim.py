@@ -11,7 +11,7 @@ import pytest
 
 from zbus.cli.app import run
 
-SCENARIO = '''
+SCENARIO = """
 import asyncio
 import zbus.sim
 
@@ -45,7 +45,7 @@ async def fails_when_killed(world):
 async def known(world):
     world.invariant(lambda world: "as known")
     await world.run(2.0)
-'''
+"""
 
 
 @pytest.fixture

@@ -435,7 +435,7 @@ async def past_events_that_are_owed(world: World) -> None:
 
 
 @scenario(
-    known_failure="a restarted node no longer knows which sequences it has received, and reports what it has as missing",
+    known_failure="a restarted node does not know which sequences it has received, and reports what it has as missing",
     known_seeds=[48],
 )
 async def gaps_that_are_not_real(world: World) -> None:

@@ -61,8 +61,13 @@ class Gap(NamedTuple):
 class Reader(Protocol):
     """A subscription of the production code."""
 
-    durable: str | None
-    key_exprs: tuple[str, ...]
+    @property
+    def durable(self) -> str | None:
+        """Its durable name."""
+
+    @property
+    def key_exprs(self) -> tuple[str, ...]:
+        """Its key expressions."""
 
     @property
     def queued(self) -> int:
@@ -140,6 +145,7 @@ class Account:
         return any(reader.process.alive for reader in self.readers)
 
     def ready(self, at_s: float, reader: Subscription) -> None:
+        """A subscription is open."""
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
@@ -170,10 +176,12 @@ class Account:
                 self.owes(identity, published)
 
     def delivered(self, identity: Identity) -> None:
+        """An event was handed over."""
         self.got.add(identity)
         self.owed.pop(identity, None)
 
     def closed(self, reader: Subscription) -> None:
+        """A subscription was closed."""
         self.readers = [each for each in self.readers if each is not reader]
         if self.durable is None:
             self.owed.clear()

@@ -37,7 +37,8 @@ def run(
     ] = None,
     frames: Annotated[bool, typer.Option(help="With --show: include every frame on the network.")] = False,
     shrunk: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed.")
+        str | None,
+        typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed."),
     ] = None,
     shrink: Annotated[bool, typer.Option(help="Search the smallest run that fails in the same way.")] = True,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Begin no more seeds once one has failed.")] = False,
@@ -81,8 +82,10 @@ def run(
 
         def finished(results: list[Result]) -> None:
             for result in results:
-                report.add(result, known={each.name: each.known_failure for each, _ in work}[result.scenario])
-                before.setdefault(result.scenario, set()).add(result.seed)
+                known = {each.name: each.known_failure for each, _ in work}[result.scenario]
+                report.add(result, known)
+                if not result.failed or known:  # a seed that failed is run again
+                    before.setdefault(result.scenario, set()).add(result.seed)
             bar.update(task, advance=len(results), description=f"simulating, {len(report.failed)} failed")
             _note_resumed(resume, fingerprint, before)
 
@@ -90,8 +93,8 @@ def run(
             for each, chosen in work:
                 finished([run_seed(each, one, overrides)[0] for one in chosen])
         else:
-            names = [(each.name, chosen) for each, chosen in work]
-            run_file(scenario, names, jobs, finished, lambda: fail_fast and bool(report.failed))
+            named = [(each.name, chosen) for each, chosen in work]
+            run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
     report.write_summary()
     for result in report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
@@ -147,15 +150,13 @@ class _Report:
         if self._json:
             write(encode_json(summary))
             return
-        faults = ", ".join(f"{kind} {number:,}" for kind, number in summary["faults"].items()) or "none"
-        lost = ", ".join(f"{kind} {number:,}" for kind, number in summary["frames"].items())
         lines = [
             f"{self._seeds:,} seeds, {len(self.failed):,} failed, {len(self.known):,} known failures",
             f"simulated: {summary['virtual_hours']} hours, {summary['node_hours']} node-hours, "
             f"{per_s:,.0f} node-seconds per second and process",
             f"events delivered: {self._events:,}",
-            f"faults: {faults}",
-            f"frames: {lost}",
+            f"faults: {_counts(self._faults) or 'none'}",
+            f"frames: {_counts(self._frames)}",
         ]
         write("".join(f"{line}\n" for line in lines).encode())
         for each in self.not_failed:
@@ -174,9 +175,9 @@ class _Report:
                 task = bar.add_task("shrinking", total=None)
                 smallest = shrink(scenario, result, progress=lambda runs: bar.update(task, completed=runs))
             overrides = smallest.overrides
-            choices = ", ".join(f"{name}={number}" for name, number in smallest.result.choices.items())
+            choices = "".join(f", {name}={number}" for name, number in smallest.result.choices.items())
             kept = len(overrides.faults or ())
-            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{f', {choices}' if choices else ''}:")
+            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{choices}:")
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
         for violation in again.violations[:5]:
             note(f"  {violation}")
@@ -239,3 +240,7 @@ def _fingerprint(scenario: Path) -> str:
     for file in [*sorted(Path(zbus.__file__).parent.rglob("*.py")), scenario]:
         found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} {number:,}" for kind, number in sorted(counts.items()))
