@@ -56,6 +56,7 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from . import blocking as blocking
     from . import metrics as metrics
+    from . import sim as sim
     from .bridge.bridge import Bridge
     from .config import BusConfig
     from .mesh.node_registry import NodeInfo
@@ -110,6 +111,7 @@ __all__ = [
     "metrics",
     "open",
     "sign_session_token",
+    "sim",
     "verify_session_token",
 ]
 
@@ -136,5 +138,6 @@ _MODULES = {
     "blocking": ".blocking",
     "configure_logging": ".observe.formatters",
     "metrics": ".metrics",
+    "sim": ".sim",
 }
 __getattr__ = _lazy_names(__name__, _MODULES, _RENAMED)

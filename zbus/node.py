@@ -411,8 +411,8 @@ class Node:
     ) -> EventSubscriber:
         """Open a subscription; see `Bus.subscribe`."""
         self.check_open("subscribe")
-        keys, reader = KeySet(key_exprs), self.reader
-        policy = check_options(reader, start, after, durable, queue_events, overflow)
+        keys = KeySet(key_exprs)
+        policy = check_options(self.log is not None, start, after, durable, queue_events, overflow)
         check_schema(schema)
         with self.runtime.running():
             return self._make_subscriber(
@@ -453,7 +453,11 @@ class Node:
 
     def list_cursors(self) -> None:
         """Read the cursors in the background, for the next call of `stats()`. Any thread."""
-        if self.log is not None and self._threads.executor is not None and (self._listing is None or self._listing.done()):
+        if (
+            self.log is not None
+            and self._threads.executor is not None
+            and (self._listing is None or self._listing.done())
+        ):
             with suppress(RuntimeError):  # the executor was shut down
                 self._listing = self._threads.executor.submit(self._list_cursors)
 

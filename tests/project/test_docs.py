@@ -4,10 +4,13 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 
 | language         | what is done with it |
 |------------------|-----------------------|
-| python           | run in a fresh process; it must exit with 0. With Spark: here, in the one session of the tests |
+| python           | run in a fresh process; it must exit with 0. With Spark: here, in the one session of the tests. |
+|                  | With a file name in its first line (`# shop.py`), it is also written to that file |
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
-| bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output); `make x` must exist |
-| toml             | loaded as a `BusConfig` and its table [web], or as a pipeline where it has a source |
+| bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output), `make x` must exist |
+|                  | `pytest …` is run too, and may fail if the document shows what it prints then |
+| toml             | loaded as a `BusConfig` and its table [web], as a pipeline with a source or a scenario with nodes;
+|                  | `# name.toml` as its first line: later commands find it under that name |
 | mermaid          | starts with a diagram that mermaid knows |
 """
 
@@ -33,6 +36,7 @@ import pytest
 from cli_processes import Commands
 from markdown_it import MarkdownIt
 from nats_support import nats_server
+from plugin_support import plugin_variables
 
 import zbus
 import zbus_cache
@@ -43,6 +47,7 @@ import zbus_spark
 import zbus_web
 import zbus_zmq
 from zbus.config import load_config
+from zbus.sim.declared import load_declared
 from zbus_spark.jobs import pipeline_file as declared
 from zbus_web.http.settings import load_settings
 
@@ -107,14 +112,20 @@ def blocks_of(markdown: str, document: str) -> Iterator[Block]:
 def check(block: Block, folder: Path) -> None:
     """Run a block in `folder` and raise `Wrong` if it does not do what the document says."""
     if block.language == "python":
+        if (file := re.match(r"# (\w+\.py)\n", block.text)) is not None:
+            (folder / file[1]).write_text(block.text)
         printed = (_run_here if block.uses_spark else _run)(_placed(block.text), folder)
         if block.output is not None:
             _compare(block.output, printed)
     elif block.language in ("bash", "console"):
         _check_commands(block, folder)
     elif block.language == "toml":
-        path = folder / "block.toml"
+        named = re.match(r"# ([\w-]+\.toml)\n", block.text)
+        path = folder / (named[1] if named else "block.toml")
         path.write_text(block.text)
+        if "[[node]]" in block.text:
+            load_declared(path)
+            return
         declared.load(path) if "[source]" in block.text else load_config(path)
         load_settings(path)
     elif block.language == "mermaid":
@@ -135,6 +146,10 @@ def _check_commands(block: Block, folder: Path) -> None:
             _check_make(words[1:])
             continue
         if re.match(r"(python3? -m )?pip install\b", command):
+            continue
+        if words[:1] == ["pytest"]:
+            answer = _run_in_shell(command, folder, codes=(0,) if output is None else (0, 1))
+            _compare(output or "…", answer)
             continue
         if "zbus" not in words:
             raise Wrong(f"no test runs this command: {command}")
@@ -213,14 +228,14 @@ def _run(program: str, folder: Path) -> str:
     return _succeeded(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
 
 
-def _run_in_shell(command: str, folder: Path) -> str:
-    environment = _environment(folder)
+def _run_in_shell(command: str, folder: Path, codes: tuple[int, ...] = (0,)) -> str:
+    environment = _environment(folder) | plugin_variables()
     environment["PATH"] = f"{run.path}{os.pathsep}{environment['PATH']}"
     shell = ["bash", "-euo", "pipefail", "-c", command]
     ran = subprocess.run(
         shell, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_S
     )
-    return _succeeded(ran.returncode, ran.stdout, ran.stderr)
+    return _succeeded(ran.returncode, ran.stdout, ran.stderr, codes)
 
 
 def _run_here(program: str, folder: Path) -> str:
@@ -236,8 +251,8 @@ def _run_here(program: str, folder: Path) -> str:
     return printed.getvalue()
 
 
-def _succeeded(code: int, output: str, errors: str) -> str:
-    if code != 0:
+def _succeeded(code: int, output: str, errors: str, codes: tuple[int, ...] = (0,)) -> str:
+    if code not in codes:
         raise Wrong(f"exit code {code}\n{output}{errors}")
     return output
 
@@ -312,6 +327,10 @@ def check_all(markdown: str, folder: Path) -> list[Block]:
     return blocks
 
 
+def file_with_test(body: str) -> str:
+    return f"```python\n# test_a.py\ndef test_a(): {body}\n```\n\n"
+
+
 GOOD = {
     "python with its output": "```python\nimport zbus\nprint('offset', 1)\n```\n\n```text\noffset 1\n```",
     "output with a part left open": "```python\nprint('17 ms\\nmore\\nend')\n```\n```output\n… ms\n…\nend\n```",
@@ -319,8 +338,13 @@ GOOD = {
     "a block in a list": "- first\n\n  ```python\n  print(1)\n  ```\n\n  ```text\n  1\n  ```\n",
     "a log that a later block reads": "```python\nopen('a', 'w')\n```\n\n```python\nopen('a')\n```",
     "make": "```bash\nmake test\nmake demo  # twenty seconds\nmake PYTHON=python3.12 test\n```",
+    "a test": file_with_test("...") + "```console\n$ pytest -q test_a.py\n.…1 passed…\n```",
+    "a failing test": file_with_test("assert 0") + "```console\n$ pytest test_a.py\n…1 failed…\n```",
     "pip": "```bash\npip install 'zbus-mesh[nats]'\npython -m pip install zbus-mesh\n```",
     "toml": "```toml\nlog = 'app.db'\nretain_events = 5\n```",
+    "a scenario that a later command reads": (
+        "```toml\n# a.toml\n[[node]]\nname = 'a'\n```\n\n```bash\nzbus sim routes a.toml\n```"
+    ),
     "mermaid": "```mermaid\nflowchart LR\n  a --> b\n```",
 }
 WRONG = {
@@ -335,6 +359,9 @@ WRONG = {
     "output of nothing": "Words.\n\n```output\n1\n```",
     "a make target that is not there": "```bash\nmake coffee\n```",
     "a command that no test runs": "```bash\ncurl https://example.org\n```",
+    "a failing test without output": file_with_test("assert 0") + "```bash\npytest test_a.py\n```",
+    "a test with another output": file_with_test("...") + "```console\n$ pytest test_a.py\n…1 failed…\n```",
+    "a test that is not there": "```console\n$ pytest test_none.py\n…\n```",
     "a zbus command that fails": "```bash\nzbus no-such-command\n```",
     "a console without a command": "```console\nzbus doctor\n```",
     "an unknown language": "```brainfuck\n+\n```",
@@ -354,7 +381,7 @@ def test_the_harness_fails_on_a_document_that_does_not_say_the_truth(markdown: s
         check_all(markdown, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["colour = 'red'", "mode = 'client'", "log = "])
+@pytest.mark.parametrize("text", ["colour = 'red'", "mode = 'client'", "log = ", "[[node]]\nlog = true"])
 def test_the_harness_fails_on_a_configuration_that_is_not_one(text: str, tmp_path: Path) -> None:
     with pytest.raises(zbus.ConfigInvalid):
         check_all(f"```toml\n{text}\n```", tmp_path)

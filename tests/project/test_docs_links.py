@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from zbus.keys import check_expression, check_key, matches
+from zbus.sim.faults import KINDS
+from zbus.sim.ledger import INVARIANTS
 from zbus_web.http import http_errors
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +177,15 @@ def test_the_table_of_http_error_codes_has_every_error_of_zbus() -> None:
     known = {(status, code) for _, status, code, _ in http_errors._KNOWN}
     known |= {(status, code) for status, code, _ in http_errors._BY_OUTCOME.values()}
     assert listed == known | {(status, code) for status, (code, _) in http_errors._BY_STATUS.items()}
+
+
+def test_the_page_of_the_simulator_has_every_fault_with_its_meaning_and_every_invariant() -> None:
+    page = ROOT / "docs" / "simulator.md"
+
+    assert {f"`{kind}`": meaning for kind, meaning in KINDS.items()} == dict(
+        rows_between(page, "<!-- faults -->", "<!-- /faults -->")  # type: ignore[arg-type]
+    )
+    assert [row[0] for row in rows_between(page, "<!-- invariants -->", "<!-- /invariants -->")] == list(INVARIANTS)
 
 
 def test_the_install_page_names_every_extra_and_what_it_installs() -> None:

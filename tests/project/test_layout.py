@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "zbus"
 HOST_MEMBERS_MAX = 6
 PACKAGE_FILES_MAX = 16
-HAS_CODE = {CORE / "cli"}  # the entry point of the command is `zbus.cli:main`
+HAS_CODE = {CORE / "cli", CORE / "sim"}  # the entry point of the command is `zbus.cli:main`; `zbus.sim.world(…)`
 
-# `cli` runs commands, not nodes; `blocking` has a loop on a thread of its own; `util` is where it is wrapped.
-MAY_USE_THE_SYSTEM = ("zbus/cli/", "zbus/util/", "zbus/blocking.py")
+# `cli` runs commands, not nodes; `blocking` has a loop on a thread of its own; `util` is where it is wrapped; `sim` is
+# where it is simulated.
+MAY_USE_THE_SYSTEM = ("zbus/cli/", "zbus/sim/", "zbus/util/", "zbus/blocking.py")
 # The entry points, where a program that does not simulate gets the real runtime, and what adapters use without a node.
 MAY_NAME_REAL = (
     *MAY_USE_THE_SYSTEM,
@@ -352,7 +353,7 @@ def test_every_package_is_in_every_list_of_the_project() -> None:
 # Only the log computes with offsets: those of another log may have gaps.
 
 OFFSETS = ("_after", "_covered", "_head", "_low_water", "_offset", "_position", "_until")  # ends of names
-MAY_COMPUTE_OFFSETS = ("zbus/ports/", "store/zbus_spark/offsets.py")
+MAY_COMPUTE_OFFSETS = ("zbus/ports/", "zbus/sim/", "store/zbus_spark/offsets.py")  # `sim` has a log of its own
 
 
 def named(node: ast.AST) -> Iterator[str]:

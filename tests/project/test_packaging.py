@@ -75,7 +75,11 @@ def test_every_entry_point_of_the_wheel_is_there(wheel: zipfile.ZipFile) -> None
         *PROJECT["scripts"].values(),
         *(target for group in PROJECT["entry-points"].values() for target in group.values()),
     ]
-    code = "import sys, pkgutil; print([callable(pkgutil.resolve_name(each)) for each in sys.argv[1:]])"
+    code = (
+        "import sys, pkgutil, types\n"
+        "found = [pkgutil.resolve_name(each) for each in sys.argv[1:]]\n"
+        "print([callable(each) or isinstance(each, types.ModuleType) for each in found])"  # a plugin is a module
+    )
 
     found = run(sys.executable, "-c", code, *points)
 
@@ -129,6 +133,7 @@ OPTIONAL = [
     "sse_starlette",
     "prometheus_client",
     "opentelemetry",
+    "pytest",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def times(world: World, kind: str, node: str) -> list[float]:
 def longest_pause(world: World, kind: str, node: str) -> float:
     """The longest time between two steps of a kind on a node, while the node publishes."""
     found = [at for at in times(world, kind, node) if 4.0 < at < 16.0]
-    return max(after - before for before, after in zip(found, found[1:], strict=False))
+    return max(after - before for before, after in pairwise(found))
 
 
 def test_every_kind_is_counted_when_it_is_injected() -> None:
@@ -99,7 +100,7 @@ def test_a_frozen_process_does_nothing_and_then_everything_that_was_due() -> Non
 
 def test_a_slow_link_takes_its_time() -> None:
     world = run_with("slow_link", strength=0.0)  # 2,000 bytes per second for frames of over 200 bytes, 20 per second
-    first = [step for step in world.trace.steps if step.kind == "published" and 7.5 < step.at_s < 8.0][0]
+    first = next(step for step in world.trace.steps if step.kind == "published" and 7.5 < step.at_s < 8.0)
     identity = first.values[1:3]
     arrived = [s.at_s for s in world.trace.steps if s.kind == "delivered" and s.values[2:4] == identity]
     assert arrived[0] - first.at_s > 1.0

@@ -95,10 +95,18 @@ GROUPS = (
             "blocking.Schemas",
         ),
     ),
-    Group("Testing", 'A test opens `zbus.open("memory")`. Guide: [Testing](../testing.md).', ()),
+    Group(
+        "Testing",
+        'A test opens `zbus.open("memory")`. For tests under faults, the pytest plugin `zbus.testing.plugin` has the '
+        "fixture `zbus_world`, a `zbus.sim.World`. `zbus.sim` raises `InvariantBroken` if a promise was broken, "
+        "`WorldStuck` if a world cannot continue, `WorldBoundary` if code calls something that cannot be simulated, "
+        "and `ProcessKilled` if the process of a call is killed. Guides: [Testing](../testing.md), "
+        "[Simulator](../simulator.md).",
+        ("sim", "sim.run", "sim.World", "sim.SimNode", "sim.Faults", "sim.scenario"),
+    ),
 )
 OTHERS = {"bus.schemas": Schemas}  # public objects whose class is not exported
-CONSTRUCTED = {"Bridge"}  # the classes whose constructor users call, besides `BusConfig`
+CONSTRUCTED = {"Bridge", "sim.World"}  # the classes whose constructor users call, besides `BusConfig`
 WITHOUT_MEMBERS = {"BusConfig", "JsonFormatter"}
 
 

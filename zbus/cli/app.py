@@ -26,8 +26,8 @@ from .nodes import nodes
 from .pub import pub
 from .render.output import note, write
 from .router import router
-from .sub import sub
 from .sim.command import app as sim
+from .sub import sub
 from .top.command import top
 
 COMMANDS = "zbus.commands"  # entry-point group; each entry point is the name of a command and its typer app

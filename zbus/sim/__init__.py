@@ -57,13 +57,16 @@ world = World
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine under virtual time, as `asyncio.run` does under real time.
 
-    zbus.sim.run(scenario())
+    >>> import asyncio
+    >>> run(asyncio.sleep(3600, "an hour later"))
+    'an hour later'
     """
-    loop = SimLoop()
+    loop = SimLoop()  # type: ignore[abstract]  # what it does not have is added by name
     collects = gc.isenabled()
     gc.disable()  # a collection would run finalizers at times that differ from run to run
     try:
-        return loop.run_until_complete(main)
+        result: T = loop.run_until_complete(main)
+        return result
     finally:
         loop.close()
         if collects:

@@ -1,8 +1,8 @@
 """The boundary of a simulated world: what code in it may ask of the machine.
 
 Clocks and random numbers that a handler reads from the standard library are those of the world, so that a seed gives
-the same run. Threads, sockets, processes and blocking sleeps cannot be simulated: they raise `WorldBoundary`. Names that
-a module bound before (`from time import time`), and `datetime.now()`, cannot be replaced; read the time with
+the same run. Threads, sockets, processes and blocking sleeps cannot be simulated: they raise `WorldBoundary`. Names
+that a module bound before (`from time import time`), and `datetime.now()`, cannot be replaced; read the time with
 `time.time()` instead.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.errors import ZbusError
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     class _HasTasks(Protocol):
         def open_tasks(self) -> list[asyncio.Task[Any]]: ...
 
+
 SHOWN_VIOLATIONS = 10
+_OWN = ("asyncio.", "zbus.sim.", "zbus.testing.")
 
 
 class Violation(NamedTuple):
@@ -41,7 +43,8 @@ class InvariantBroken(ZbusError):
         shown = [f"  {each}" for each in self.violations[:SHOWN_VIOLATIONS]]
         if len(self.violations) > SHOWN_VIOLATIONS:
             shown.append(f"  and {len(self.violations) - SHOWN_VIOLATIONS} more")
-        return "\n".join([f"seed {self.seed} breaks {len(self.violations)} invariants:", *shown])
+        count = len(self.violations)
+        return "\n".join([f"seed {self.seed} breaks {count} invariant{'s' if count > 1 else ''}:", *shown])
 
 
 class WorldStuck(ZbusError):
@@ -79,13 +82,18 @@ class ProcessKilled(ZbusError):
 
 
 def _waiting(loop: _HasTasks) -> str:
-    """Return where each task of the scenario waits: the innermost lines first."""
-    lines = []
+    """Return where each task of the scenario waits, the innermost line first, without lines of the simulator."""
+    lines: list[str] = []
     for task in loop.open_tasks():
-        places: list[str] = []
-        at: Any = task.get_coro()
-        while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
-            places.append(f"{frame.f_code.co_qualname}, {frame.f_code.co_filename}:{frame.f_lineno}")
-            at = at.cr_await
-        lines += [f"waits in {places[-1]}", *[f"  called by {each}" for each in reversed(places[:-1])]] if places else []
+        places = [place for module, place in _places(task.get_coro()) if not module.startswith(_OWN)]
+        if places:
+            lines += [f"waits in {places[-1]}", *[f"  called by {each}" for each in reversed(places[:-1])]]
     return "\n".join(lines)
+
+
+def _places(waiting: Any) -> Iterator[tuple[str, str]]:
+    """Return the modules and lines of coroutines that wait for each other, the outermost first."""
+    while waiting is not None and (frame := getattr(waiting, "cr_frame", None)) is not None:
+        module = frame.f_globals.get("__name__", "")
+        yield module, f"{frame.f_code.co_qualname}, {frame.f_code.co_filename}:{frame.f_lineno}"
+        waiting = waiting.cr_await

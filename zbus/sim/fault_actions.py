@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Any, Protocol
 
+from .disk import Disk
+from .fabric import SimNet
 from .faults import STEPS, Fault
 from .hostile import forged_beacons, malformed_frames
+from .ledger import Ledger
 from .node import SimNode
-
-if TYPE_CHECKING:
-    from .world import World
 
 CLOCK_S = (5.0, 30.0)
 SLOW_BYTES_PER_S = (2_000.0, 200_000.0)
@@ -21,10 +22,46 @@ HOPELESS_S = 5.0  # after so long without the step, an aimed fault is given up
 FRAMES = 40  # of a stranger
 
 
+class Faulty(Protocol):
+    """The world, as faults need it."""
+
+    ledger: Ledger
+    nodes: dict[str, SimNode]
+    nets: dict[str, SimNet]
+    disks: dict[str, Disk]
+
+    async def node(self, name: str, **options: Any) -> SimNode:
+        """Start a node."""
+
+    def source(self, name: str) -> Random:
+        """Return a random source of its own."""
+
+    def note(self, kind: str, node: str, *values: object) -> None:
+        """Add a step to the trace."""
+
+    def injected(self, kind: str, *values: object) -> None:
+        """Count a fault."""
+
+    def partition(self, one: SimNode, other: SimNode, *, both_ways: bool = True) -> None:
+        """Cut the way between two nodes."""
+
+    def isolate(self, node: SimNode) -> None:
+        """Cut a node off from all others."""
+
+    def mend(self, one: SimNode, other: SimNode) -> None:
+        """End a partition."""
+
+    def disconnect(self, node: SimNode) -> None:
+        """Take the transports of a node away."""
+
+    def reconnect(self, node: SimNode) -> None:
+        """End a disconnection."""
+
+
 class FaultActions:
     """Injects faults. Each action ends its fault again after `for_s` seconds."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Faulty) -> None:
         self._world = world
         self._aimed: dict[str, tuple[str, int, Callable[[], None]]] = {}  # by node: the step, how often, and what to do
         self._kinds: dict[str, Callable[[Fault, SimNode, SimNode | None], Awaitable[None]]] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from zbus.bridge.config import BridgeConfig
 from zbus.mesh.inbox import PEERS_MAX
@@ -11,21 +12,33 @@ from zbus.mesh.peer import BUFFERED_EVENTS_MAX, KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
-from .ledger import CONVERGES, MEMORY
+from .ledger import CONVERGES, MEMORY, Ledger
 from .node import SimNode
-
-if TYPE_CHECKING:
-    from .world import World
 
 POLL_S = 0.1
 PASSED_MAX = 100_000  # identities of events that are being stored
 PAGE_EVENTS_MAX = 2_000  # beside its queue, a subscription may hold a page of the log
 
 
+class Checked(Protocol):
+    """The world, as the invariants need it."""
+
+    ledger: Ledger
+    nodes: dict[str, SimNode]
+    checks: list[Callable[[Any], str | None]]
+
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+
+    def note(self, kind: str, node: str, *values: object) -> None:
+        """Add a step to the trace."""
+
+
 class Invariants:
     """Checks one world. What is broken goes to the ledger; the same thing is reported once."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Checked) -> None:
         self._world = world
         self._reported: set[tuple[str, str]] = set()
 
@@ -56,11 +69,10 @@ class Invariants:
         for node, what in self._unfinished():
             world.ledger.broken(CONVERGES, node, f"{what}, {within_s:g} s after the faults ended")
 
-    def gaps_unrepaired(self, name: str) -> int:
-        """Return how many gaps a node has counted as lost."""
-        node = self._world.nodes[name]
-        inside = _inside(node)
-        return int(inside.stats.counts().get("gaps_unrepaired", 0)) if inside is not None else 0
+    def counted(self, name: str, counter: str) -> int:
+        """Return a counter of a node, since its last start."""
+        inside = _inside(self._world.nodes[name])
+        return int(inside.stats.counts().get(counter, 0)) if inside is not None else 0
 
     def _check_own(self) -> None:
         for check in self._world.checks:

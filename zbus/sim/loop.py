@@ -26,7 +26,7 @@ from .errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 
-STANDSTILL_STEPS = 2_000_000  # so many callbacks without time passing mean that a loop never ends
+STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
 
 # What the network and the operating system offer to an ordinary event loop.
@@ -138,6 +138,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._default: Callable[[], SimulatedExecutor] | None = None
         self._tasks: list[asyncio.Task[Any]] = []  # of the scenario
         self._stuck: WorldStuck | None = None
+        self.at_close: list[Callable[[], object]] = []
         self.steps = 0
         self.limit_s = math.inf  # of virtual time
 
@@ -303,7 +304,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def open_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the tasks of the scenario that have not ended."""
-        return [task for task in self._tasks if not task.done()]
+        return [task for task in dict.fromkeys(self._tasks) if not task.done()]
 
     def is_running(self) -> bool:
         """Return whether the loop runs."""
@@ -319,7 +320,11 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         """Forget everything that is scheduled."""
-        self._closed, self._handler, self._default = True, None, None  # events lead to the loop, invisible to the collector
+        # Events lead to the loop, and they are invisible to the collector.
+        self._closed, self._handler, self._default = True, None, None
+        for each in self.at_close:
+            each()
+        self.at_close.clear()
         self._ready.clear()
         self._timers.clear()
         self._tasks.clear()
@@ -364,11 +369,11 @@ class SimLoop(asyncio.AbstractEventLoop):
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: the world ends all of its tasks."""
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # type: ignore[override]
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: simulated threads need no end."""
 
     def _finalize(self, generator: Any) -> None:
-        """Close an asynchronous generator that was dropped, in the process of whoever dropped it."""
+        """Close an asynchronous generator that was dropped, in the process that dropped it."""
         if not self._closed:
             self.call_soon(self.create_task, generator.aclose())
 

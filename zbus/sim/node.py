@@ -33,6 +33,7 @@ T = TypeVar("T")
 Program = Callable[[SimBus], Awaitable[object]]
 CLOSE_SLACK_S = 1.5  # beyond `close_timeout_s`, for the steps between
 WATCHED_GAPS = 100_000
+TO_THREAD = 8  # threads of `asyncio.to_thread`
 
 
 class Machines(Protocol):
@@ -113,6 +114,7 @@ class SimNode:
         chance = world.source(f"process/{process.name}")
         runtime = SimRuntime(world.loop, process, self.clock, chance, world.next_pid(), self.name)
         ports = SimPorts(world, self, runtime)
+        self.executor = runtime.executor(TO_THREAD, "to-thread")
         self.fabrics = []
         self._programs = []
         world.note("started", self.name, process.name)

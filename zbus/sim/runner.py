@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -146,7 +146,7 @@ def run_file(
         return
     # Forked, so that nothing is imported again.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        waiting = set()
+        waiting: set[Future[list[Result]]] = set()
         queued = iter(chunks)
         while True:
             with suppress(StopIteration):

@@ -212,7 +212,18 @@ class SimThread:
 class SimDriver(Worker):
     """Calls a step when it is due or woken, a moment later, as a thread would."""
 
-    __slots__ = ("_chance", "_context", "_due", "_ended", "_loop", "_on_error", "_pauses", "_runtime", "_step", "_timer")
+    __slots__ = (
+        "_chance",
+        "_context",
+        "_due",
+        "_ended",
+        "_loop",
+        "_on_error",
+        "_pauses",
+        "_runtime",
+        "_step",
+        "_timer",
+    )
 
     def __init__(self, runtime: SimRuntime, step: Step, on_error: OnError) -> None:
         super().__init__()

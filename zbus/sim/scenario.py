@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,9 +66,14 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     if file.suffix == ".toml":
         from .declared import load_declared
 
-        return [load_declared(file).scenario()]
+        declared = load_declared(file)
+        declared.check_publishers()
+        return [Scenario(declared.name, declared.play, converge_s=declared.converge_s, limit_s=declared.limit_s)]
     if file.suffix != ".py":
         raise ConfigInvalid("scenario", f"{str(file)!r} must be a .py or .toml file")
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as for `python FILE`: it may import the service that it tests
     found = [each for each in runpy.run_path(str(file)).values() if isinstance(each, Scenario)]
     if not found:
         raise ConfigInvalid("scenario", f"{file} has no function that is decorated with @zbus.sim.scenario()")

@@ -5,10 +5,14 @@ The hash is made while the world runs. The lines are kept only on request: a sec
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
+
+# The first word of the kinds of steps that a frame makes. There are many of them.
+FRAMES = ("arrived", "cut", "dropped", "duplicated", "end", "injected", "reply", "request", "sent")
 
 
 class Step(NamedTuple):
@@ -19,18 +23,23 @@ class Step(NamedTuple):
     node: str
     values: tuple[object, ...]
 
+    @property
+    def is_frame(self) -> bool:
+        """Whether this is the step of a frame on the network."""
+        return self.kind.partition(" ")[0] in FRAMES
+
     def __str__(self) -> str:
         return f"{self.at_s:10.6f}  {self.node:<8} {self.kind:<12} {' '.join(map(_text, self.values))}".rstrip()
 
 
 class Trace:
-    """The steps of one run. `note` is called for each of them."""
+    """The steps of one run. `note` is called for each of them. `keep` is True to keep all of them, or a number."""
 
-    def __init__(self, time: Callable[[], float], keep: bool = False) -> None:
+    def __init__(self, time: Callable[[], float], keep: bool | int = False) -> None:
         self._time, self._keep = time, keep
         self._hash = blake2b(digest_size=16)
         self._update = self._hash.update
-        self.steps: list[Step] = []
+        self.steps: deque[Step] = deque(maxlen=None if keep is True else int(keep))
         self.counts: dict[str, int] = {}
         self.ended = False
 
@@ -61,4 +70,6 @@ class Trace:
 def _text(value: object) -> str:
     if isinstance(value, bytes):
         return f"[{len(value)} bytes, {crc32(value):08x}]"
+    if isinstance(value, int) and value >= 1 << 40:
+        return f"{value:x}"  # the id of a publisher or a log, as violations write it
     return str(value)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from random import Random
 from types import TracebackType
@@ -27,19 +28,19 @@ from typing import Any
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, ZbusError
-from zbus.keys import KeySet
 from zbus.observe import records
 
 from .boundary import boundary
 from .disk import Disk
-from .errors import InvariantBroken, WorldStuck
+from .errors import InvariantBroken, WorldBoundary, WorldStuck
 from .fabric import Conditions, SimNet
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
 from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
-from .loop import SimLoop
+from .loop import SimLoop, current_process
 from .node import Program, SimNode
+from .route_rules import Sample, Topology
 from .runtime import EPOCH_NS
 from .trace import Trace
 
@@ -109,7 +110,7 @@ class World:
         seed: int = 0,
         *,
         overrides: Overrides | None = None,
-        keep_trace: bool = False,
+        keep_trace: bool | int = False,
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
     ) -> None:
@@ -182,7 +183,13 @@ class World:
         return await self._add(SimNode(self, name, config, program, clock_ahead_s))
 
     async def bridge(
-        self, name: str, between: tuple[str, str], keys: Iterable[str], *, log: bool | str | None = None, **settings: Any
+        self,
+        name: str,
+        between: tuple[str, str],
+        keys: Iterable[str],
+        *,
+        log: bool | str | None = None,
+        **settings: Any,
     ) -> SimNode:
         """Start a bridge between two transports. Options as for `zbus.Bridge`."""
         path = f"{name}.db" if log is True else log or None
@@ -339,29 +346,10 @@ class World:
         """Return whether events of a node can reach another one: over a transport, or over bridges."""
         found = self._knows.get((source, target, key))
         if found is None:
-            found = self._knows[source, target, key] = self._reaches(source, target, key)
+            topology = Topology({name: node.config for name, node in self.nodes.items()})
+            found = topology.path(Sample(source, key), target) is not None
+            self._knows[source, target, key] = found
         return found
-
-    def _reaches(self, source: str, target: str, key: str) -> bool:
-        if source == target:
-            return True
-        reached = set(self._urls(source))
-        bridges = [node.config for node in self.nodes.values() if isinstance(node.config, BridgeConfig)]
-        for _ in bridges:
-            for bridge in bridges:
-                first, second = bridge.between
-                if key in KeySet(bridge.keys):
-                    if first in reached and bridge.direction != "reverse":
-                        reached.add(second)
-                    if second in reached and bridge.direction != "forward":
-                        reached.add(first)
-        return not reached.isdisjoint(self._urls(target))
-
-    def _urls(self, name: str) -> tuple[str, ...]:
-        node = self.nodes.get(name)
-        if node is None or isinstance(node.config, BridgeConfig):
-            return ()
-        return tuple(each.partition("?")[0] for each in node.config.transports or (node.config.transport,))
 
     # The beginning and the end.
 
@@ -375,9 +363,11 @@ class World:
         self.ledger.reaches = self.reaches
         self.actions = FaultActions(self)
         self._invariants = Invariants(self)
-        self.ledger.gaps_unrepaired = self._invariants.gaps_unrepaired
+        self.ledger.counted = self._invariants.counted
         loop.set_exception_handler(self._exception)
         loop.limit_s = self._limit_s
+        loop.set_default_executor(self._executor)
+        loop.at_close.append(self._stack.close)  # if the run is interrupted, `__aexit__` is not called
         silent = records.logger.disabled
         records.logger.disabled = True
         self._stack.callback(setattr, records.logger, "disabled", silent)
@@ -402,6 +392,14 @@ class World:
             error.add_note(f"seed {self.seed}")
         elif self.ledger.violations:
             raise InvariantBroken(self.seed, self.ledger.violations)
+
+    def _executor(self) -> Executor:
+        """Return the threads of the process that runs now, for `asyncio.to_thread`."""
+        process = current_process.get()
+        for node in self.nodes.values():
+            if node.process is process:
+                return node.executor
+        raise WorldBoundary("asyncio.to_thread() outside of a node", "call it in the program of a node")
 
     def _time_ns(self) -> int:
         return EPOCH_NS + int(self.loop.time() * 1e9)

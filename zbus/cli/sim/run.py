@@ -6,11 +6,13 @@ import json as json_module
 import os
 import shlex
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import zbus
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, progress, write
 from zbus.errors import ConfigInvalid
@@ -35,7 +37,8 @@ def run(
     ] = None,
     frames: Annotated[bool, typer.Option(help="With --show: include every frame on the network.")] = False,
     shrunk: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed.")
+        str | None,
+        typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed."),
     ] = None,
     shrink: Annotated[bool, typer.Option(help="Search the smallest run that fails in the same way.")] = True,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Begin no more seeds once one has failed.")] = False,
@@ -69,7 +72,8 @@ def run(
     else:
         first, end = _range(seeds)
         work = [(each, list(seed) if seed else list(each.seeds(first, end))) for each in found]
-    before = _resumed(resume)
+    fingerprint = _fingerprint(scenario) if resume is not None else ""
+    before = _resumed(resume, fingerprint)
     work = [(each, [one for one in chosen if one not in before.get(each.name, ())]) for each, chosen in work]
     report = _Report(scenario, json)
     total = sum(len(chosen) for _, chosen in work)
@@ -78,17 +82,19 @@ def run(
 
         def finished(results: list[Result]) -> None:
             for result in results:
-                report.add(result, known={each.name: each.known_failure for each, _ in work}[result.scenario])
-                before.setdefault(result.scenario, set()).add(result.seed)
+                known = {each.name: each.known_failure for each, _ in work}[result.scenario]
+                report.add(result, known)
+                if not result.failed or known:  # a seed that failed is run again
+                    before.setdefault(result.scenario, set()).add(result.seed)
             bar.update(task, advance=len(results), description=f"simulating, {len(report.failed)} failed")
-            _note_resumed(resume, before)
+            _note_resumed(resume, fingerprint, before)
 
         if overrides is not None:
             for each, chosen in work:
                 finished([run_seed(each, one, overrides)[0] for one in chosen])
         else:
-            names = [(each.name, chosen) for each, chosen in work]
-            run_file(scenario, names, jobs, finished, lambda: fail_fast and bool(report.failed))
+            named = [(each.name, chosen) for each, chosen in work]
+            run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
     report.write_summary()
     for result in report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
@@ -144,15 +150,13 @@ class _Report:
         if self._json:
             write(encode_json(summary))
             return
-        faults = ", ".join(f"{kind} {number:,}" for kind, number in summary["faults"].items()) or "none"
-        lost = ", ".join(f"{kind} {number:,}" for kind, number in summary["frames"].items())
         lines = [
             f"{self._seeds:,} seeds, {len(self.failed):,} failed, {len(self.known):,} known failures",
             f"simulated: {summary['virtual_hours']} hours, {summary['node_hours']} node-hours, "
             f"{per_s:,.0f} node-seconds per second and process",
             f"events delivered: {self._events:,}",
-            f"faults: {faults}",
-            f"frames: {lost}",
+            f"faults: {_counts(self._faults) or 'none'}",
+            f"frames: {_counts(self._frames)}",
         ]
         write("".join(f"{line}\n" for line in lines).encode())
         for each in self.not_failed:
@@ -171,9 +175,9 @@ class _Report:
                 task = bar.add_task("shrinking", total=None)
                 smallest = shrink(scenario, result, progress=lambda runs: bar.update(task, completed=runs))
             overrides = smallest.overrides
-            choices = ", ".join(f"{name}={number}" for name, number in smallest.result.choices.items())
+            choices = "".join(f", {name}={number}" for name, number in smallest.result.choices.items())
             kept = len(overrides.faults or ())
-            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{f', {choices}' if choices else ''}:")
+            note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{choices}:")
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
         for violation in again.violations[:5]:
             note(f"  {violation}")
@@ -210,17 +214,33 @@ def _range(seeds: str) -> tuple[int, int]:
     return numbers
 
 
-def _resumed(path: Path | None) -> dict[str, set[int]]:
-    """Return the seeds that were run before, by scenario."""
+def _resumed(path: Path | None, fingerprint: str) -> dict[str, set[int]]:
+    """Return the seeds that were run before, by scenario. If the code has changed since, there are none."""
     if path is None or not path.exists():
         return {}
     try:
-        return {name: set(map(int, seeds)) for name, seeds in json_module.loads(path.read_text()).items()}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigInvalid("resume", f"{path} was not written by this command: {error}") from error
+        found = json_module.loads(path.read_text())
+        if found["code"] != fingerprint:
+            note(f"zbus: the code has changed since {path} was written: all seeds are run again")
+            return {}
+        return {name: set(map(int, seeds)) for name, seeds in found["done"].items()}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigInvalid("resume", f"{path} was not written by this command: {error!r}") from error
 
 
-def _note_resumed(path: Path | None, done: dict[str, set[int]]) -> None:
+def _note_resumed(path: Path | None, fingerprint: str, done: dict[str, set[int]]) -> None:
     if path is not None:
-        data = json_module.dumps({name: sorted(seeds) for name, seeds in done.items()}).encode()
-        write_atomically(path, data, path.with_name(f".{path.name}.new"))
+        found = {"code": fingerprint, "done": {name: sorted(seeds) for name, seeds in done.items()}}
+        write_atomically(path, json_module.dumps(found).encode(), path.with_name(f".{path.name}.new"))
+
+
+def _fingerprint(scenario: Path) -> str:
+    """Return a hash of the code that is simulated, and of the scenario."""
+    found = blake2b(digest_size=16)
+    for file in [*sorted(Path(zbus.__file__).parent.rglob("*.py")), scenario]:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} {number:,}" for kind, number in sorted(counts.items()))
