@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo demo-pipeline test java browser system screenshots reference check bench faults lock clean
+.PHONY: help demo demo-pipeline test java browser system screenshots reference check bench sim faults lock clean
 
 help:
 	@echo "make demo    run an embedded bus for about ten seconds; installs only the packages that it needs"
@@ -15,7 +15,8 @@ help:
 	@echo "make test    run the whole test suite, in about six minutes"
 	@echo "make check   check formatting, lint rules, types and import directions"
 	@echo "make bench   run the benchmarks against their peers; writes benchmarks/results/"
-	@echo "make faults  run the long fault tests: 200 x kill -9 and more"
+	@echo "make sim     run the scenarios of the simulator with 2,000 seeds, in about four minutes; SEEDS=A:B runs others"
+	@echo "make faults  run the long fault tests: 20,000 seeds of the simulator, 200 x kill -9 and more"
 	@echo "make reference    write docs/reference/ from the code"
 	@echo "make lock    update requirements.lock and requirements-demo.lock from pyproject.toml"
 
@@ -91,7 +92,14 @@ check: $(READY)
 bench: system
 	$(BIN)/python benchmarks/run.py
 
+SEEDS ?= 2000
+sim: $(READY)
+	$(BIN)/zbus sim run tests/sim/scenarios.py --seeds $(SEEDS) --jobs 2
+
+# An interrupted run of the simulator continues where it stopped, unless the code has changed.
 faults: java
+	$(BIN)/zbus sim run tests/sim/scenarios.py --seeds 20000 --jobs 2 --resume .sim-faults.json
+	rm -f .sim-faults.json
 	$(BIN)/python -m pytest -m nightly --timeout 3600
 
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --python-version 3.11 --no-header --no-annotate \

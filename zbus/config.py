@@ -318,7 +318,9 @@ def config_errors(
             unknown = "; known are: ".join(filter(None, (f"there is no such {noun}", ", ".join(known))))
             reason = unknown if new is None else renamed_to(new)
         place = [part + 1 if isinstance(part, int) else part for part in first["loc"]]
-        field = cause.field if isinstance(cause, Contradiction) else ".".join(map(str, place)) or whole
+        if isinstance(cause, Contradiction):
+            place.append(cause.field)
+        field = ".".join(map(str, place)) or whole
         raise ConfigInvalid(": ".join(filter(None, (within, field))), reason) from None
     except SettingsError as error:  # a variable that must contain JSON, and does not
         found = re.search(r'field "(\w+)"', str(error))

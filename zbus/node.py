@@ -411,8 +411,8 @@ class Node:
     ) -> EventSubscriber:
         """Open a subscription; see `Bus.subscribe`."""
         self.check_open("subscribe")
-        keys, reader = KeySet(key_exprs), self.reader
-        policy = check_options(reader, start, after, durable, queue_events, overflow)
+        keys = KeySet(key_exprs)
+        policy = check_options(self.log is not None, start, after, durable, queue_events, overflow)
         check_schema(schema)
         with self.runtime.running():
             return self._make_subscriber(

@@ -114,7 +114,15 @@ def test_a_run_can_be_resumed(file: Path, tmp_path: Path, capfdbinary: pytest.Ca
 
     first, second = (json.loads(line)["seeds"] for line in capfdbinary.readouterr().out.splitlines())
     assert (first, second) == (4, 3)
-    assert json.loads(state.read_text()) == {"sound": [0, 1, 2, 3, 4, 5, 6]}
+    assert json.loads(state.read_text())["done"] == {"sound": [0, 1, 2, 3, 4, 5, 6]}
+
+    file.write_text(SCENARIO + "# changed")
+    assert run([*command, "--seeds", "2"]) == 0
+    captured = capfdbinary.readouterr()
+    assert json.loads(captured.out)["seeds"] == 2
+    assert b"the code has changed" in captured.err
+    state.write_text("{}")
+    assert run([*command, "--seeds", "2"]) == 2
 
 
 def test_the_timeline_has_a_column_for_each_node(file: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from free_ports import free_port
 from inside import node_of
 from nats_support import NatsServer, nats_server
+from sim_transport import SimTransport, sim_transport
 
 import zbus
 from zbus.config import BusConfig
@@ -44,7 +45,23 @@ def _zmq_dynamo(_: NatsServer, store: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(url, {"wire": "dynamo", "transport": url})] * 2
 
 
-EVENTS_ONLY = {"nats-raw": _nats_raw, "zmq-raw": _zmq_raw, "nats-dynamo": _nats_dynamo, "zmq-dynamo": _zmq_dynamo}
+def _sim(_: NatsServer, __: Path) -> list[tuple[str, dict[str, Any]]]:
+    return [("sim://events?events_only", {})] * 2
+
+
+EVENTS_ONLY = {
+    "nats-raw": _nats_raw,
+    "zmq-raw": _zmq_raw,
+    "nats-dynamo": _nats_dynamo,
+    "zmq-dynamo": _zmq_dynamo,
+    "sim": _sim,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulated() -> Iterator[SimTransport]:
+    with sim_transport() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +156,9 @@ async def price(bus: zbus.Bus) -> bytes:
                 await asyncio.sleep(0.01)
 
 
-beside_others = pytest.mark.parametrize("place", ["nats-raw", "zmq-raw"], indirect=True)  # a wire is for all of a bus
+beside_others = pytest.mark.parametrize(
+    "place", ["nats-raw", "zmq-raw", "sim"], indirect=True
+)  # a wire is for all of a bus
 
 
 @beside_others

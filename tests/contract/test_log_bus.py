@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from fake_log import FakeLane, Fault, History
 from inside import node_of
+from log_contract import SimLogs
 
 import zbus
 from zbus import introspection, plugins
-from zbus.ports.log import Promise
+from zbus.ports.log import Log, Promise
 from zbus_web.events.publish import Publication, put_once
 from zbus_web.http.http_errors import HttpError
 
@@ -24,23 +25,36 @@ WAIT_S = 20.0
 Open = Callable[..., Awaitable[zbus.Bus]]
 
 
+def install(monkeypatch: pytest.MonkeyPatch, scheme: str, open_log: Callable[[zbus.BusConfig], Log]) -> None:
+    """Open the logs of a scheme, as if an installed package had one."""
+    load = plugins._load
+
+    def load_or(group: str, name: str, field: str) -> Any:
+        return open_log if (group, name) == ("zbus.logs", scheme) else load(group, name, field)
+
+    monkeypatch.setattr(plugins, "_load", load_or)
+
+
 @pytest.fixture
 def history(monkeypatch: pytest.MonkeyPatch) -> History:
-    """The history behind `fake://…`, as if an installed package had a log of that scheme."""
-    found, load = History(), plugins._load
-
-    def fake_or(group: str, name: str, field: str) -> Any:
-        if (group, name) != ("zbus.logs", "fake"):
-            return load(group, name, field)
-        return lambda config: found.open(config.log.partition("://")[2], read_only=config.read_only)
-
-    monkeypatch.setattr(plugins, "_load", fake_or)
+    """The history behind `fake://…`."""
+    found = History()
+    install(monkeypatch, "fake", lambda config: found.open(str(config.log)[7:], read_only=config.read_only))
     return found
 
 
-@pytest.fixture(params=["sqlite", "memory", "fake"])
-def url(request: pytest.FixtureRequest, history: History, tmp_path: Path) -> str:
-    return {"sqlite": str(tmp_path / "app.db"), "memory": "memory", "fake": "fake://a"}[request.param]
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimLogs]:
+    """The simulated disk behind `sim://…`."""
+    found = SimLogs(tmp_path)
+    install(monkeypatch, "sim", lambda config: found.open_as(read_only=config.read_only))
+    yield found
+    found.close()
+
+
+@pytest.fixture(params=["sqlite", "memory", "fake", "sim"])
+def url(request: pytest.FixtureRequest, history: History, simulated: SimLogs, tmp_path: Path) -> str:
+    return {"sqlite": str(tmp_path / "app.db"), "memory": "memory", "fake": "fake://a", "sim": "sim://a"}[request.param]
 
 
 def fake_of(bus: zbus.Bus) -> FakeLane:

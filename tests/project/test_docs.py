@@ -9,7 +9,8 @@ The blocks of one document share a folder and run from top to bottom, as a reade
 | text, output     | directly after a python, bash or console block: that block's real output, `…` stands for anything |
 | bash, console    | each `zbus …` line is run (console: lines after `$ `, the others are output), `make x` must exist |
 |                  | `pytest …` is run too, and may fail if the document shows what it prints then |
-| toml             | loaded as a `BusConfig` and its table [web], or as a pipeline where it has a source |
+| toml             | loaded as a `BusConfig` and its table [web], as a pipeline with a source or a scenario with nodes;
+|                  | `# name.toml` as its first line: later commands find it under that name |
 | mermaid          | starts with a diagram that mermaid knows |
 """
 
@@ -46,6 +47,7 @@ import zbus_spark
 import zbus_web
 import zbus_zmq
 from zbus.config import load_config
+from zbus.sim.declared import load_declared
 from zbus_spark.jobs import pipeline_file as declared
 from zbus_web.http.settings import load_settings
 
@@ -118,8 +120,12 @@ def check(block: Block, folder: Path) -> None:
     elif block.language in ("bash", "console"):
         _check_commands(block, folder)
     elif block.language == "toml":
-        path = folder / "block.toml"
+        named = re.match(r"# ([\w-]+\.toml)\n", block.text)
+        path = folder / (named[1] if named else "block.toml")
         path.write_text(block.text)
+        if "[[node]]" in block.text:
+            load_declared(path)
+            return
         declared.load(path) if "[source]" in block.text else load_config(path)
         load_settings(path)
     elif block.language == "mermaid":
@@ -336,6 +342,9 @@ GOOD = {
     "a failing test": file_with_test("assert 0") + "```console\n$ pytest test_a.py\n…1 failed…\n```",
     "pip": "```bash\npip install 'zbus-mesh[nats]'\npython -m pip install zbus-mesh\n```",
     "toml": "```toml\nlog = 'app.db'\nretain_events = 5\n```",
+    "a scenario that a later command reads": (
+        "```toml\n# a.toml\n[[node]]\nname = 'a'\n```\n\n```bash\nzbus sim routes a.toml\n```"
+    ),
     "mermaid": "```mermaid\nflowchart LR\n  a --> b\n```",
 }
 WRONG = {
@@ -372,7 +381,7 @@ def test_the_harness_fails_on_a_document_that_does_not_say_the_truth(markdown: s
         check_all(markdown, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["colour = 'red'", "mode = 'client'", "log = "])
+@pytest.mark.parametrize("text", ["colour = 'red'", "mode = 'client'", "log = ", "[[node]]\nlog = true"])
 def test_the_harness_fails_on_a_configuration_that_is_not_one(text: str, tmp_path: Path) -> None:
     with pytest.raises(zbus.ConfigInvalid):
         check_all(f"```toml\n{text}\n```", tmp_path)

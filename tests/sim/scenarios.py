@@ -87,7 +87,7 @@ def is_ready(world: World, node: str, durable: str) -> bool:
 # Publish and subscribe.
 
 
-@scenario(share=0.3)
+@scenario(share=0.2)
 async def three_nodes(world: World) -> None:
     """A durable and a live subscriber of everything that three nodes publish."""
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
@@ -109,7 +109,7 @@ async def some_nodes(world: World) -> None:
     await world.play(faults, SECONDS)
 
 
-@scenario(share=0.12)
+@scenario(share=0.07)
 async def aimed_kills(world: World) -> None:
     """kill -9 at named steps, such as between a commit and its acknowledgement."""
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
@@ -352,6 +352,19 @@ async def ring_of_bridges(world: World) -> None:
     """The same, except for the order of events, which two ways at once do not keep today."""
     world.without(ORDER)
     await ring(world)
+
+
+@scenario(share=0.04)
+async def parallel_bridges(world: World) -> None:
+    """Two bridges between the same transports, and a subscriber that stores nothing: what one loses, the other has."""
+    world.without(ORDER)
+    for number in range(2):
+        await world.bridge(f"x{number}", ("sim://left", "sim://right"), ["shop/**"], log=True)
+    await world.node("b", transport="sim://right", program=subscribing("shop/**", queue_events=100_000))
+    await world.run(1.0)
+    program = publishing(world.source("load"), "shop/a", pause_s=0.2, until_s=20.0)
+    await world.node("a", log=True, transport="sim://left", program=program)
+    await world.play(Faults(one_way=(0, 2), kill=(0, 1), freeze=(0, 1), drop=(0.02, 0.1)), 20.0)
 
 
 # Known failures: each is run with its seeds until it is fixed.

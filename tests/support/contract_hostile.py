@@ -83,7 +83,7 @@ def through_zenoh(config: dict[str, Any], key: str, answered: str, reached: Call
             for reply in session.get(selector, payload=_chance.randbytes(100), timeout=1.0):
                 assert reply.ok is None or reply.err is None
             list(session.get(selector, timeout=1.0))
-        _sent_until(lambda: publisher.put(INJECTED), reached)
+        sent_until(lambda: publisher.put(INJECTED), reached)
     finally:
         session.close()  # type: ignore[no-untyped-call]
 
@@ -109,7 +109,7 @@ def through_nats(port: int, key: str, answered: str, send: Callable[[], object],
                 for value in (b"", b"1", b"\xff\xfe", b"9" * 500, *PARTS):
                     head = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (name, value)
                     link.sendall(b"HPUB %b %d %d\r\n%bbody\r\n" % (subject, len(head), len(head) + 4, head))
-        _sent_until(lambda: link.sendall(b"PUB %b %d\r\n%b\r\n" % (target, len(INJECTED), INJECTED)), reached)
+        sent_until(lambda: link.sendall(b"PUB %b %d\r\n%b\r\n" % (target, len(INJECTED), INJECTED)), reached)
 
 
 def through_zmq(
@@ -120,7 +120,7 @@ def through_zmq(
         for parts in ([topic], [topic, blob], [blob, blob], [topic, blob, blob], [topic, *stamp(), blob], [blob]):
             send_to.send_multipart(parts)
         send_to.send_multipart([topic, *[blob[:10]] * 100])
-    _sent_until(lambda: send_to.send_multipart([topic, *stamp(), INJECTED]), reached)
+    sent_until(lambda: send_to.send_multipart([topic, *stamp(), INJECTED]), reached)
 
 
 def subscriptions_through_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
@@ -189,7 +189,8 @@ def _read_until(link: socket.socket, mark: bytes, found: bytes = b"") -> bytes:
     return found
 
 
-def _sent_until(send: Callable[[], object], reached: Callable[[], bool]) -> None:
+def sent_until(send: Callable[[], object], reached: Callable[[], bool]) -> None:
+    """Send until it has arrived."""
     deadline = time.monotonic() + 20.0
     send()
     while not reached():

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import contract_hostile as hostile
@@ -15,6 +16,9 @@ from contract_node import WAIT_S
 from contract_support import Attack, Mesh
 from free_ports import free_port
 from nats_support import NatsServer
+from sim_transport import SimFarNode, sim_transport
+
+from zbus.config import BusConfig
 
 
 class Command:
@@ -212,4 +216,51 @@ class ZmqBroker(Mesh):
             context.term()
 
 
-MESHES: list[type[Mesh]] = [ZenohEmbedded, ZenohPeer, ZenohRouter, Nats, Zmq, ZmqBroker]
+class Sim(Mesh):
+    """The network of the simulator. All nodes are in this process, and its middle is an outage of the whole network."""
+
+    name = "sim"
+    has_middle = True
+
+    def start(self) -> None:
+        self._stack = ExitStack()
+        self._transport = self._stack.enter_context(sim_transport())
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def settings(self) -> tuple[dict[str, Any], str]:
+        return {}, "sim://contract"
+
+    def spawn(self, config: dict[str, Any] | None = None, url: str = "") -> Any:
+        config, url = self.settings() if config is None else (config, url)
+        node: Any = SimFarNode(self._transport.open_fabric(BusConfig(**config), url), config, url)
+        self.far.append(node)
+        return node
+
+    def kill_middle(self) -> None:
+        self._transport.disconnect(down=True)
+
+    def restart_middle(self) -> None:
+        self._transport.disconnect(down=False)
+
+    def inject(self, attack: Attack) -> None:
+        """A stranger on the same network sends and requests nonsense."""
+        stranger = self._transport.open_fabric(BusConfig(), "sim://contract")
+        try:
+            for blob in hostile.BLOBS:
+                stranger.send([(attack.key, blob), (f"{attack.key.rpartition('/')[0]}/*", blob), ("**", blob)])
+                stranger.request(attack.answered, blob, lambda data: None, 1.0)
+                stranger.request(f"{attack.answered.rpartition('/')[0]}/*", blob, lambda data: None, 1.0)
+            hostile.sent_until(lambda: stranger.send([(attack.key, hostile.INJECTED)]), attack.reached)
+        finally:
+            stranger.close()
+
+    def _drop(self, far: Any) -> list[str]:
+        self.far.remove(far)
+        if not far.closed:
+            far.close()
+        return []
+
+
+MESHES: list[type[Mesh]] = [ZenohEmbedded, ZenohPeer, ZenohRouter, Nats, Zmq, ZmqBroker, Sim]

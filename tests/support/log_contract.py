@@ -1,4 +1,5 @@
-"""What the contract suite of the log port runs on: a log in SQLite, one in memory, and a fake one with many writers."""
+"""What the contract suite of the log port runs on: a log in SQLite, one in memory, a fake one with many writers, and
+the simulated one."""
 
 from __future__ import annotations
 
@@ -7,14 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from typing import Any, Protocol
 
 from fake_log import FakeLane, History
+from real_timers import Timers
 
 from zbus import BusConfig
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import AppendResult, Log, Outcome, Row, Span, Stored
+from zbus.sim.disk import Disk
+from zbus.sim.log import SimLog
 from zbus_log import Rules, SqliteLog, open_log
 
 WAIT_S = 20.0
@@ -126,7 +131,51 @@ class FakeLogs:
         return log
 
 
-KINDS: dict[str, Callable[[Path], Logs]] = {"sqlite": SqliteLogs, "memory": MemoryLogs, "fake": FakeLogs}
+class SimLogs:
+    """The simulated log, on a real thread. Its disk outlives it."""
+
+    durable = True
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = Disk("app.db", Random(7))
+        self.disk.fsync_s, self.disk.notify_s = (0.0001, 0.001), (0.0, 0.0005)
+        self._timers = Timers()
+        self._opened: list[SimLog] = []
+
+    def open(self) -> SimLog:
+        return self.open_as()
+
+    def another_writer(self) -> Log:
+        raise AssertionError("it promises one writer")
+
+    def reader(self) -> SimLog:
+        return self.open_as(read_only=True)
+
+    def open_as(self, *, read_only: bool = False) -> SimLog:
+        log = SimLog(self.disk, self._timers.later, time.time_ns, Random(len(self._opened)), read_only=read_only)
+        self._opened.append(log)
+        return log
+
+    def trim(self, log: Log, until: int) -> None:
+        with self.disk.lock:
+            self.disk.trim(until)
+
+    def let_the_holder_be_gone(self, log: Log) -> None:
+        with self.disk.lock:
+            self.disk.leases.clear()
+
+    def close(self) -> None:
+        for log in self._opened:
+            log.close(5.0)
+        self._timers.end()
+
+
+KINDS: dict[str, Callable[[Path], Logs]] = {
+    "sqlite": SqliteLogs,
+    "memory": MemoryLogs,
+    "fake": FakeLogs,
+    "sim": SimLogs,
+}
 
 
 def rows(count: int, publisher: int = 7, start: int = 0, key: str = "shop/orders", at: int = 1_000) -> list[Row]:

@@ -48,9 +48,8 @@ MUTANTS = (
     Mutant(
         "advances a position past an open gap",
         "zbus/mesh/peer.py",
-        "            self._note_newest(beacon)\n            return\n",
-        "            self._note_newest(beacon)\n            self._context.covered(self.id, beacon.head)\n"
-        "            return\n",
+        "            self._heads.append((self._monotonic(), beacon.head))\n",
+        "            self._context.covered(self.id, beacon.head)\n",
         "three_nodes",
         150,
     ),
@@ -59,8 +58,8 @@ MUTANTS = (
         "zbus/mesh/dedup.py",
         "        if at < 0 or sequence > skipped[at][1]:\n            return Arrival.DUPLICATE\n",
         "        if at >= -1:\n            return Arrival.DUPLICATE\n",
-        "two_transports",
-        300,
+        "parallel_bridges",
+        60,
     ),
     Mutant(
         "reverses the order after a failed send, with a log",

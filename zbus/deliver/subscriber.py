@@ -26,7 +26,7 @@ from zbus.util.renamed import Renamed
 from .acknowledgements import Acknowledgements
 from .buffer import Backlog, Buffer
 from .host import Host
-from .log_reader import STALE_S, LogReader
+from .log_reader import STALE_S
 from .overflow import BACKLOG_BYTES_MAX, BACKLOG_FULL, POLICIES, Overflow
 from .start_position import check_offset_or_time, to_ns
 
@@ -461,7 +461,7 @@ def check_schema(schema: object) -> None:
 
 
 def check_options(
-    reader: LogReader,
+    has_log: bool,
     start: Start,
     after: int | datetime | None,
     durable: str | None,
@@ -478,9 +478,9 @@ def check_options(
         raise ConfigInvalid("overflow", "a durable subscription never drops: use 'spill' or 'block'")
     if not isinstance(queue_events, int) or queue_events < 1:
         raise ConfigInvalid("queue_events", "must be a whole number, at least 1")
-    if reader.log is None and (durable is not None or policy.needs_log):
+    if not has_log and (durable is not None or policy.needs_log):
         raise LogRequired("a durable subscription" if durable is not None else f"overflow={name!r}")
-    if (start != "new" or after is not None) and reader.log is None:
+    if (start != "new" or after is not None) and not has_log:
         raise LogRequired("a start in the past")
     if isinstance(start, bool) or not (start in ("new", "beginning") or isinstance(start, (int, datetime))):
         raise ConfigInvalid("start", f"{start!r} must be 'new', 'beginning', an offset or a datetime")

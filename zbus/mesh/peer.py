@@ -97,7 +97,8 @@ class Peer:
         self._past_expressions: list[tuple[str, ...]] = []
         self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
-        self._heads = deque[tuple[float, int]](maxlen=HEADS_KEPT)  # of the beacons during a repair, and when they came
+        # The heads of the beacons during a repair, and when they came.
+        self._heads: deque[tuple[float, int]] = deque(maxlen=HEADS_KEPT)
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
         self._deadline = 0.0  # of the repair, unless events arrive

@@ -56,11 +56,15 @@ class SimBus(Bus):
 
     async def put(self, *events: Event) -> Sequence[Offset]:
         """Publish events that already have an identity."""
-        begun = self._ledger.now()
-        offsets = await self._call(lambda: super(SimBus, self).put(*events))
-        for event in events:
-            self._ledger.acknowledged(self._home.name, event.identity, event.key, begun)
-        return offsets
+        begun, put = self._ledger.now(), super().put
+
+        async def acknowledged() -> Sequence[Offset]:
+            offsets = await put(*events)
+            for event in events:
+                self._ledger.acknowledged(self._home.name, event.identity, event.key, begun)
+            return offsets
+
+        return await self._call(acknowledged)
 
     async def request(self, key: str, payload: Any = b"", **options: Any) -> Event:
         """Send a request, and return the reply."""
@@ -95,11 +99,16 @@ class ObservedPublisher(EventPublisher):
         self, payload: Any, *, headers: Mapping[str, str] | None = None, correlation_id: str | None = None
     ) -> Offset:
         """Publish one event."""
-        begun = self._ledger.now()
-        publish = super().publish
-        offset: Offset = await self._call(lambda: publish(payload, headers=headers, correlation_id=correlation_id))
-        self._ledger.acknowledged(self._name, offset.identity, self.key, begun)
-        return offset
+        begun, publish = self._ledger.now(), super().publish
+
+        async def acknowledged() -> Offset:
+            offset = await publish(payload, headers=headers, correlation_id=correlation_id)
+            # In the process, and so before a subscriber of the same node can read an event that no log has.
+            self._ledger.acknowledged(self._name, offset.identity, self.key, begun)
+            return offset
+
+        found: Offset = await self._call(acknowledged)
+        return found
 
     async def publish_many(
         self,
@@ -109,14 +118,17 @@ class ObservedPublisher(EventPublisher):
         correlation_id: str | None = None,
     ) -> Sequence[int]:
         """Publish many events. One call at a time: the ledger takes the sequences in order."""
-        begun, first = self._ledger.now(), self.sequence
-        publish = super().publish_many
-        offsets: Sequence[int] = await self._call(
-            lambda: publish(payloads, headers=headers, correlation_id=correlation_id)
-        )
-        for sequence in range(first, first + len(offsets)):
-            self._ledger.acknowledged(self._name, (self.publisher_id, sequence), self.key, begun)
-        return offsets
+        begun, publish = self._ledger.now(), super().publish_many
+
+        async def acknowledged() -> Sequence[int]:
+            first = self.sequence
+            offsets = await publish(payloads, headers=headers, correlation_id=correlation_id)
+            for sequence in range(first, first + len(offsets)):
+                self._ledger.acknowledged(self._name, (self.publisher_id, sequence), self.key, begun)
+            return offsets
+
+        found: Sequence[int] = await self._call(acknowledged)
+        return found
 
 
 class ObservedSubscriber(EventSubscriber):

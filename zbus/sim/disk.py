@@ -22,7 +22,7 @@ class Held(NamedTuple):
     """The lease of a durable name. It ends with its process."""
 
     token: str
-    owner: str
+    owner: str  # such as "process 4711"
 
 
 class CursorState(NamedTuple):
@@ -47,6 +47,8 @@ class Disk:
         self.positions: dict[str, int] = {}
         self.schemas: list[Schema] = []
         self.leases: dict[str, Held] = {}
+        self.writer_pid: int | None = None  # of the process that has the log open for writing
+        self.processes_ended = 0  # a log that an earlier process opened has no effect any more
         self.corrupt: set[int] = set()  # offsets of events that fail their checksum
         self.writing: Sequence[Row] = ()  # a commit that is not durable yet
         self._synced_positions: dict[str, int] = {}
@@ -56,6 +58,7 @@ class Disk:
         self.full = False
         self.refuse_p = 0.0  # the probability that a commit fails with an I/O error and stores nothing
         self.unknown_p = 0.0  # the probability that a commit fails and may or may not be stored
+        self.broken_p = 0.0  # the same, and the log stops writing until it is opened again, as SQLite does after EIO
         self.point: Callable[[str], None] = _no_fault
         self.on_stored: Callable[[Sequence[Row], Sequence[int]], None] = _nothing
         self.on_removed: Callable[[Sequence[Row]], None] = _nothing
@@ -128,13 +131,15 @@ class Disk:
             self.store(self.writing)
         self.writing = ()
         self.leases.clear()
+        self.writer_pid = None
+        self.processes_ended += 1
         if power_cut:
             self.positions = dict(self._synced_positions)
 
     def mend(self) -> None:
         """End all faults of this disk. What is corrupt stays so."""
         self.fsync_s, self.notify_s = FSYNC_S, NOTIFY_S
-        self.full, self.refuse_p, self.unknown_p = False, 0.0, 0.0
+        self.full, self.refuse_p, self.unknown_p, self.broken_p = False, 0.0, 0.0, 0.0
 
     def detach(self) -> None:
         """Forget the world: it has ended."""
@@ -146,21 +151,18 @@ class Disk:
         """Return a copy of all files, as a backup tool would make it: with the same log id."""
         other = Disk.__new__(Disk)
         other.__dict__.update(self.__dict__)
-        other.lock, other.writing, other.leases = RLock(), (), {}
-        for name in ("rows", "schemas"):
-            setattr(other, name, list(getattr(self, name)))
-        for name in ("identities", "cursors", "positions", "_synced_positions"):
-            setattr(other, name, dict(getattr(self, name)))
-        other.corrupt = set(self.corrupt)
+        other.lock, other.writing, other.leases, other.writer_pid = RLock(), (), {}, None
+        other.detach()
+        other.mend()
+        other.restore(self)
         return other
 
     def restore(self, copy: Disk) -> None:
         """Replace all files by those of a copy. Close the log first."""
-        kept = {
-            name: getattr(self, name)
-            for name in ("name", "chance", "lock", "point", "leases", "on_stored", "on_removed")
-        }
-        self.__dict__.update(copy.copy().__dict__ | kept)
+        self.log_id, self.low_water = copy.log_id, copy.low_water
+        self.rows, self.schemas, self.corrupt = list(copy.rows), list(copy.schemas), set(copy.corrupt)
+        self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
+        self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)
 
 
 def _no_fault(step: str) -> None:

@@ -1,8 +1,9 @@
 """`SimFabric`: the transport port on a simulated network.
 
 Each ordered pair of nodes has a `Way` with its own random source: it drops, delays and duplicates frames, is cut by a
-partition, and has a limited rate if a fault says so. Frames of one key keep their order, and frames of different keys
-overtake each other: no transport of zbus promises more. Requests and replies take the same ways.
+partition, and carries so many bytes per second. Frames of one key keep their order, and frames of different keys
+overtake each other: no transport of zbus promises more. Requests and replies take the same ways. The replies to one
+request have no holes: if one of them is lost, so are all that follow, and the request ends with its timeout.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ class SimFabric:
         self.name = net.url.partition("://")[0]
         self.events_only, self.dense = events_only, dense
         self.closed = self.disconnected = False
+        self._noticed = False  # a send has raised since it is disconnected
         self._chance = net.source(f"fabric/{net.url}/{node}")
         self._receive: Receive | None = None
         self._keys = _NOTHING
@@ -194,17 +196,18 @@ class SimFabric:
         """Send frames to the subscribers of their keys."""
         self._check_open()
         net, note = self.net, self.net.note
-        sent = frames
-        if self.disconnected:
-            sent = frames[: self._chance.randrange(len(frames) + 1)]
+        passed = len(frames)
+        if self.disconnected:  # it breaks during the first send: some of those frames arrive, although it raises
+            passed = 0 if self._noticed else self._chance.randrange(len(frames) + 1)
+        self._noticed = self.disconnected
         blocked_until = 0.0
         for other in net.others(self):
             way = net.way(self.node, other.node)
-            for key, frame in sent:
+            for at, (key, frame) in enumerate(frames):
                 if other.wants(key):
-                    outcome = (
-                        "cut" if self.disconnected else way.carry(key, len(frame), other.arrived, (key, frame), other)
-                    )
+                    outcome = "cut"
+                    if at < passed:
+                        outcome = way.carry(key, len(frame), other.arrived, (key, frame), other)
                     net.count(outcome)
                     note(outcome, self.node, other.node, key, frame)
             blocked_until = max(blocked_until, way.blocked_until)
@@ -359,18 +362,26 @@ class SimFabric:
 class _Pending:
     """A request of one node: its handle there, and where its replies arrive."""
 
-    __slots__ = ("_ignored", "_on_reply", "_over", "fabric", "timer")
+    __slots__ = ("_ignored", "_on_reply", "_over", "_received", "fabric", "timer")
 
     def __init__(self, fabric: SimFabric, on_reply: OnReply) -> None:
         self.fabric, self._on_reply = fabric, on_reply
         self._over = self._ignored = False
+        self._received = 0
         self.timer: Any = None
 
-    def receive(self, data: bytes) -> None:
-        if not self._over and not self._ignored:
+    def receive(self, number: int, data: bytes | None) -> None:
+        """Take a reply, or the end of the replies. If an earlier one was lost, the stream is broken."""
+        if number != self._received:
+            return
+        self._received += 1
+        if data is None:
+            self.end()
+        elif not self._over and not self._ignored:
             self._on_reply(data)
 
     def end(self) -> None:
+        """No more replies come."""
         if not self._over:
             self._over = True
             if self.timer is not None:
@@ -390,11 +401,12 @@ class _Pending:
 class SimRequest:
     """A request at the node that serves it."""
 
-    __slots__ = ("_closed", "_server", "key", "payload", "pending")
+    __slots__ = ("_closed", "_replies", "_server", "key", "payload", "pending")
 
     def __init__(self, key: str, payload: bytes, pending: _Pending, server: SimFabric) -> None:
         self.key, self.payload, self.pending, self._server = key, payload, pending, server
         self._closed = False
+        self._replies = 0
 
     def reply(self, data: bytes) -> None:
         """Send one reply."""
@@ -403,7 +415,7 @@ class SimRequest:
         server = self._server
         if server.closed or server.disconnected:
             raise TransportError(f"{server.name} is disconnected")
-        self._carry("reply", data, self.pending.receive, (data,))
+        self._carry("reply", data)
 
     def close(self) -> None:
         """End the replies."""
@@ -411,14 +423,15 @@ class SimRequest:
             self._closed = True
             self._server.answered(self.pending)
             if not self._server.closed and not self._server.disconnected:
-                self._carry("end", b"", self.pending.end, ())
+                self._carry("end", None)
 
-    def _carry(self, what: str, data: bytes, arrive: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _carry(self, what: str, data: bytes | None) -> None:
         server, client = self._server, self.pending.fabric
         way = server.net.way(server.node, client.node)
-        outcome = way.carry(self.pending, len(data), arrive, args, client, once=True)
+        args, self._replies = (self._replies, data), self._replies + 1
+        outcome = way.carry(self.pending, len(data or b""), self.pending.receive, args, client, once=True)
         server.net.count(f"{what} {outcome}")
-        server.net.note(f"{what} {outcome}", server.node, client.node, self.key, data)
+        server.net.note(f"{what} {outcome}", server.node, client.node, self.key, data or b"")
         if way.blocked_until:
             server._block(min(way.blocked_until, server.net.scheduler.time() + BLOCKED_S_MAX))
 

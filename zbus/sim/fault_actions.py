@@ -290,7 +290,7 @@ class FaultActions:
             return
         self._world.injected("clone", node.name, node.disk.head)
         self._world.disks[f"{name}.db"] = copy = node.disk.copy()
-        copy.name = f"{name}.db"
+        copy.name, copy.chance = f"{name}.db", self._world.source(f"disk/{name}.db")
         self._world.ledger.log_replaced(copy, self._world.disks.values())
         clone = await self._world.node(name, log=True)
         for program in node.programs:

@@ -69,11 +69,10 @@ class Invariants:
         for node, what in self._unfinished():
             world.ledger.broken(CONVERGES, node, f"{what}, {within_s:g} s after the faults ended")
 
-    def gaps_unrepaired(self, name: str) -> int:
-        """Return how many gaps a node has counted as lost."""
-        node = self._world.nodes[name]
-        inside = _inside(node)
-        return int(inside.stats.counts().get("gaps_unrepaired", 0)) if inside is not None else 0
+    def counted(self, name: str, counter: str) -> int:
+        """Return a counter of a node, since its last start."""
+        inside = _inside(self._world.nodes[name])
+        return int(inside.stats.counts().get(counter, 0)) if inside is not None else 0
 
     def _check_own(self) -> None:
         for check in self._world.checks:

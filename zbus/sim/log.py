@@ -12,7 +12,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zbus.errors import CursorError, EventCorrupt, LogError, LogFull, LogLocked, LogReadOnly, LogTrimmed, ZbusError
+from zbus.errors import (
+    CursorError,
+    EventCorrupt,
+    LogError,
+    LogFull,
+    LogLocked,
+    LogReadOnly,
+    LogTrimmed,
+    LogWriterFailed,
+    ZbusError,
+    renewed,
+)
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
@@ -40,10 +51,13 @@ if TYPE_CHECKING:
 
 NAME_MAX = 200
 SCANNED_EVENTS = 4096  # a page looks no further
+PRUNE_S = 15.0  # as often as SQLite, retention removes events
+PRUNE_EVENTS = 4096  # and after so many new ones
+RETRY_S = 0.25  # a position that could not be stored is stored again
 PROMISE = Promise("power loss", "one", True, "as long as its event", None)
 
 Append = tuple[Sequence[Row], Appended, Any]
-Later = Callable[[float, Callable[[], None]], object]  # calls a function after a number of seconds
+Later = Callable[[float, Callable[[], object]], object]  # calls a function after a number of seconds
 
 
 class Retention(NamedTuple):
@@ -53,6 +67,37 @@ class Retention(NamedTuple):
     events: int | None = None
     size_bytes: int | None = None
     ignore_cursors: bool = False
+
+
+class Access:
+    """How one process has a disk open. The parts of a log share it, and it leads to none of them.
+
+    An event leads to the cursors with which it is acknowledged, and the garbage collector does not see events.
+    """
+
+    __slots__ = ("_ended_before", "disk", "is_closed", "later", "read_only", "stopped", "time_ns")
+
+    def __init__(self, disk: Disk, later: Later, time_ns: Callable[[], int], read_only: bool) -> None:
+        self.disk, self.later, self.time_ns, self.read_only = disk, later, time_ns, read_only
+        self.is_closed = False
+        self.stopped: LogWriterFailed | None = None
+        self._ended_before = disk.processes_ended
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process was killed. What it still does in its last step has no effect."""
+        return self._ended_before != self.disk.processes_ended
+
+    def is_writable(self) -> bool:
+        """Return whether writes have an effect. Raises `LogFull` if the disk takes none now."""
+        if self.disk.full and not self.is_dead:
+            raise LogFull(self.disk.name)
+        return not self.is_dead
+
+    def check_running(self) -> None:
+        """Raise the error that stopped the writer, if one did."""
+        if self.stopped is not None:
+            raise renewed(self.stopped)
 
 
 class SimLog:
@@ -72,22 +117,24 @@ class SimLog:
     ) -> None:
         self.disk, self.path, self.read_only = disk, disk.name, read_only
         self._later, self._chance, self._retention, self._time_ns = later, chance, retention, time_ns
-        self._owner = owner
         self._appends: list[Append] = []
         self._batch: list[Append] = []  # what is being synced
         self._tail: Callable[[Committed], None] | None = None
         self._watched: Callable[[int], None] | None = None
         self._shown = -1
-        self._closed = False
         self._notices: deque[Callable[[], None]] = deque()  # of commits whose callers do not know yet
-        self._cursors = SimCursors(disk, later, time_ns, chance, owner)
-        self._positions = SimPositions(disk)
-        self._schemas = SimSchemas(disk, read_only)
+        self._access = access = Access(disk, later, time_ns, read_only)
+        self._cursors = SimCursors(access, chance, owner)
+        self._positions = SimPositions(access)
+        self._schemas = SimSchemas(access)
         if not read_only:
             with disk.lock:
-                if _OWNER in disk.leases:
-                    raise LogLocked(disk.name, pid)
-                disk.leases[_OWNER] = Held("", owner)
+                if disk.writer_pid is not None:
+                    raise LogLocked(disk.name, disk.writer_pid, here=disk.writer_pid == pid)
+                disk.writer_pid = pid
+            self._pruned_at = disk.head
+            if retention is not None:
+                later(PRUNE_S, self._prune_periodically)
 
     @property
     def promise(self) -> Promise:
@@ -111,25 +158,26 @@ class SimLog:
 
     @property
     def log_id(self) -> int:
-        """The identity of this history."""
-        return self.disk.log_id
+        """The identity of this history; 0 if the log is opened read-only."""
+        return 0 if self.read_only else self.disk.log_id
 
     @property
     def writer_id(self) -> int:
-        """The same: it has one writer."""
-        return self.disk.log_id
+        """The same as `log_id`, because one process writes this log."""
+        return self.log_id
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
         if self.read_only:
             return done(AppendResult(about, Refused(LogReadOnly(self.path))))
-        if self._closed:
-            return done(AppendResult(about, Refused(LogError(f"{self.path} is closed"))))
-        self._appends.append((rows, done, about))
-        if any(row.provenance is not None for row in rows):
-            self.disk.point("received")
-        if not self._batch:
-            self._begin()
+        with self.disk.lock:
+            if self._access.is_closed:
+                return done(AppendResult(about, Refused(LogError(f"{self.path} is closed"))))
+            self._appends.append((rows, done, about))
+            if any(row.provenance is not None for row in rows):
+                self.disk.point("received")
+            if not self._batch and not self._access.is_dead:
+                self._begin()
 
     def tail(self, committed: Callable[[Committed], None]) -> int:
         """Call `committed` with every event after the returned offset."""
@@ -213,20 +261,19 @@ class SimLog:
 
     def close(self, timeout_s: float) -> None:
         """Store what was appended and release the log."""
-        if self._closed:
-            return
-        self._closed = True
-        self._cursors.close()
-        if not self.read_only:
-            while self._batch or self._appends:
-                batch, self._batch = self._batch or self._appends, []
-                self._appends = self._appends if batch is not self._appends else []
-                self._commit(batch)
-            while self._notices:
-                self._notify_next()
-            with self.disk.lock:
-                self._cursors.release_all()
-                self.disk.leases.pop(_OWNER, None)
+        with self.disk.lock:
+            if self._access.is_closed or self._access.is_dead:
+                return
+            self._access.is_closed = True
+            self._cursors.close()
+            if not self.read_only:
+                for batch in (self._batch, self._appends):
+                    if batch:
+                        self._commit(batch)
+                self._batch, self._appends = [], []
+                while self._notices:
+                    self._notify_next()
+                self.disk.writer_pid = None
                 self.disk.store_positions({}, sync=True)
 
     # On the log's thread.
@@ -239,47 +286,56 @@ class SimLog:
         self._later(low + self._chance.random() * (high - low), self._synced)
 
     def _synced(self) -> None:
-        if self._closed:
-            return
-        batch, self._batch = self._batch, []
-        notify = self._commit(batch)
-        self.disk.point("committed")
-        low, high = self.disk.notify_s
-        self._later(low + self._chance.random() * (high - low), notify)
-        if self._appends:
-            self._begin()
-
-    def _commit(self, appends: Sequence[Append]) -> Callable[[], None]:
-        """Store appends in one transaction. Returns the function that notifies the callers."""
         with self.disk.lock:
-            outcomes, committed = self._store(appends)
-            self.disk.writing = ()
+            if self._access.is_closed or self._access.is_dead:
+                return
+            batch, self._batch = self._batch, []
+            self._commit(batch)
+            self.disk.point("committed")
+            if self._access.is_dead:
+                return
+            low, high = self.disk.notify_s
+            self._later(low + self._chance.random() * (high - low), self._notify_next)
+            if self._appends:
+                self._begin()
+
+    def _commit(self, appends: Sequence[Append]) -> None:
+        """Store appends in one transaction. Their callers are notified later."""
+        tail = self._tail  # a tail that begins after this commit does not get it
+        outcomes, committed = self._store(appends)
+        self.disk.writing = ()
+        if self.disk.head - self._pruned_at >= PRUNE_EVENTS:
             self._prune()
 
         def notify() -> None:
-            if committed is not None and self._tail is not None:
-                self._tail(committed)
+            if committed is not None and tail is not None:
+                tail(committed)
             for (_, done, about), outcome in zip(appends, outcomes, strict=True):
                 done(AppendResult(about, outcome))
 
         self._notices.append(notify)
-        return self._notify_next
 
     def _notify_next(self) -> None:
         """Notify the callers of the oldest commit: delays differ, and the order of commits is kept."""
-        if self._notices:
-            self._notices.popleft()()
+        with self.disk.lock:
+            if self._notices:
+                self._notices.popleft()()
 
     def _store(self, appends: Sequence[Append]) -> tuple[list[Outcome], Committed | None]:
         disk = self.disk
-        failed: Outcome | None = None
-        stores = True
-        if disk.full:
+        chance, stores = self._chance, True
+        failed: Refused | Unknown | None = None
+        if self._access.stopped is not None:
+            failed, stores = Refused(renewed(self._access.stopped)), False
+        elif disk.full:
             failed, stores = Refused(LogFull(self.path)), False
-        elif disk.refuse_p and self._chance.random() < disk.refuse_p:
-            failed, stores = Refused(LogError(f"{self.path}: input/output error")), False
-        elif disk.unknown_p and self._chance.random() < disk.unknown_p:
-            failed, stores = Unknown(LogError(f"{self.path}: the disk did not reply")), self._chance.random() < 0.5
+        elif disk.refuse_p and chance.random() < disk.refuse_p:
+            failed, stores = Refused(LogError(f"{self.path}: the database is locked")), False
+        elif disk.unknown_p and chance.random() < disk.unknown_p:
+            failed, stores = Unknown(LogError(f"{self.path}: the disk did not reply")), chance.random() < 0.5
+        elif disk.broken_p and chance.random() < disk.broken_p:
+            self._access.stopped = stopped = LogWriterFailed(self.path, "a write or fsync failed: SQLITE_IOERR_FSYNC")
+            failed, stores = Unknown(renewed(stopped)), chance.random() < 0.5
         outcomes: list[Outcome] = []
         rows_stored: list[Row] = []
         offsets_stored: list[int] = []
@@ -290,14 +346,26 @@ class SimLog:
                 offsets_stored += new_offsets
                 outcomes.append(Stored(offsets, repeated))
         if failed is not None:
+            failed.error.outcome = "refused" if isinstance(failed, Refused) else "unknown"
             outcomes = [failed] * len(appends)
         return outcomes, Committed(rows_stored, offsets_stored) if rows_stored else None
+
+    def _prune_periodically(self) -> None:
+        with self.disk.lock:
+            if not self._access.is_closed and not self._access.is_dead:
+                self._prune()
+                self._later(PRUNE_S, self._prune_periodically)
 
     def _prune(self) -> None:
         """Remove what retention does not keep."""
         rules, disk = self._retention, self.disk
-        if rules is None:
-            return
+        self._pruned_at = disk.head
+        if rules is not None:
+            disk.trim(self._prunable(rules))
+
+    def _prunable(self, rules: Retention) -> int:
+        """Return the offset up to which events may be removed."""
+        disk = self.disk
         target = disk.low_water
         if rules.events is not None:
             target = max(target, disk.head - rules.events)
@@ -306,23 +374,20 @@ class SimLog:
             young = next((at for at, row in enumerate(disk.rows) if row.published_at >= cutoff), len(disk.rows))
             target = max(target, disk.low_water + young)
         if rules.size_bytes is not None and disk.rows and disk.size_bytes > rules.size_bytes:
-            mean = disk.size_bytes / len(disk.rows)
-            target = max(target, disk.low_water + int((disk.size_bytes - rules.size_bytes) / mean) + 1)
+            excess = (disk.size_bytes - rules.size_bytes) / (disk.size_bytes / len(disk.rows))
+            target = max(target, disk.low_water + min(len(disk.rows), int(excess) + 1))
         if not rules.ignore_cursors and disk.cursors:
             target = min(target, *[cursor.offset for cursor in disk.cursors.values()])
-        disk.trim(target)
+        return target
 
     def _look(self) -> None:
-        if self._closed or self._watched is None:
+        if self._access.is_closed or self._access.is_dead or self._watched is None:
             return
         head = self.disk.head
         if head != self._shown:
             self._shown = head
             self._watched(head)
         self._later(0.005, self._look)
-
-
-_OWNER = "\0owner"  # the lease of the log itself, beside those of the durable names
 
 
 class SimPage:
@@ -349,79 +414,103 @@ class SimPage:
         return events, None, skipped
 
 
+LEASE_LOST = "the subscription was closed, or another subscriber has its lease"
+Advanced = tuple[str, str, int, Callable[[ZbusError | None], None] | None]  # name, token, offset, and `done`
+
+
 class SimCursors:
     """The cursors of one disk, as one process uses them."""
 
-    def __init__(self, disk: Disk, later: Later, time_ns: Callable[[], int], chance: Random, owner: str) -> None:
-        self._disk, self._later, self._time_ns, self._chance, self._owner = disk, later, time_ns, chance, owner
-        self._closed = False
-        self._pending: list[tuple[str, str, int, Callable[[ZbusError | None], None] | None]] = []
+    def __init__(self, access: Access, chance: Random, owner: str) -> None:
+        self._access, self._disk, self._time_ns = access, access.disk, access.time_ns
+        self._chance, self._owner = chance, owner
+        self._held: dict[str, str] = {}  # by name: the token of the lease of this process
+        self._pending: list[Advanced] = []
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
         """Take the lease of `name`."""
         if not isinstance(name, str) or not name or len(name) > NAME_MAX or not name.isprintable():
-            raise CursorError(str(name), "its name must be printable, with at most 200 characters")
+            raise CursorError(str(name), f"a durable name must have 1 to {NAME_MAX} printable characters")
         disk = self._disk
         with disk.lock:
             if name in disk.leases:
-                holder = disk.leases[name].owner
-                raise CursorError(
-                    name, f"{holder} holds its lease; a durable subscription has one subscriber at a time"
-                )
+                reason = "holds its lease; a durable subscription has one subscriber at a time"
+                raise CursorError(name, f"{disk.leases[name].owner} {reason}")
             before = disk.cursors.get(name)
-            token = self._chance.randbytes(16).hex()
+            if not self._access.is_writable():
+                return Lease("", start if before is None else before.offset, ())
+            self._held[name] = token = self._chance.randbytes(16).hex()
             disk.leases[name] = Held(token, self._owner)
-            offset = start if before is None else before.offset
-            disk.cursors[name] = CursorState(offset, tuple(keys), self._time_ns() if before is None else before[2])
+            offset, updated_at = (start, self._time_ns()) if before is None else (before.offset, before.updated_at_ns)
+            disk.cursors[name] = CursorState(offset, tuple(keys), updated_at)
             return Lease(token, offset, () if before is None else before.keys)
 
     def advance(
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None
     ) -> None:
         """Queue a position."""
-        if self._closed:
-            if done is not None:
-                done(LogError(f"{self._disk.name} is closed; the position was not stored"))
-            return
-        self._pending.append((name, token, offset, done))
-        if len(self._pending) == 1:
-            low, high = self._disk.fsync_s
-            self._later(low + self._chance.random() * (high - low), self.flush)
+        with self._disk.lock:
+            if self._access.is_closed:
+                if done is not None:
+                    done(LogError(f"{self._disk.name} is closed; the position of {name!r} was not stored"))
+                return
+            self._pending.append((name, token, offset, done))
+            if len(self._pending) == 1:
+                low, high = self._disk.fsync_s
+                self._access.later(low + self._chance.random() * (high - low), self.flush)
 
-    def flush(self) -> None:
-        """Store the positions that wait."""
-        pending, self._pending = self._pending, []
-        for name, token, offset, done in pending:
-            with self._disk.lock:
-                held = self._disk.leases.get(name)
-                is_held = held is not None and held.token == token
-                cursor = self._disk.cursors.get(name)
-                if is_held and cursor is not None and offset > cursor.offset:
-                    self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
-            if not is_held:
-                reason = "its lease is held by another subscriber, or was released"
-                record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
-            if done is not None:
-                done(None if is_held else CursorError(name, "its lease was lost; the position was not stored"))
-        if pending:
+    def flush(self) -> LogError | None:
+        """Store the positions that wait. Returns the error if they are not stored."""
+        with self._disk.lock:
+            pending, self._pending = self._pending, []
+            try:
+                if not pending or not self._access.is_writable():
+                    return None
+            except LogError as failed:
+                # The positions are stored later, although those who wait for them learn that they are not.
+                self._pending = [(name, token, offset, None) for name, token, offset, _ in pending]
+                if not self._access.is_closed:
+                    self._access.later(RETRY_S, self.flush)
+                for _, _, _, done in pending:
+                    if done is not None:
+                        done(renewed(failed))
+                return failed
+            for name, token, offset, done in pending:
+                is_held = self._store(name, token, offset)
+                if done is not None:
+                    done(None if is_held else CursorError(name, f"{LEASE_LOST}; the position was not stored"))
             self._disk.point("acknowledged")
+            return None
 
-    def close(self) -> None:
-        """Store the positions that wait. Later ones are refused."""
-        self._closed = True
-        self.flush()
+    def _store(self, name: str, token: str, offset: int) -> bool:
+        """Store one position. Returns whether its lease is still held."""
+        held, cursor = self._disk.leases.get(name), self._disk.cursors.get(name)
+        if held is None or held.token != token or cursor is None:
+            record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=LEASE_LOST, durable=name)
+            return False
+        if offset > cursor.offset:
+            self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+        return True
 
     def release(self, name: str, token: str) -> None:
-        """Store the pending positions and release the lease."""
-        self.flush()
+        """Store the pending positions and release the lease, even if they cannot be stored."""
         with self._disk.lock:
-            held = self._disk.leases.get(name)
-            if held is not None and held.token == token:
-                del self._disk.leases[name]
+            failed = self.flush()
+            self._release(name, token)
+        if failed is not None:
+            raise failed
 
-    def release_all(self) -> None:
-        """Release what this process holds."""
-        for name in [name for name, held in self._disk.leases.items() if held.owner == self._owner]:
+    def close(self) -> None:
+        """Store the pending positions and release all leases of this process."""
+        self.flush()
+        for name, token in list(self._held.items()):
+            self._release(name, token)
+
+    def _release(self, name: str, token: str) -> None:
+        if self._held.get(name) == token:
+            del self._held[name]
+        held = self._disk.leases.get(name)
+        if held is not None and held.token == token and not self._access.is_dead:
             del self._disk.leases[name]
 
     def list(self) -> Sequence[Cursor]:
@@ -437,13 +526,15 @@ class SimCursors:
         """Move a cursor."""
         with self._disk.lock:
             cursor = self._unused(name)
-            self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+            if self._access.is_writable():
+                self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
 
     def delete(self, name: str) -> None:
         """Delete a cursor."""
         with self._disk.lock:
             self._unused(name)
-            del self._disk.cursors[name]
+            if self._access.is_writable():
+                del self._disk.cursors[name]
 
     def _unused(self, name: str) -> CursorState:
         cursor = self._disk.cursors.get(name)
@@ -457,41 +548,51 @@ class SimCursors:
 class SimPositions:
     """Named positions on one disk."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, access: Access) -> None:
+        self._access, self._disk = access, access.disk
 
     def load(self) -> dict[str, int]:
         """Return all positions by name."""
-        return dict(self._disk.positions)
+        with self._disk.lock:
+            return dict(self._disk.positions)
 
     def store(self, changed: Mapping[str, int]) -> None:
         """Store positions."""
         with self._disk.lock:
-            self._disk.store_positions(changed)
-        self._disk.point("position stored")
+            if self._access.is_writable():
+                self._disk.store_positions(changed)
+                self._disk.point("position stored")
 
     def remove(self, names: Collection[str]) -> None:
         """Remove positions."""
         with self._disk.lock:
-            for name in names:
-                self._disk.positions.pop(name, None)
+            if self._access.is_writable():
+                for name in names:
+                    self._disk.positions.pop(name, None)
 
 
 class SimSchemas:
     """The schemas on one disk."""
 
-    def __init__(self, disk: Disk, read_only: bool) -> None:
-        self._disk, self._read_only = disk, read_only
+    def __init__(self, access: Access) -> None:
+        self._access, self._disk = access, access.disk
 
     def load(self) -> Sequence[Schema]:
         """Return all versions, by expression and version."""
-        return sorted(self._disk.schemas, key=lambda each: (each.expression, each.version))
+        with self._disk.lock:
+            return sorted(self._disk.schemas, key=lambda each: (each.expression, each.version))
 
     def store(self, schema: Schema) -> None:
-        """Store one more version."""
-        if self._read_only:
-            raise LogReadOnly(self._disk.name)
-        self._disk.schemas.append(schema)
+        """Store one more version. Raises `LogError` if this version exists."""
+        disk = self._disk
+        if self._access.read_only:
+            raise LogReadOnly(disk.name)
+        with disk.lock:
+            self._access.check_running()
+            if any((each.expression, each.version) == (schema.expression, schema.version) for each in disk.schemas):
+                raise LogError(f"{disk.name}: version {schema.version} of the schema of {schema.expression!r} exists")
+            if self._access.is_writable():
+                disk.schemas.append(schema)
 
 
 def _in_time(row: Row, span: Span) -> bool:

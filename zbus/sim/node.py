@@ -271,7 +271,7 @@ class SimPorts:
             return None
         context = runtime.context()
 
-        def later(delay: float, call: Callable[[], None]) -> object:
+        def later(delay: float, call: Callable[[], object]) -> object:
             return loop.call_later(delay, call, context=context)
 
         kept = (config.retain_age_s, config.retain_events, config.retain_bytes)

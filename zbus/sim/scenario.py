@@ -66,7 +66,9 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     if file.suffix == ".toml":
         from .declared import load_declared
 
-        return [load_declared(file).scenario()]
+        declared = load_declared(file)
+        declared.check_publishers()
+        return [Scenario(declared.name, declared.play, converge_s=declared.converge_s, limit_s=declared.limit_s)]
     if file.suffix != ".py":
         raise ConfigInvalid("scenario", f"{str(file)!r} must be a .py or .toml file")
     folder = str(file.parent.resolve())

@@ -28,7 +28,6 @@ from typing import Any
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, ZbusError
-from zbus.keys import KeySet
 from zbus.observe import records
 
 from .boundary import boundary
@@ -41,6 +40,7 @@ from .invariants import Invariants
 from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
 from .loop import SimLoop, current_process
 from .node import Program, SimNode
+from .route_rules import Sample, Topology
 from .runtime import EPOCH_NS
 from .trace import Trace
 
@@ -346,29 +346,10 @@ class World:
         """Return whether events of a node can reach another one: over a transport, or over bridges."""
         found = self._knows.get((source, target, key))
         if found is None:
-            found = self._knows[source, target, key] = self._reaches(source, target, key)
+            topology = Topology({name: node.config for name, node in self.nodes.items()})
+            found = topology.path(Sample(source, key), target) is not None
+            self._knows[source, target, key] = found
         return found
-
-    def _reaches(self, source: str, target: str, key: str) -> bool:
-        if source == target:
-            return True
-        reached = set(self._urls(source))
-        bridges = [node.config for node in self.nodes.values() if isinstance(node.config, BridgeConfig)]
-        for _ in bridges:
-            for bridge in bridges:
-                first, second = bridge.between
-                if key in KeySet(bridge.keys):
-                    if first in reached and bridge.direction != "reverse":
-                        reached.add(second)
-                    if second in reached and bridge.direction != "forward":
-                        reached.add(first)
-        return not reached.isdisjoint(self._urls(target))
-
-    def _urls(self, name: str) -> tuple[str, ...]:
-        node = self.nodes.get(name)
-        if node is None or isinstance(node.config, BridgeConfig):
-            return ()
-        return tuple(each.partition("?")[0] for each in node.config.transports or (node.config.transport,))
 
     # The beginning and the end.
 
@@ -382,7 +363,7 @@ class World:
         self.ledger.reaches = self.reaches
         self.actions = FaultActions(self)
         self._invariants = Invariants(self)
-        self.ledger.gaps_unrepaired = self._invariants.gaps_unrepaired
+        self.ledger.counted = self._invariants.counted
         loop.set_exception_handler(self._exception)
         loop.limit_s = self._limit_s
         loop.set_default_executor(self._executor)

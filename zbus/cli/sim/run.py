@@ -6,11 +6,13 @@ import json as json_module
 import os
 import shlex
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import zbus
 from zbus.cli.options import JsonOption
 from zbus.cli.render.output import encode_json, note, progress, write
 from zbus.errors import ConfigInvalid
@@ -70,7 +72,8 @@ def run(
     else:
         first, end = _range(seeds)
         work = [(each, list(seed) if seed else list(each.seeds(first, end))) for each in found]
-    before = _resumed(resume)
+    fingerprint = _fingerprint(scenario) if resume is not None else ""
+    before = _resumed(resume, fingerprint)
     work = [(each, [one for one in chosen if one not in before.get(each.name, ())]) for each, chosen in work]
     report = _Report(scenario, json)
     total = sum(len(chosen) for _, chosen in work)
@@ -79,17 +82,19 @@ def run(
 
         def finished(results: list[Result]) -> None:
             for result in results:
-                report.add(result, known={each.name: each.known_failure for each, _ in work}[result.scenario])
-                before.setdefault(result.scenario, set()).add(result.seed)
+                known = {each.name: each.known_failure for each, _ in work}[result.scenario]
+                report.add(result, known)
+                if not result.failed or known:  # a seed that failed is run again
+                    before.setdefault(result.scenario, set()).add(result.seed)
             bar.update(task, advance=len(results), description=f"simulating, {len(report.failed)} failed")
-            _note_resumed(resume, before)
+            _note_resumed(resume, fingerprint, before)
 
         if overrides is not None:
             for each, chosen in work:
                 finished([run_seed(each, one, overrides)[0] for one in chosen])
         else:
-            names = [(each.name, chosen) for each, chosen in work]
-            run_file(scenario, names, jobs, finished, lambda: fail_fast and bool(report.failed))
+            named = [(each.name, chosen) for each, chosen in work]
+            run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
     report.write_summary()
     for result in report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
@@ -209,20 +214,32 @@ def _range(seeds: str) -> tuple[int, int]:
     return numbers
 
 
-def _resumed(path: Path | None) -> dict[str, set[int]]:
-    """Return the seeds that were run before, by scenario."""
+def _resumed(path: Path | None, fingerprint: str) -> dict[str, set[int]]:
+    """Return the seeds that were run before, by scenario. If the code has changed since, there are none."""
     if path is None or not path.exists():
         return {}
     try:
-        return {name: set(map(int, seeds)) for name, seeds in json_module.loads(path.read_text()).items()}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigInvalid("resume", f"{path} was not written by this command: {error}") from error
+        found = json_module.loads(path.read_text())
+        if found["code"] != fingerprint:
+            note(f"zbus: the code has changed since {path} was written: all seeds are run again")
+            return {}
+        return {name: set(map(int, seeds)) for name, seeds in found["done"].items()}
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigInvalid("resume", f"{path} was not written by this command: {error!r}") from error
 
 
-def _note_resumed(path: Path | None, done: dict[str, set[int]]) -> None:
+def _note_resumed(path: Path | None, fingerprint: str, done: dict[str, set[int]]) -> None:
     if path is not None:
-        data = json_module.dumps({name: sorted(seeds) for name, seeds in done.items()}).encode()
-        write_atomically(path, data, path.with_name(f".{path.name}.new"))
+        found = {"code": fingerprint, "done": {name: sorted(seeds) for name, seeds in done.items()}}
+        write_atomically(path, json_module.dumps(found).encode(), path.with_name(f".{path.name}.new"))
+
+
+def _fingerprint(scenario: Path) -> str:
+    """Return a hash of the code that is simulated, and of the scenario."""
+    found = blake2b(digest_size=16)
+    for file in [*sorted(Path(zbus.__file__).parent.rglob("*.py")), scenario]:
+        found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def _counts(counts: Counter[str]) -> str:
