@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from zbus.cli.app import run
+from zbus.util.process import is_alive
 
 SCENARIO = """
 import asyncio
@@ -160,3 +164,19 @@ def test_seeds_may_be_a_range_and_wrong_arguments_are_usage_errors(
     for path in (empty, tmp_path / "missing.py", tmp_path):
         assert run(["sim", "run", str(path)]) == 2
     assert "scenario" in capfdbinary.readouterr().err.decode()
+
+
+def test_the_processes_of_a_run_end_with_it_even_if_it_is_killed(file: Path) -> None:
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(file), "--only", "sound", "--seeds", "100000"]
+    started = subprocess.Popen([*command, "--jobs", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    deadline = time.monotonic() + 30.0
+    while len(found := children.read_text().split()) < 2:
+        assert time.monotonic() < deadline, "it started no processes"
+        time.sleep(0.02)
+    started.kill()
+    started.wait()
+
+    while any(is_alive(int(pid)) for pid in found):
+        assert time.monotonic() < deadline, "its processes still run"
+        time.sleep(0.02)
