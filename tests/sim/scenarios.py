@@ -152,15 +152,15 @@ async def slow_links_and_big_events(world: World) -> None:
     await world.play(Faults(slow_link=(1, 3), disconnect=(0, 1), kill=(0, 1)), SECONDS)
 
 
-async def absent(world: World) -> None:
+async def absent(world: World, faults: Faults, most: int = 200) -> None:
     """Publishers keep few events, and a subscriber is away for longer than that."""
-    kept = world.choose("kept", 5, 200)
+    kept = world.choose("kept", 5, most)
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
     await world.run(1.0)
     for name in "ab":
         program = publishing(world.source(name), f"shop/{name}", pause_s=0.1, until_s=SECONDS + 30.0)
         await world.node(name, log=True, retain_events=kept, program=program)
-    await world.play(Faults(isolate=(0, 2), kill=(0, 2), freeze=(0, 1), for_s=(0.5, 10.0)), SECONDS)
+    await world.play(faults, SECONDS)
     await world.run(5.0)  # the next event of a publisher shows what is missing
 
 
@@ -168,7 +168,7 @@ async def absent(world: World) -> None:
 async def absent_subscribers_and_retention(world: World) -> None:
     """The same, except that after a kill a gap may be reported of events that were received before it."""
     world.without(GAP_REAL)
-    await absent(world)
+    await absent(world, Faults(isolate=(0, 2), kill=(0, 2), freeze=(0, 1), for_s=(0.5, 10.0)))
 
 
 @scenario(share=0.04)
@@ -439,7 +439,7 @@ async def past_events_that_are_owed(world: World) -> None:
     known_seeds=[48],
 )
 async def gaps_that_are_not_real(world: World) -> None:
-    await absent(world)
+    await absent(world, Faults(kill=(3, 5), for_s=(2.0, 4.0), drop=(0.0,)), most=10)
 
 
 @scenario(

@@ -149,7 +149,7 @@ class Account:
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
-        # What a node without a log published before this process was ready is gone, and nobody can know it.
+        # What a node without a log published before this process was ready is gone, and no node can know it.
         self.unlogged_since = at_s + SETTLE_S
         self.drop_owed(lambda published: not published.has_log)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 NAME_MAX = 200
 SCANNED_EVENTS = 4096  # a page looks no further
 PRUNE_S = 15.0  # as often as SQLite, retention removes events
-PRUNE_EVENTS = 4096  # and after so many new ones
+PRUNE_EVENTS = 4096  # and after this number of new ones
 RETRY_S = 0.25  # a position that could not be stored is stored again
 PROMISE = Promise("power loss", "one", True, "as long as its event", None)
 
