@@ -19,7 +19,7 @@ class Scenario(NamedTuple):
     name: str
     play: Callable[[World], Awaitable[object]]
     known_failure: str = ""  # why it fails today
-    known_seeds: tuple[int, ...] = ()  # with which it fails; only these are run until it is fixed
+    known_seeds: tuple[int, ...] = ()  # it fails with some of these; only these are run until it is fixed
     share: float = 1.0  # of the seeds, when several scenarios of a file are run
     converge_s: float = CONVERGE_S
     limit_s: float = LIMIT_S
@@ -47,7 +47,7 @@ def scenario(
             await world.node("billing", log=True, program=bill)
             await world.play(zbus.sim.ORDINARY, seconds=30)
 
-    `known_failure`: why it fails today, with the `known_seeds`; only these are run, and they must fail. `share`: the
+    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail. `share`: the
     part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after the faults.
     `limit_s`: how many virtual seconds it may take in all.
     """

@@ -111,12 +111,16 @@ class _Report:
     def __init__(self, path: Path, json: bool) -> None:
         self._path, self._json = path, json
         self.failed: list[Any] = []
-        self.known: list[Any] = []
-        self.not_failed: list[str] = []  # scenarios that are marked as known failures and did not fail
+        self.known: dict[str, bool] = {}  # scenarios that are marked as known failures, and whether they failed
         self._seeds = self._events = 0
         self._virtual_s = self._node_s = self._real_s = 0.0
         self._faults: Counter[str] = Counter()
         self._frames: Counter[str] = Counter()
+
+    @property
+    def not_failed(self) -> list[str]:
+        """The scenarios that are marked as known failures and did not fail."""
+        return [name for name, failed in self.known.items() if not failed]
 
     def add(self, result: Any, known: str) -> None:
         self._seeds += 1
@@ -127,10 +131,7 @@ class _Report:
         self._faults.update(result.faults)
         self._frames.update(result.frames)
         if known:
-            if result.failed:
-                self.known.append(result)
-            else:
-                self.not_failed.append(f"{result.scenario} with seed {result.seed}")
+            self.known[result.scenario] = self.known.get(result.scenario, False) or result.failed
         elif result.failed:
             self.failed.append(result)
 
@@ -160,7 +161,7 @@ class _Report:
         ]
         write("".join(f"{line}\n" for line in lines).encode())
         for each in self.not_failed:
-            note(f"zbus: {each} is marked as a known failure and did not fail: remove the mark")
+            note(f"zbus: {each} is marked as a known failure, and no seed failed: remove the mark")
 
     def explain(self, scenario: Any, result: Any, overrides: Any, shrinks: bool) -> None:
         """Print a failure: what is broken, the smallest run, and the command that repeats it."""
