@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sim_mutants import SCENARIOS
 from zbus.sim.faults import KINDS
 from zbus.sim.runner import run_seeds
 from zbus.sim.scenario import Scenario, load_scenarios
+from zbus.sim.world import World
 
 SEEDS = 300
 ALL = load_scenarios(SCENARIOS)
@@ -22,6 +24,9 @@ def test_every_invariant_holds(scenario: Scenario) -> None:
     failed = [result for result in run_seeds(scenario, scenario.seeds(0, SEEDS)) if result.failed]
 
     assert [(result.seed, str(result.violations[0])) for result in failed] == []
+    gc.collect()
+    left = [each for each in gc.get_objects() if isinstance(each, World)]
+    assert left == [], "a world stays in memory"
 
 
 @pytest.mark.parametrize("scenario", KNOWN, ids=[each.name for each in KNOWN])

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from zbus.bus import Bus
+from zbus.deliver.overflow import POLICIES
 from zbus.deliver.subscriber import EventSubscriber
 from zbus.event import Event, Offset
 from zbus.node import Node, Ports
@@ -172,3 +173,9 @@ class ObservedSubscriber(EventSubscriber):
         self._observed.closed()
         with suppress(ProcessKilled):  # then it is closed
             await self._call(super().aclose)
+
+    def forget(self) -> None:
+        """Drop the events that wait: the world has ended. They lead to everything, invisible to the collector."""
+        self._queue.clear()
+        self._aside = None
+        self._policy = POLICIES["drop_oldest"](self._inlet, self._buffer, self._host)

@@ -73,6 +73,9 @@ class Reader(Protocol):
     def queued(self) -> int:
         """The events in memory."""
 
+    def forget(self) -> None:
+        """Drop the events in memory."""
+
 
 class Subscription:
     """A subscription as the ledger sees it: what it received, and what it is owed."""
@@ -204,7 +207,7 @@ class Ledger:
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
         self.watched: list[Callable[[str, Event], None]] = []  # of users
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
-        self._subscriptions = 0
+        self._subscriptions: list[Subscription] = []
 
     # What happens.
 
@@ -218,8 +221,8 @@ class Ledger:
 
     def account(self, subscription: Subscription) -> Account:
         """Return the account of a subscription: a durable name keeps its account over restarts."""
-        self._subscriptions += 1
-        name = subscription.durable or f"#{self._subscriptions}"
+        self._subscriptions.append(subscription)
+        name = subscription.durable or f"#{len(self._subscriptions)}"
         found = self.accounts.get((subscription.node, name))
         if found is None:
             found = Account(self, subscription.node, subscription.durable, subscription.keys)
@@ -311,6 +314,11 @@ class Ledger:
         self._offsets = {key: value for key, value in self._offsets.items() if key[0] != disk.name}
         for offset, row in enumerate(disk.rows, disk.low_water + 1):
             self._offsets[disk.name, offset] = (row.publisher_id, row.sequence)
+
+    def forget(self) -> None:
+        """Drop the events that wait in subscriptions: the world has ended."""
+        for subscription in self._subscriptions:
+            subscription.reader.forget()
 
     # What is owed.
 

@@ -276,6 +276,11 @@ class SimLog:
                 self.disk.writer_pid = None
                 self.disk.store_positions({}, sync=True)
 
+    def forget(self) -> None:
+        """Drop what waits for a commit: the world has ended."""
+        self._batch, self._appends = [], []
+        self._notices.clear()
+
     # On the log's thread.
 
     def _begin(self) -> None:

@@ -78,6 +78,8 @@ class SimNode:
         self._calls: dict[asyncio.Future[Any], None] = {}
         self._programs: list[asyncio.Task[Any]] = []
         self.fabrics: list[SimFabric] = []
+        self.logs: list[SimLog] = []  # of all processes
+        self.opened: list[SimBus | Bridge] = []  # of all processes
         self.disk = world.disk(config.log) if config.log is not None else None
         if self.disk is not None:
             world.ledger.disks[name] = self.disk
@@ -121,11 +123,13 @@ class SimNode:
         try:
             if isinstance(self.config, BridgeConfig):
                 self._bridge = bridge = process.context.copy().run(Bridge.of, self.config, runtime, ports)
+                self.opened.append(bridge)
                 await self.call(bridge.start)
             else:
                 config = self.config
                 make = lambda: SimBus(config, runtime, ports, world.ledger, self)  # noqa: E731
                 self._bus = bus = process.context.copy().run(make)
+                self.opened.append(bus)
                 await self.call(bus.start)
                 self.spawn(self._watch_gaps)
                 for program in self.programs:
@@ -193,6 +197,20 @@ class SimNode:
         if self.process is not None and self.process.frozen:
             self._world.note("thawed", self.name)
             self.process.thaw(self._world.loop)
+
+    def forget(self) -> None:
+        """Drop what killed processes left behind: the world has ended.
+
+        Bursts of events, as events themselves, are invisible to the garbage collector, and lead to everything.
+        """
+        for process in self.processes:
+            process.tasks.clear()
+            process.kept.clear()
+        for log in self.logs:
+            log.forget()
+        for opened in self.opened:
+            if (commits := opened._node.commits) is not None:
+                commits._in_flight.clear()
 
     # Code in its process.
 
@@ -277,7 +295,7 @@ class SimPorts:
         kept = (config.retain_age_s, config.retain_events, config.retain_bytes)
         rules = Retention(*kept, config.retain_ignore_cursors) if any(each is not None for each in kept) else None
         owner, pid = f"process {runtime.pid()}", runtime.pid()
-        return SimLog(
+        log = SimLog(
             disk,
             later,
             runtime.time_ns,
@@ -287,6 +305,8 @@ class SimPorts:
             read_only=config.read_only,
             retention=rules,
         )
+        self._node.logs.append(log)
+        return log
 
     def open_fabric(self, config: BusConfig, url: str, session: Any) -> Fabric:
         """Open the node's end of a transport."""

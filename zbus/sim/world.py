@@ -443,9 +443,8 @@ class World:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         # Events are invisible to the garbage collector, and lead to disks and contexts.
+        self.ledger.forget()
         for disk in self.disks.values():
             disk.detach()
         for node in self.nodes.values():
-            for process in node.processes:
-                process.tasks.clear()
-                process.kept.clear()
+            node.forget()
