@@ -66,7 +66,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     gc.disable()  # a collection would run finalizers at times that differ from run to run
     try:
         result: T = loop.run_until_complete(main)
+        loop.finish()
         return result
+    except BaseException:
+        loop.abandon()
+        raise
     finally:
         loop.close()
         if collects:

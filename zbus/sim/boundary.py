@@ -39,13 +39,16 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
     Other threads of this process keep the real ones.
     """
     saved: list[tuple[Any, str, Any]] = []
+    shared, another = random._inst, Random()
 
-    def replace(owner: Any, name: str, made: Callable[..., Any]) -> None:
+    def replace(owner: Any, name: str, here: Callable[..., Any], elsewhere: Any = None, always: bool = False) -> None:
+        """Call `here` in the world and `elsewhere` (by default the original) in other threads."""
         real = getattr(owner, name)
+        other = real if elsewhere is None else elsewhere
         saved.append((owner, name, real))
 
         def choose(*args: Any, **options: Any) -> Any:
-            use = made if asyncio._get_running_loop() is loop and not _outside else real
+            use = here if asyncio._get_running_loop() is loop and (always or not _outside) else other
             return use(*args, **options)
 
         setattr(owner, name, choose)
@@ -55,16 +58,26 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
     for name in ("monotonic", "perf_counter"):
         replace(time, name, loop.time)
         replace(time, f"{name}_ns", lambda: int(loop.time() * 1e9))
-    replace(os, "urandom", chance.randbytes)
-    replace(random, "_urandom", chance.randbytes)  # what `secrets` reads
     for owner, name, what, instead in REFUSED:
         replace(owner, name, _refusing(what, instead))
-    state = random.getstate()
-    random.seed(chance.getrandbits(64))
+    replace(os, "urandom", chance.randbytes, always=True)
+    replace(random, "_urandom", chance.randbytes, always=True)  # what `secrets` reads
+    seed = random.Random.seed
+
+    def seeded(self: Random, a: Any = None, version: int = 2) -> None:
+        seed(self, chance.getrandbits(64) if a is None else a, version)
+
+    replace(random.Random, "seed", seeded, always=True)
+    state = shared.getstate()
+    # The world has the generator of the module, also for names that were bound before. Other threads get another one.
+    for name in random.__all__:
+        if getattr(getattr(random, name), "__self__", None) is shared:
+            replace(random, name, getattr(shared, name), getattr(another, name), always=True)
+    shared.seed(chance.getrandbits(64))
     try:
         yield
     finally:
-        random.setstate(state)
+        shared.setstate(state)
         for owner, name, real in reversed(saved):
             setattr(owner, name, real)
 
@@ -74,7 +87,10 @@ _outside: list[None] = []  # not empty while a part of the simulator itself uses
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Let the simulator itself use the machine, such as a real log with its thread."""
+    """Let the simulator itself use the machine, such as a real log with its thread.
+
+    Clocks are real in the `with` block. Random numbers are still those of the world.
+    """
     _outside.append(None)
     try:
         yield

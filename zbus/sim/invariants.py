@@ -12,7 +12,8 @@ from zbus.mesh.peer import BUFFERED_EVENTS_MAX, KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
-from .ledger import CONVERGES, MEMORY, Ledger
+from .ledger import CONVERGES, MEMORY, NO_EXCEPTION, Ledger
+from .loop import has_failed
 from .node import SimNode
 
 POLL_S = 0.1
@@ -52,6 +53,7 @@ class Invariants:
     def check_end(self) -> None:
         """Check what must hold at the end."""
         self.check()
+        self._check_tasks()
 
     async def converge(self, within_s: float) -> None:
         """Wait until nothing is owed and nothing is left to do; report what is, after `within_s` seconds."""
@@ -73,6 +75,13 @@ class Invariants:
         """Return a counter of a node, since its last start."""
         inside = _inside(self._world.nodes[name])
         return int(inside.stats.counts().get(counter, 0)) if inside is not None else 0
+
+    def _check_tasks(self) -> None:
+        """Report tasks that failed without anything that noticed it."""
+        for node in self._world.nodes.values():
+            for task in [task for process in node.processes for task in process.tasks if has_failed(task)]:
+                what = f"a task raised {task.exception()!r}, and nothing awaited it: {task.get_coro()}"
+                self._world.ledger.broken(NO_EXCEPTION, node.name, what)
 
     def _check_own(self) -> None:
         for check in self._world.checks:

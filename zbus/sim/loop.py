@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import math
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -27,6 +30,7 @@ from .errors import WorldBoundary, WorldStuck
 T = TypeVar("T")
 
 STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
+CLEANUP_S = 60.0  # how long a scenario that was interrupted may clean up
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
 
 # What the network and the operating system offer to an ordinary event loop.
@@ -137,6 +141,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._default: Callable[[], SimulatedExecutor] | None = None
         self._tasks: list[asyncio.Task[Any]] = []  # of the scenario
+        self._generators: list[weakref.ref[Any]] = []  # of the scenario
         self._stuck: WorldStuck | None = None
         self.at_close: list[Callable[[], object]] = []
         self.steps = 0
@@ -188,7 +193,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         tasks = self._tasks if process is None else process.tasks
         tasks.append(task)
         if len(tasks) > TASKS_KEPT and len(tasks) & (len(tasks) - 1) == 0:
-            tasks[:] = [each for each in tasks if not each.done()]
+            tasks[:] = [each for each in tasks if not each.done() or has_failed(each)]
         return task
 
     def set_default_executor(self, make: Any) -> None:
@@ -213,13 +218,11 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_until_complete(self, future: Any) -> Any:
         """Run until a coroutine, a task or a future is done, and return its result."""
         self._check_usable()
-        main = asyncio.ensure_future(future, loop=self)
-        self._tasks.append(main)
-        before = asyncio._get_running_loop()
-        if before is not None:
+        if asyncio._get_running_loop() is not None:
             raise RuntimeError("zbus.sim.run() cannot be called from a running event loop")
+        main = asyncio.ensure_future(future, loop=self)
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=lambda _: None, finalizer=self._finalize)
+        sys.set_asyncgen_hooks(firstiter=self._begun, finalizer=self._finalize)
         asyncio._set_running_loop(self)
         self._running = True
         try:
@@ -228,16 +231,48 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._running = False
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
-        if self._stuck is not None and main.cancelled():
-            raise self._stuck
-        return main.result()
+        if self._stuck is None:
+            return main.result()
+        stuck, self._stuck = self._stuck, None
+        try:
+            main.result()
+        except BaseException as error:
+            for note in getattr(error, "__notes__", ()):
+                stuck.add_note(note)
+            raise stuck from error
+        raise stuck
+
+    def finish(self) -> None:
+        """Cancel the tasks that the scenario has left, and close its asynchronous generators, as `asyncio.run` does.
+
+        Raises the exception of a task that was never awaited: otherwise nothing would notice it.
+        """
+        self.limit_s = self._now + CLEANUP_S
+        left = self.open_tasks()
+        for task in left:
+            task.cancel()
+        if left:
+            self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        generators = [generator for each in self._generators if (generator := each()) is not None]
+        if generators:
+            closing = [asyncio.ensure_future(_closed(each), loop=self) for each in generators]
+            self.run_until_complete(asyncio.gather(*closing))
+        for task in self._tasks:
+            if has_failed(task) and (error := task.exception()) is not None:
+                error.add_note(f"raised in {task.get_name()}, a task of the scenario that was not awaited")
+                raise error
+
+    def abandon(self) -> None:
+        """Do the same after a failure, as far as possible. What is raised now says nothing."""
+        with suppress(Exception, asyncio.CancelledError):
+            self.finish()
 
     def _interrupt(self, main: asyncio.Future[Any], reason: str) -> None:
         """End the scenario, because it would never end: cancel it once, so that it can clean up."""
         if self._stuck is not None:
             raise self._stuck
         self._stuck = WorldStuck(reason, self)
-        self.limit_s = math.inf
+        self.limit_s = self._now + CLEANUP_S
         main.cancel()
 
     def _run(self, main: asyncio.Future[Any]) -> None:
@@ -245,19 +280,21 @@ class SimLoop(asyncio.AbstractEventLoop):
         standing = 0
         done = main.done
         while not done():
+            standing += 1
+            if standing > STANDSTILL_STEPS:
+                raise WorldStuck(f"time stands still at {self._now:.6f} s: callbacks schedule each other", self)
             if ready:
                 handle = ready.popleft()
-                standing += 1
-                if standing > STANDSTILL_STEPS:
-                    raise WorldStuck(f"time stands still at {self._now:.6f} s: callbacks schedule each other", self)
             elif timers:
                 when, _, handle = pop(timers)
+                if handle.callback is None:
+                    continue
                 if when > self._now:
-                    if handle.callback is None:
-                        continue
-                    self._now = when
+                    self._now = now = when
                     standing = 0
-                    if when > self.limit_s:
+                    while timers and timers[0][0] <= now:  # before what these callbacks schedule, as in asyncio
+                        ready.append(pop(timers)[2])
+                    if now > self.limit_s:
                         self._interrupt(main, f"the scenario did not end within {self.limit_s:g} virtual seconds")
             else:
                 self._interrupt(main, "nothing is scheduled, and the scenario still waits")
@@ -284,27 +321,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Not supported: a world ends with its scenario."""
         raise WorldBoundary("run_forever", "use zbus.sim.run(scenario())")
 
-    def drain(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """Let cancelled tasks end, in no virtual time, as far as they do."""
-        asyncio._set_running_loop(self)
-        try:
-            for task in tasks:
-                task.cancel()
-            for _ in range(STANDSTILL_STEPS):
-                if not self._ready:
-                    break
-                handle = self._ready.popleft()
-                if handle.callback is not None:
-                    try:
-                        handle.context.run(handle.callback, *handle.args)
-                    except Exception:  # noqa: S110 - the world has ended; what its remains raise says nothing
-                        pass
-        finally:
-            asyncio._set_running_loop(None)
-
     def open_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the tasks of the scenario that have not ended."""
-        return [task for task in dict.fromkeys(self._tasks) if not task.done()]
+        return [task for task in self._tasks if not task.done()]
 
     def is_running(self) -> bool:
         """Return whether the loop runs."""
@@ -357,6 +376,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Raise the exception in the scenario: nothing may fail silently."""
         error = context.get("exception")
+        if not self._running:  # a destructor: an exception would only be printed
+            logging.getLogger("asyncio").error(context.get("message"), exc_info=error)
+            return
         raise error if isinstance(error, BaseException) else RuntimeError(context.get("message"))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -367,15 +389,32 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._handler(self, context)
 
     async def shutdown_asyncgens(self) -> None:
-        """Do nothing: the world ends all of its tasks."""
+        """Do nothing: `finish` closes them."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: simulated threads need no end."""
+
+    def _begun(self, generator: Any) -> None:
+        """Note an asynchronous generator of the scenario. Those of a process end with it."""
+        if current_process.get() is None:
+            found = self._generators
+            found.append(weakref.ref(generator))
+            if len(found) > TASKS_KEPT and len(found) & (len(found) - 1) == 0:
+                found[:] = [each for each in found if each() is not None]
 
     def _finalize(self, generator: Any) -> None:
         """Close an asynchronous generator that was dropped, in the process that dropped it."""
         if not self._closed:
             self.call_soon(self.create_task, generator.aclose())
+
+
+def has_failed(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task has raised an exception that nothing has retrieved."""
+    return task.done() and bool(task._log_traceback)
+
+
+async def _closed(generator: Any) -> None:
+    await generator.aclose()
 
 
 def _outside(name: str) -> Callable[..., NoReturn]:

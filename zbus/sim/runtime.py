@@ -138,20 +138,23 @@ class SimExecutor(Executor):
 
     def run_on_loop(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a call; the future gets its result on the loop."""
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: _Awaited[T] = _Awaited(loop=self._loop)
 
         def run() -> None:
-            if not future.done():
-                try:
-                    result = call()
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
+            if future.is_withdrawn:
+                return
+            try:
+                result = call()
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                if not future.done():
                     future.set_exception(error)
-                else:
+            else:
+                if not future.done():
                     future.set_result(result)
 
-        self._schedule(run, future.cancel)
+        future.begins = self._schedule(run, future.cancel)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -162,7 +165,8 @@ class SimExecutor(Executor):
         for begins, run, cancel in waiting.values():
             cancel() if cancel_futures and begins > now else run()
 
-    def _schedule(self, run: Callable[[], None], cancel: Callable[[], object]) -> None:
+    def _schedule(self, run: Callable[[], None], cancel: Callable[[], object]) -> float:
+        """Plan a call. Returns when a worker begins with it."""
         if self._ended:
             raise RuntimeError("cannot schedule new futures after shutdown")
         now, chance = self._loop.time(), self._runtime.chance
@@ -174,6 +178,7 @@ class SimExecutor(Executor):
         number = self._number
         self._waiting[number] = begins, run, cancel
         self._loop.call_at(ends, self._step, number, at, context=self._context)
+        return begins
 
     def _step(self, number: int, at: int) -> None:
         entry = self._waiting.pop(number, None)
@@ -185,6 +190,20 @@ class SimExecutor(Executor):
             self._loop.call_at(worker.busy_until, self._step, number, at, context=self._context)
             return
         self._runtime.run_as(worker, entry[1])
+
+
+class _Awaited(asyncio.Future[T]):
+    """The result of a call on a thread. Cancelling it withdraws the call only if no thread has begun with it."""
+
+    begins = 0.0
+    is_withdrawn = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Do not wait for the result."""
+        if not super().cancel(msg):
+            return False
+        self.is_withdrawn = self.get_loop().time() < self.begins
+        return True
 
 
 class SimThread:
