@@ -9,8 +9,8 @@ import pytest
 from sim_mutants import SCENARIOS
 
 from zbus.sim.faults import KINDS
-from zbus.sim.runner import run_seeds
-from zbus.sim.scenario import Scenario, load_scenarios
+from zbus.sim.scenarios.runner import run_seeds
+from zbus.sim.scenarios.scenario import Scenario, load_scenarios
 from zbus.sim.world import World
 
 SEEDS = 300

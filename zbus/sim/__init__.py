@@ -19,12 +19,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from .errors import InvariantBroken, ProcessKilled, Violation, WorldBoundary, WorldStuck
-from .fabric import Conditions
 from .faults import ORDINARY, Fault, Faults, Plan
 from .ledger import INVARIANTS
-from .loop import SimLoop
+from .machine.fabric import Conditions
+from .machine.loop import SimLoop
 from .node import SimNode
-from .scenario import Scenario, scenario
+from .scenarios.scenario import Scenario, scenario
 from .world import Overrides, World
 
 __all__ = [

@@ -20,8 +20,8 @@ from zbus.publish.publisher import EventPublisher
 
 from .errors import ProcessKilled
 from .ledger import Ledger, Subscription
-from .loop import Process
-from .runtime import SimRuntime
+from .machine.loop import Process
+from .machine.runtime import SimRuntime
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig

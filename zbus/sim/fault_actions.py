@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
-from .disk import Disk
-from .fabric import SimNet
 from .faults import STEPS, Fault
-from .hostile import forged_beacons, malformed_frames
 from .ledger import Ledger
+from .machine.disk import Disk
+from .machine.fabric import SimNet
+from .machine.hostile import forged_beacons, malformed_frames
 from .node import SimNode
 
 CLOCK_S = (5.0, 30.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
-from .fabric import Conditions
+from .machine.fabric import Conditions
 
 # What each kind does, for `zbus sim run --help` and the documentation.
 KINDS: Mapping[str, str] = {

@@ -13,7 +13,7 @@ from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
 from .ledger import CONVERGES, MEMORY, NO_EXCEPTION, Ledger
-from .loop import has_failed
+from .machine.loop import has_failed
 from .node import SimNode
 
 POLL_S = 0.1

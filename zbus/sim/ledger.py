@@ -17,9 +17,9 @@ from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import Row
 
-from .disk import Disk
 from .errors import Violation
-from .loop import Process
+from .machine.disk import Disk
+from .machine.loop import Process
 
 Identity = tuple[int, int]
 GAPS = "@zbus/gap"

@@ -16,13 +16,13 @@ from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log
 
 from .bus import SimBus
-from .disk import Disk
 from .errors import ProcessKilled
-from .fabric import SimFabric, SimNet
 from .ledger import CLOSES, GAPS, NO_EXCEPTION, Ledger
-from .log import Retention, SimLog
-from .loop import Process, SimLoop, current_process
-from .runtime import Clock, SimRuntime
+from .machine.disk import Disk
+from .machine.fabric import SimFabric, SimNet
+from .machine.log import Retention, SimLog
+from .machine.loop import Process, SimLoop, current_process
+from .machine.runtime import Clock, SimRuntime
 
 if TYPE_CHECKING:
     from zbus.observe.tracing import Tracing

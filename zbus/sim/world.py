@@ -30,18 +30,18 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, ZbusError
 from zbus.observe import records
 
-from .boundary import boundary
-from .disk import Disk
 from .errors import InvariantBroken, WorldBoundary, WorldStuck
-from .fabric import Conditions, SimNet
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
 from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
-from .loop import SimLoop, current_process
+from .machine.boundary import boundary
+from .machine.disk import Disk
+from .machine.fabric import Conditions, SimNet
+from .machine.loop import SimLoop, current_process
+from .machine.runtime import EPOCH_NS
 from .node import Program, SimNode
 from .route_rules import Sample, Topology
-from .runtime import EPOCH_NS
 from .trace import Trace
 
 TRANSPORT = "sim://world"

@@ -48,8 +48,8 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run scenarios with many seeds. Exit code 1 if an invariant was broken."""
-    from zbus.sim.runner import Result, run_file, run_seed
-    from zbus.sim.scenario import load_scenarios
+    from zbus.sim.scenarios.runner import Result, run_file, run_seed
+    from zbus.sim.scenarios.scenario import load_scenarios
     from zbus.sim.world import Overrides
 
     found = load_scenarios(scenario)
@@ -165,8 +165,8 @@ class _Report:
 
     def explain(self, scenario: Any, result: Any, overrides: Any, shrinks: bool) -> None:
         """Print a failure: what is broken, the smallest run, and the command that repeats it."""
-        from zbus.sim.runner import run_seed
-        from zbus.sim.shrink import shrink
+        from zbus.sim.scenarios.runner import run_seed
+        from zbus.sim.scenarios.shrink import shrink
 
         note(f"\nFAILED {result.scenario}, seed {result.seed}:")
         for violation in result.violations[:5]:

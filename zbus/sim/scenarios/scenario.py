@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import ConfigInvalid
-
-from .world import CONVERGE_S, LIMIT_S, World
+from zbus.sim.world import CONVERGE_S, LIMIT_S, World
 
 
 class Scenario(NamedTuple):

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from .errors import WorldBoundary
+from zbus.sim.errors import WorldBoundary
+
 from .loop import SimLoop
 
 REFUSED = (

@@ -25,7 +25,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from .errors import WorldBoundary, WorldStuck
+from zbus.sim.errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from . import run as run_world
-from .errors import InvariantBroken, Violation
+from zbus.sim import run as run_world
+from zbus.sim.errors import InvariantBroken, Violation
+from zbus.sim.trace import Trace
+from zbus.sim.world import Overrides, World
+
 from .scenario import Scenario, load_scenarios
-from .trace import Trace
-from .world import Overrides, World
 
 COLLECT_EVERY = 20  # seeds
 CHUNK_SEEDS = 10
