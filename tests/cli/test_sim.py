@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -182,3 +183,23 @@ def test_the_processes_of_a_run_end_with_it_even_if_it_is_killed(file: Path) -> 
     while any(is_alive(int(pid)) for pid in found):
         assert time.monotonic() < deadline, "its processes still run"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupted_run_prints_what_it_has(file: Path, tmp_path: Path, jobs: str) -> None:
+    state = tmp_path / "state.json"
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(file), "--only", "sound", "--seeds", "100000"]
+    started = subprocess.Popen(
+        [*command, "--jobs", jobs, "--resume", str(state)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 30.0
+    while not state.exists():
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=30.0)
+
+    assert started.returncode == 1
+    assert re.match(rb"\d+ seeds, 0 failed", out)
+    assert b"interrupted" in err
+    assert b"Traceback" not in err

@@ -89,18 +89,24 @@ def run(
             bar.update(task, advance=len(results), description=f"simulating, {len(report.failed)} failed")
             _note_resumed(resume, fingerprint, before)
 
-        if overrides is not None:
-            for each, chosen in work:
-                finished([run_seed(each, one, overrides)[0] for one in chosen])
-        else:
-            named = [(each.name, chosen) for each, chosen in work]
-            run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
+        try:
+            if overrides is not None:
+                for each, chosen in work:
+                    finished([run_seed(each, one, overrides)[0] for one in chosen])
+            else:
+                named = [(each.name, chosen) for each, chosen in work]
+                run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
+        except KeyboardInterrupt:
+            report.interrupted = True
     report.write_summary()
-    for result in report.failed[:SHRUNK_FAILURES]:
+    for result in () if report.interrupted else report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
         report.explain(one, result, overrides, shrink and overrides is None)
     for result in report.failed[SHRUNK_FAILURES:]:
         note(f"FAILED {result.scenario}, seed {result.seed}: {result.violations[0]}")
+    if report.interrupted:
+        note("zbus: interrupted; the summary has the seeds that were run")
+        raise typer.Exit(1)
     if report.failed or report.not_failed:
         raise typer.Exit(1)
 
@@ -111,6 +117,7 @@ class _Report:
     def __init__(self, path: Path, json: bool) -> None:
         self._path, self._json = path, json
         self.failed: list[Any] = []
+        self.interrupted = False
         self.known: dict[str, bool] = {}  # scenarios that are marked as known failures, and whether they failed
         self._seeds = self._events = 0
         self._virtual_s = self._node_s = self._real_s = 0.0
@@ -120,6 +127,8 @@ class _Report:
     @property
     def not_failed(self) -> list[str]:
         """The scenarios that are marked as known failures and did not fail."""
+        if self.interrupted:
+            return []
         return [name for name, failed in self.known.items() if not failed]
 
     def add(self, result: Any, known: str) -> None:
