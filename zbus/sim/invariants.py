@@ -12,7 +12,8 @@ from zbus.mesh.peer import BUFFERED_EVENTS_MAX, KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
-from .ledger import CONVERGES, MEMORY, Ledger
+from .errors import told
+from .ledger import CONVERGES, MEMORY, NO_EXCEPTION, Ledger
 from .node import SimNode
 
 POLL_S = 0.1
@@ -52,6 +53,12 @@ class Invariants:
     def check_end(self) -> None:
         """Check what must hold at the end."""
         self.check()
+        for node in self._world.nodes.values():
+            for task in node.process.tasks if node.process is not None and node.is_alive else ():
+                if task.done() and task._log_traceback:  # nobody has asked for it
+                    error = task.exception()
+                    assert error is not None
+                    self._world.ledger.broken(NO_EXCEPTION, node.name, f"a task of it raised {told(error)}")
 
     async def converge(self, within_s: float) -> None:
         """Wait until nothing is owed and nothing is left to do; report what is, after `within_s` seconds."""

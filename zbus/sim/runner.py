@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from . import run as run_world
-from .errors import InvariantBroken, Violation
+from .errors import InvariantBroken, Violation, place_of
 from .scenario import Scenario, load_scenarios
 from .trace import Trace
 from .world import Overrides, World
@@ -81,7 +81,7 @@ def run_seed(
     except InvariantBroken as error:
         violations = error.violations
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}{place_of(error)}"
         violations = (*world.ledger.violations, Violation(ENDED, world.loop.time(), "", what))
     took = perf_counter() - began
     loop, trace = world.loop, world.trace

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from zbus.errors import ConfigInvalid
 
+from .errors import place_of
 from .world import CONVERGE_S, LIMIT_S, World
 
 
@@ -47,9 +48,9 @@ def scenario(
             await world.node("billing", log=True, program=bill)
             await world.play(zbus.sim.ORDINARY, seconds=30)
 
-    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail. `share`: the
-    part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after the faults.
-    `limit_s`: how many virtual seconds it may take in all.
+    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail. `share`:
+    the part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after the
+    faults. `limit_s`: how many virtual seconds it may take in all.
     """
 
     def make(play: Callable[[World], Awaitable[object]]) -> Scenario:
@@ -74,7 +75,13 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as for `python FILE`: it may import the service that it tests
-    found = [each for each in runpy.run_path(str(file)).values() if isinstance(each, Scenario)]
+    try:
+        names = runpy.run_path(str(file))
+    except (Exception, SystemExit) as error:
+        where = place_of(error) if not isinstance(error, SyntaxError) else ""
+        what = f"{type(error).__name__}: {error}{where}"
+        raise ConfigInvalid("scenario", f"{file} cannot be imported: {what}") from error
+    found = [each for each in names.values() if isinstance(each, Scenario)]
     if not found:
         raise ConfigInvalid("scenario", f"{file} has no function that is decorated with @zbus.sim.scenario()")
     return found
