@@ -405,6 +405,8 @@ class World:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the run was interrupted, and its loop is gone
         try:
             if error is None:
                 await self.heal()
