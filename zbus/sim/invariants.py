@@ -12,6 +12,7 @@ from zbus.mesh.peer import BUFFERED_EVENTS_MAX, KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
+from .errors import told
 from .ledger import CONVERGES, MEMORY, NO_EXCEPTION, Ledger
 from .machine.loop import has_failed
 from .node import SimNode
@@ -80,7 +81,9 @@ class Invariants:
         """Report tasks that failed without anything that noticed it."""
         for node in self._world.nodes.values():
             for task in [task for process in node.processes for task in process.tasks if has_failed(task)]:
-                what = f"a task raised {task.exception()!r}, and nothing awaited it: {task.get_coro()}"
+                error = task.exception()
+                assert error is not None
+                what = f"a task raised {told(error)}, and nothing awaited it"
                 self._world.ledger.broken(NO_EXCEPTION, node.name, what)
 
     def _check_own(self) -> None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from zbus.bridge.bridge import Bridge
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
+from zbus.errors import ZbusError
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log
 
 from .bus import SimBus
-from .errors import ProcessKilled
+from .errors import ProcessKilled, told
 from .ledger import CLOSES, GAPS, NO_EXCEPTION, Ledger
 from .machine.disk import Disk
 from .machine.fabric import SimFabric, SimNet
@@ -110,6 +111,8 @@ class SimNode:
     async def start(self) -> SimNode:
         """Start a process: open the bus, and run the program. Raises what opening the bus raises."""
         world = self._world
+        if self.is_alive:
+            raise ZbusError(f"node {self.name} runs already: stop or kill it first")
         self.is_down = False
         self.process = process = Process(f"{self.name}#{len(self.processes) + 1}")
         self.processes.append(process)
@@ -263,7 +266,7 @@ class SimNode:
     def _program_ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self.is_alive and not _is_closing(self._bus):
-            self._world.ledger.broken(NO_EXCEPTION, self.name, f"its program raised {error!r}")
+            self._world.ledger.broken(NO_EXCEPTION, self.name, f"its program raised {told(error)}")
 
     async def _watch_gaps(self) -> None:
         async with self.bus.subscribe(GAPS, queue_events=WATCHED_GAPS) as gaps:

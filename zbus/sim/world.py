@@ -18,9 +18,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from inspect import iscoroutinefunction
 from random import Random
 from types import TracebackType
 from typing import Any
@@ -114,6 +116,8 @@ class World:
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
     ) -> None:
+        if not isinstance(seed, int):
+            raise ConfigInvalid("seed", f"must be a whole number, not {seed!r}")
         self.seed, self._overrides = seed, overrides or Overrides()
         self._converge_s, self._limit_s, self._keep_trace = converge_s, limit_s, keep_trace
         self.nodes: dict[str, SimNode] = {}
@@ -176,11 +180,18 @@ class World:
         function that gets the bus; it runs again after each restart. `settings`: as for `zbus.open`; all nodes share
         one transport unless they name others.
         """
+        self._check_entered()
+        if program is not None and not callable(program):
+            raise TypeError("program must be a function that gets the bus: give it without calling it")
         path = f"{name}.db" if log is True else log or None
         if not settings.keys() & {"transport", "transports"}:
             settings["transport"] = TRANSPORT
         config = BusConfig.exactly(log=path, node=name, **settings)
         return await self._add(SimNode(self, name, config, program, clock_ahead_s))
+
+    def _check_entered(self) -> None:
+        if not hasattr(self, "loop") or self.trace.ended:
+            raise ZbusError("this world is not entered: use it inside of `async with zbus.sim.world(…) as world:`")
 
     async def bridge(
         self,
@@ -212,6 +223,7 @@ class World:
 
     async def run(self, seconds: float) -> None:
         """Let time pass."""
+        _check_seconds("seconds", seconds)
         await asyncio.sleep(seconds)
 
     @property
@@ -221,6 +233,8 @@ class World:
 
     async def until(self, condition: Callable[[], object], within_s: float = CONVERGE_S) -> None:
         """Wait until a condition is true. Raises `WorldStuck` if it is not within `within_s` seconds."""
+        if not callable(condition) or iscoroutinefunction(condition):
+            raise TypeError("condition must be a function without arguments that is not `async`, such as lambda: found")
         deadline = self.now + within_s
         while not condition():
             if self.now >= deadline:
@@ -240,6 +254,11 @@ class World:
 
     async def play(self, faults: Faults, seconds: float) -> None:
         """Let the faults that the seed draws happen during the next `seconds` seconds, and wait for their end."""
+        _check_seconds("seconds", seconds)
+        if not isinstance(faults, Faults):
+            raise TypeError(f"faults must be zbus.sim.Faults, such as zbus.sim.ORDINARY, not {faults!r}")
+        if not self.nodes:
+            raise ConfigInvalid("faults", "this world has no nodes yet: add them before play")
         plan = self._overrides.apply(faults.plan(self.source("plan"), seconds))
         self.plan = plan
         for net in self.nets.values():
@@ -264,6 +283,8 @@ class World:
 
     def partition(self, one: SimNode, other: SimNode, *, both_ways: bool = True) -> None:
         """Cut the way from one node to another, and back, on every transport."""
+        if one is other:
+            raise ConfigInvalid("partition", f"{one.name!r} cannot be cut off from itself; isolate cuts a node off")
         self._cut(one, other, both_ways, True)
         self.injected("partition" if both_ways else "one_way", one.name, other.name)
 
@@ -279,6 +300,9 @@ class World:
         self.note("mended", "", one.name, other.name)
 
     def _cut(self, one: SimNode, other: SimNode, both_ways: bool, cut: bool) -> None:
+        for node in (one, other):
+            if not isinstance(node, SimNode):
+                raise TypeError(f"give nodes, as world.node returned them, not {node!r}")
         for net in self.nets.values():
             net.way(one.name, other.name).cut = cut
             if both_ways:
@@ -328,6 +352,8 @@ class World:
         @world.invariant
         def no_order_is_billed_twice(world): ...
         """
+        if iscoroutinefunction(check):
+            raise TypeError(f"{check.__name__} must not be `async`: an invariant is called between two steps")
         self.checks.append(check)
         return check
 
@@ -379,6 +405,8 @@ class World:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the run was interrupted, and its loop is gone
         try:
             if error is None:
                 await self.heal()
@@ -448,3 +476,8 @@ class World:
             disk.detach()
         for node in self.nodes.values():
             node.forget()
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise ConfigInvalid(name, f"must be a number of seconds that is not negative, not {seconds!r}")

@@ -383,6 +383,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass on an exception that no caller gets."""
+        if self._closed:
+            return  # what an interrupted run leaves behind says nothing
         if self._handler is None:
             self.default_exception_handler(context)
         else:

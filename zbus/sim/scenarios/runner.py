@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from zbus.sim import run as run_world
-from zbus.sim.errors import InvariantBroken, Violation
+from zbus.sim.errors import InvariantBroken, Violation, place_of
 from zbus.sim.trace import Trace
 from zbus.sim.world import Overrides, World
 
@@ -82,7 +82,7 @@ def run_seed(
     except InvariantBroken as error:
         violations = error.violations
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}{place_of(error)}"
         violations = (*world.ledger.violations, Violation(ENDED, world.loop.time(), "", what))
     took = perf_counter() - began
     loop, trace = world.loop, world.trace

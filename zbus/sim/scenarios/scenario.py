@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import ConfigInvalid
+from zbus.sim.errors import place_of
 from zbus.sim.world import CONVERGE_S, LIMIT_S, World
 
 
@@ -73,7 +74,13 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as for `python FILE`: it may import the service that it tests
-    found = [each for each in runpy.run_path(str(file)).values() if isinstance(each, Scenario)]
+    try:
+        names = runpy.run_path(str(file))
+    except (Exception, SystemExit) as error:
+        where = place_of(error) if not isinstance(error, SyntaxError) else ""
+        what = f"{type(error).__name__}: {error}{where}"
+        raise ConfigInvalid("scenario", f"{file} cannot be imported: {what}") from error
+    found = [each for each in names.values() if isinstance(each, Scenario)]
     if not found:
         raise ConfigInvalid("scenario", f"{file} has no function that is decorated with @zbus.sim.scenario()")
     return found
