@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,15 @@ import zbus
 from zbus.errors import ConfigInvalid, ZbusError
 from zbus.sim.errors import InvariantBroken
 from zbus.sim.scenarios.scenario import load_scenarios
+from zbus.sim.world import World
+
+
+def play(scene: Callable[[World], Awaitable[Any]], **options: Any) -> Any:
+    async def main() -> Any:
+        async with zbus.sim.world(seed=1, **options) as world:
+            return await scene(world)
+
+    return zbus.sim.run(main())
 
 
 async def _in_world(use: Any) -> None:
@@ -92,9 +104,7 @@ def test_an_exception_of_a_task_that_nobody_awaits_is_found() -> None:
             await world.node("billing", program=program)
             await world.run(seconds=1)
 
-    with pytest.raises(
-        InvariantBroken, match=r"a task raised ValueError\('card rejected'\) at .*test_misuse.py:\d+"
-    ):
+    with pytest.raises(InvariantBroken, match=r"a task raised ValueError\('card rejected'\) at .*test_misuse.py:\d+"):
         zbus.sim.run(main())
 
 
@@ -124,3 +134,83 @@ def test_a_file_that_cannot_be_imported_is_not_a_defect_of_zbus(tmp_path: Path, 
     (tmp_path / "shop.py").write_text(code)
     with pytest.raises(ConfigInvalid, match=f"cannot be imported: {words}"):
         load_scenarios(tmp_path / "shop.py")
+
+
+def test_a_durable_subscription_that_a_program_stopped_reading_is_found() -> None:
+    async def reads_one(bus: Any) -> None:
+        async with bus.subscribe("shop/**", durable="billing") as subscription:
+            await subscription.next()
+
+    async def scene(world: World) -> None:
+        await world.node("b", log=True, program=reads_one)
+        node = await world.node("a", log=True)
+        await world.run(1.0)
+        await (await node.bus.publisher("shop/a")).publish_many([b"1", b"2", b"3"])
+
+    with pytest.raises(InvariantBroken, match=r"never received 2 events, because nothing reads it any more"):
+        play(scene, converge_s=10.0)
+
+
+def test_a_durable_subscription_that_the_scenario_closes_is_owed_nothing() -> None:
+    async def scene(world: World) -> None:
+        node = await world.node("a", log=True)
+        async with node.bus.subscribe("shop/**", durable="billing"):
+            await world.run(1.0)
+        await (await node.bus.publisher("shop/a")).publish(b"1")
+
+    play(scene)
+
+
+def test_a_slow_subscription_is_behind_and_has_lost_nothing() -> None:
+    async def slowly(bus: Any) -> None:
+        async with bus.subscribe("shop/**", durable="billing") as subscription:
+            async for _ in subscription:
+                await asyncio.sleep(1.0)
+
+    async def scene(world: World) -> None:
+        await world.node("b", log=True, program=slowly)
+        node = await world.node("a", log=True)
+        await world.run(1.0)
+        await (await node.bus.publisher("shop/a")).publish_many([b"x"] * 50)
+
+    with pytest.raises(InvariantBroken) as caught:
+        play(scene, converge_s=10.0)
+    (violation,) = caught.value.violations
+    assert violation.invariant == "everything converges after the faults"
+    assert "is behind by " in violation.what
+
+
+def test_a_step_that_never_ends_is_ended_with_its_line(tmp_path: Path) -> None:
+    program = tmp_path / "endless.py"
+    program.write_text(
+        "import zbus.sim\n"
+        "from zbus.sim.machine import watchdog\n"
+        "watchdog.STEP_S = 0.5\n"
+        "async def endless(bus):\n"
+        "    while True: pass\n"
+        "async def main():\n"
+        "    async with zbus.sim.world(seed=1) as world:\n"
+        "        await world.node('a', program=endless)\n"
+        "        await world.run(1)\n"
+        "zbus.sim.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert "a step did not end within 0.5 s of real time, at" in done.stderr
+    assert "endless.py:5" in done.stderr
+
+
+def test_a_real_bus_in_a_world_is_refused_with_the_line_that_opens_it() -> None:
+    async def opens(bus: Any) -> None:
+        async with zbus.open("memory"):
+            pass
+
+    async def scene(world: World) -> None:
+        await world.node("a", program=opens)
+        await world.run(1.0)
+
+    with pytest.raises(
+        InvariantBroken, match=r"test_misuse\.py:\d+, cannot be simulated: open a bus with `await world"
+    ):
+        play(scene)

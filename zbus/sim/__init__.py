@@ -23,6 +23,7 @@ from .faults import ORDINARY, Fault, Faults, Plan
 from .ledger import INVARIANTS
 from .machine.fabric import Conditions
 from .machine.loop import SimLoop
+from .machine.watchdog import watchdog
 from .node import SimNode
 from .scenarios.scenario import Scenario, scenario
 from .world import Overrides, World
@@ -65,8 +66,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     collects = gc.isenabled()
     gc.disable()  # a collection would run finalizers at times that differ from run to run
     try:
-        result: T = loop.run_until_complete(main)
-        loop.finish()
+        with watchdog(loop.beat):
+            result: T = loop.run_until_complete(main)
+            loop.finish()
         return result
     except BaseException:
         loop.abandon()

@@ -19,10 +19,11 @@ from zbus.ports.log import Row
 
 from .errors import Violation
 from .machine.disk import Disk
-from .machine.loop import Process
+from .machine.loop import Process, current_process
 
 Identity = tuple[int, int]
 GAPS = "@zbus/gap"
+BEHIND_S = 2.0  # a subscription that received an event within this time is slow, and has not lost the others
 SETTLE_S = 1.0  # a live subscription may miss what a node without a log publishes before it knows the subscription
 
 DELIVERED = "acknowledged events are delivered"
@@ -141,6 +142,8 @@ class Account:
         self.got: set[Identity] = set()
         self.owed: dict[Identity, Published] = {}
         self.readers: list[Subscription] = []  # the open ones
+        self.is_retired = False  # the scenario has closed it: nothing is expected of it until it is opened again
+        self.delivered_at = 0.0
 
     @property
     def is_read(self) -> bool:
@@ -152,6 +155,7 @@ class Account:
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
+        self.is_retired = False
         # What a node without a log published before this process was ready is gone, and no node can know it.
         self.unlogged_since = at_s + SETTLE_S
         self.drop_owed(lambda published: not published.has_log)
@@ -180,6 +184,7 @@ class Account:
 
     def delivered(self, identity: Identity) -> None:
         """An event was handed over."""
+        self.delivered_at = self._ledger.now()
         self.got.add(identity)
         self.owed.pop(identity, None)
 
@@ -188,6 +193,8 @@ class Account:
         self.readers = [each for each in self.readers if each is not reader]
         if self.durable is None:
             self.owed.clear()
+        # A scenario that closes a durable subscription means it. A program that does has stopped reading.
+        self.is_retired = current_process.get() is None
 
 
 class Ledger:
@@ -326,7 +333,7 @@ class Ledger:
         """Return the events that open subscriptions are owed, without those that were reported as missing."""
         found = []
         for account in self.accounts.values():
-            if not account.owed or not account.is_read:
+            if not account.owed or not (account.is_read or (account.durable is not None and not account.is_retired)):
                 continue
             lagged = sum(reader.missed for reader in account.readers)
             if account.durable is None:
@@ -345,10 +352,14 @@ class Ledger:
             account, identity, published = group[0]
             who = f"durable subscription {account.durable!r}" if account.durable else "a subscription"
             logged = [each for each in group if each[2].has_log]
-            what = (
-                f"{who} to {', '.join(account.keys.expressions)} never received {len(group)} events; the first is "
-                f"{_name(identity)} on {published.key}, published on {published.node} at {published.at_s:.3f} s"
-            )
+            first = f"{_name(identity)} on {published.key}, published on {published.node} at {published.at_s:.3f} s"
+            where = f"{who} to {', '.join(account.keys.expressions)}"
+            if account.is_read and self.now() - account.delivered_at < BEHIND_S:
+                what = f"{where} still receives events, and is behind by {len(group)}; the next is {first}"
+                self.broken(CONVERGES, account.node, what)
+                continue
+            unread = "" if account.is_read else ", because nothing reads it any more"
+            what = f"{where} never received {len(group)} events{unread}; the first is {first}"
             self.broken(DELIVERED if logged and account.durable else GAP_REPORTED, account.node, what)
 
     def _is_excused(self, account: Account, identity: Identity, published: Published) -> bool:

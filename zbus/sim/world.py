@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 from inspect import iscoroutinefunction
 from random import Random
 from types import TracebackType
@@ -214,10 +215,16 @@ class World:
             others = [each.name for each in self.nodes.values() if each.disk is node.disk]
             if others:
                 raise ConfigInvalid("log", f"{node.disk.name!r} is the log of node {others[0]!r}")
-            node.disk.point = lambda step: self.actions.at_step(node, step)
+            node.disk.point = partial(self._at_step, node, node.disk)
         self.nodes[node.name] = node
         self._knows.clear()
         return await node.start()
+
+    def _at_step(self, node: SimNode, disk: Disk, step: str) -> None:
+        """A process has reached a step at which a fault may be aimed."""
+        if step == "acknowledged":
+            self.note(step, node.name, *[f"{name} up to {cursor.offset}" for name, cursor in disk.cursors.items()])
+        self.actions.at_step(node, step)
 
     # Time.
 

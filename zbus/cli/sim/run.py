@@ -123,6 +123,7 @@ class _Report:
         self._virtual_s = self._node_s = self._real_s = 0.0
         self._faults: Counter[str] = Counter()
         self._frames: Counter[str] = Counter()
+        self._delivered: Counter[str] = Counter()  # by scenario
 
     @property
     def not_failed(self) -> list[str]:
@@ -134,6 +135,7 @@ class _Report:
     def add(self, result: Any, known: str) -> None:
         self._seeds += 1
         self._events += result.events
+        self._delivered[result.scenario] += result.events
         self._virtual_s += result.virtual_s
         self._node_s += result.node_s
         self._real_s += result.real_s
@@ -169,6 +171,8 @@ class _Report:
             f"frames: {_counts(self._frames)}",
         ]
         write("".join(f"{line}\n" for line in lines).encode())
+        for name in [name for name, events in self._delivered.items() if not events]:
+            note(f"zbus: no event was delivered in {name}: it proves nothing about events")
         for each in self.not_failed:
             note(f"zbus: {each} is marked as a known failure, and no seed failed: remove the mark")
 
@@ -189,7 +193,7 @@ class _Report:
             kept = len(overrides.faults or ())
             note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{choices}:")
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
-        for violation in again.violations[:5]:
+        for violation in again.violations[:5] if shrinks else ():
             note(f"  {violation}")
         note("the run:")
         for line in _essential(trace):

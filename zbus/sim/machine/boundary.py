@@ -102,9 +102,17 @@ def outside() -> Iterator[None]:
 def _refusing(what: str, instead: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
         frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _STANDARD:
+        opens = False
+        while frame.f_back is not None:
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            if package not in _STANDARD and not package.startswith("zbus"):
+                break
+            opens = opens or package.startswith("zbus")
             frame = frame.f_back
-        raise WorldBoundary(what, instead, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        caller = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if opens:  # a bus that is not part of the world
+            raise WorldBoundary(f"{what} of a real bus", "open a bus with `await world.node(…)`", caller)
+        raise WorldBoundary(what, instead, caller)
 
     return refuse
 

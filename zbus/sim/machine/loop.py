@@ -29,6 +29,7 @@ from zbus.sim.errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 
+BEAT_STEPS = 0xFFF  # the loop calls the watchdog after so many steps, a power of two less one
 STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
 CLEANUP_S = 60.0  # how long a scenario that was interrupted may clean up
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
@@ -146,6 +147,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.at_close: list[Callable[[], object]] = []
         self.steps = 0
         self.limit_s = math.inf  # of virtual time
+        self._beat: Callable[[], object] = lambda: None
+
+    def beat(self, call: Callable[[], object]) -> None:
+        """Call a function every few thousand steps."""
+        self._beat = call
 
     # Scheduling.
 
@@ -307,6 +313,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 process.kept.append(handle)
                 continue
             self.steps += 1
+            if not self.steps & BEAT_STEPS:
+                self._beat()
             try:
                 handle.context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
